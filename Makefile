@@ -1,0 +1,53 @@
+# `make demo` and `make test` need nothing but Python and a package index. On a machine without an index, name an
+# interpreter that has the packages: `make test PYTHON=python3` runs from source and installs nothing.
+
+ifdef PYTHON
+RUN := PYTHONPATH=src $(PYTHON)
+DEMO_ENV :=
+DEV_ENV :=
+else
+RUN := .venv/bin/python
+DEMO_ENV := .venv/.demo
+DEV_ENV := .venv/.dev
+endif
+
+.PHONY: demo test test-gpu check fix bench docs clean
+
+demo: $(DEMO_ENV)
+	$(RUN) -m varlen_graphs demo $(ARGS)
+
+test: $(DEV_ENV)
+	$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: $(DEV_ENV)
+	$(RUN) -m pytest -m gpu $(ARGS)
+
+check: $(DEV_ENV)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	PATH="$(CURDIR)/.venv/bin:$(PATH)" PYTHONPATH=src lint-imports
+
+fix: $(DEV_ENV)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(DEV_ENV)
+	$(RUN) benchmarks/qwen3_vl.py $(ARGS)
+
+docs: $(DEV_ENV)
+	$(RUN) -m mkdocs build --strict
+
+clean:
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/bin/python:
+	python3 -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints/cpu.txt
+	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[demo]"
+	touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml constraints/cpu.txt
+	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[dev]"
+	touch $@ .venv/.demo

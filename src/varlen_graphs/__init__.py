@@ -1,0 +1,76 @@
+"""Run any variable-length transformer encoder as a handful of CUDA graphs.
+
+Importing this package imports neither triton nor transformers.
+"""
+
+from varlen_graphs import recipes
+from varlen_graphs.attention import varlen_attention
+from varlen_graphs.budgets import Budget, Ladder
+from varlen_graphs.buffers import (
+    Buffer,
+    CuSeqlens,
+    DeviceBuffer,
+    GridPositions,
+    HostBuffer,
+    Interpolation,
+    InterpolationIndices,
+    InterpolationWeights,
+    MaxSeqlen,
+    RotaryTable,
+    RowPositions,
+)
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import (
+    BudgetError,
+    CaptureError,
+    InputError,
+    LayoutError,
+    SpecError,
+    StaleGraphError,
+    VarlenGraphsError,
+)
+from varlen_graphs.layout import Column, GridTHW, ItemTable, Layout, Lengths
+from varlen_graphs.outputs import Items, Outputs, Rows
+from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "BudgetError",
+    "Buffer",
+    "BufferSpec",
+    "CaptureError",
+    "Column",
+    "CuSeqlens",
+    "DeviceBuffer",
+    "GraphedEncoder",
+    "GridPositions",
+    "GridTHW",
+    "HostBuffer",
+    "InputError",
+    "Interpolation",
+    "InterpolationIndices",
+    "InterpolationWeights",
+    "ItemTable",
+    "Items",
+    "Ladder",
+    "Layout",
+    "LayoutError",
+    "Lengths",
+    "MaxSeqlen",
+    "Outputs",
+    "PackedRows",
+    "Pool",
+    "RotaryTable",
+    "RowPositions",
+    "Rows",
+    "SpecError",
+    "StaleGraphError",
+    "Stats",
+    "VarlenGraphsError",
+    "recipes",
+    "varlen_attention",
+]

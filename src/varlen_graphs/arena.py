@@ -1,0 +1,101 @@
+"""The static memory of an encoder: what graphs read, and where their outputs lie."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.capture.memory import poison
+from varlen_graphs.errors import InputError
+from varlen_graphs.layout import ItemTable, Layout
+from varlen_graphs.packing import Pack
+from varlen_graphs.spec import BufferSpec
+
+
+class Arena:
+    """Rows, item table and host buffers, shared by all budgets: what a budget uses is a prefix of each.
+
+    Attributes:
+        rows: `[largest rows, *shape]`. Past the active rows: whatever was there before (integers: the declared pad).
+        table: int64 `[largest items, 3 + columns]`.
+    """
+
+    def __init__(
+        self,
+        spec: BufferSpec,
+        budgets: Sequence[Budget],
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._spec = spec
+        most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
+        self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
+        self.table = torch.zeros(most_items, 3 + len(spec.layout.columns), dtype=torch.int64, device=device)
+        self._host = {
+            buffer.name: torch.zeros(
+                max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
+            )
+            for buffer in self._spec.host_buffers
+        }
+
+    def check(self, rows: Tensor) -> None:
+        """Whether rows could be copied in.
+
+        Raises:
+            InputError: Another row shape, or integers where there were floats before, or the reverse.
+        """
+        name, static = self._spec.packed.name, self.rows
+        if rows.shape[1:] != static.shape[1:]:
+            raise InputError(
+                f"{name} is {list(rows.shape)}: expected [rows, {', '.join(map(str, static.shape[1:]))}], as captured"
+            )
+        if rows.is_floating_point() != static.is_floating_point():
+            raise InputError(
+                f"{name} is {rows.dtype}, but the graphs were captured for {static.dtype}: floating rows are cast, "
+                "integers are not; convert it first"
+            )
+
+    def poison(self) -> None:
+        """Overwrite floating rows with NaN."""
+        if self.rows.is_floating_point():
+            poison(self.rows)
+
+    def _pad(self, dtype: torch.dtype) -> int:
+        return 0 if dtype.is_floating_point else self._spec.packed.pad
+
+    def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        """The rows, the item table and the host buffers that the graph of a budget reads."""
+        host = {}
+        for buffer in self._spec.host_buffers:
+            capacity = buffer.capacity(budget)
+            host[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
+        return self.rows[: budget.rows], ItemTable(self.table[: budget.items], budget, self._spec.layout), host
+
+    def load(self, rows: Tensor, layout: Layout, pack: Pack, budget: Budget) -> None:
+        """Copy the rows and items of one replay in. Queued on the current stream; no sync.
+
+        Floating rows are cast to the dtype of the arena.
+        """
+        active = 0
+        for there, here in pack.spans(layout):
+            active = here.row + here.rows
+            self.rows[here.row : active].copy_(rows[there.row : there.row + there.rows], non_blocking=True)
+        if not self.rows.is_floating_point():
+            self.rows[active : budget.rows].fill_(self._spec.packed.pad)
+        packed = pack.layout(layout)
+        padding = (0, 0, 0, *(column.pad for column in self._spec.layout.columns))
+        items = [*packed.items, *[padding] * (budget.items - len(packed))]
+        self._upload(torch.tensor(items, dtype=torch.int64), self.table[: budget.items])
+        for buffer in self._spec.host_buffers:
+            static = self._host[buffer.name][: math.prod(buffer.capacity(budget))]
+            self._upload(buffer.compute(packed, budget).flatten(), static)
+
+    @staticmethod
+    def _upload(value: Tensor, static: Tensor) -> None:
+        """Copy from the host without waiting: torch's allocator reuses a pinned block only after the copy from it."""
+        if static.is_cuda:
+            value = value.pin_memory()
+        static.copy_(value, non_blocking=True)

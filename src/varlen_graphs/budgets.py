@@ -1,0 +1,119 @@
+"""Budgets and ladders: how much one captured graph can hold."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from varlen_graphs.errors import BudgetError
+
+ROW_ALIGNMENT = 128
+"""Plain row counts are rounded up to a multiple of this: the tile height of matrix products."""
+
+
+@dataclass(frozen=True, order=True, init=False)
+class Budget:
+    """The capacity of one graph.
+
+    Attributes:
+        rows: Packed rows, padding included.
+        items: Items, default `max(8, rows // 64)`.
+        segments: Segments (entries of `cu_seqlens` less one), default the larger of `items` and `max(8, rows // 64)`.
+        max_seqlen: Rows of the longest segment, default `rows`. Attention kernels see this number as a constant.
+
+    Raises:
+        BudgetError: A capacity below one: no item could use such a budget.
+    """
+
+    rows: int
+    items: int
+    segments: int
+    max_seqlen: int
+
+    def __init__(
+        self, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
+    ) -> None:
+        typical = max(8, rows // 64) if isinstance(rows, int) else 8
+        items = typical if items is None else items
+        capacities = {
+            "rows": rows,
+            "items": items,
+            "segments": max(items, typical) if segments is None else segments,
+            "max_seqlen": rows if max_seqlen is None else max_seqlen,
+        }
+        for name, capacity in capacities.items():
+            if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+                raise BudgetError(
+                    f"Budget({name}={capacity!r}): no item could use it; expected {name} to be an integer of at least 1"
+                )
+            object.__setattr__(self, name, capacity)
+
+    def holds(self, rows: int, items: int, segments: int, longest: int) -> bool:
+        """Whether `items` items of together `rows` rows and `segments` segments, none over `longest`, fit."""
+        return rows <= self.rows and items <= self.items and segments <= self.segments and longest <= self.max_seqlen
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Budgets in geometric steps, from `min` to `max` rows.
+
+    Fine steps are nearly free, because all graphs share one pool and one arena: a step of 1.1 wastes about 5 % of the
+    rows on padding, powers of two about a third.
+
+    Attributes:
+        min: Rows of the smallest budget.
+        max: Rows of the largest budget.
+        step: Ratio of neighbouring budgets, above 1.
+    """
+
+    min: int = 256
+    max: int = 16_384
+    step: float = 1.12
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
+        if not (math.isfinite(self.step) and self.step > 1):
+            raise BudgetError(f"Ladder(step={self.step}): expected a ratio above 1, for example 1.1")
+
+    def __iter__(self) -> Iterator[int]:
+        rows = float(self.min)
+        while rows < self.max:
+            yield math.ceil(rows)
+            rows *= self.step
+        yield self.max
+
+
+Budgets = Iterable[int | Budget] | Ladder | int | Budget
+
+
+def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
+    """Turn what a user wrote into sorted, distinct budgets.
+
+    Plain integers mean rows and are rounded up to a multiple of `lcm(128, multiple)`; the rows of a `Budget` are
+    rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
+
+    Args:
+        budgets: Row counts, `Budget`s, or a `Ladder`.
+        multiple: What every row count must be divisible by (the least common multiple of the row ratios).
+
+    Raises:
+        BudgetError: No budget at all, or an entry that is neither an integer nor a `Budget`.
+    """
+    entries = [budgets] if isinstance(budgets, int | Budget) else list(budgets)
+    if not entries:
+        raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")
+    resolved = set()
+    for entry in entries:
+        if isinstance(entry, Budget):
+            rows = _round_up(entry.rows, multiple)
+            longest = rows if entry.max_seqlen == entry.rows else entry.max_seqlen
+            resolved.add(Budget(rows, entry.items, entry.segments, longest))
+        elif isinstance(entry, int) and not isinstance(entry, bool):
+            resolved.add(Budget(_round_up(Budget(entry).rows, math.lcm(ROW_ALIGNMENT, multiple))))
+        else:
+            raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")
+    return tuple(sorted(resolved))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

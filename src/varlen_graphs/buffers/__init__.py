@@ -1,0 +1,22 @@
+"""Declared buffers: arguments of a module that follow from the item table, one kind a file."""
+
+from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.buffers.custom import DeviceBuffer, HostBuffer
+from varlen_graphs.buffers.interpolation import Interpolation, InterpolationIndices, InterpolationWeights
+from varlen_graphs.buffers.positions import GridPositions, RowPositions
+from varlen_graphs.buffers.rotary import RotaryTable
+from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
+
+__all__ = [
+    "Buffer",
+    "CuSeqlens",
+    "DeviceBuffer",
+    "GridPositions",
+    "HostBuffer",
+    "Interpolation",
+    "InterpolationIndices",
+    "InterpolationWeights",
+    "MaxSeqlen",
+    "RotaryTable",
+    "RowPositions",
+]

@@ -1,0 +1,46 @@
+"""What every declared buffer is: an argument of the module that the graph computes for itself."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout import ItemTable
+
+
+class Buffer(ABC):
+    """An argument of the module, produced from the item table by operations that are part of the graph.
+
+    Attributes:
+        name: The argument it fills.
+    """
+
+    name: str
+
+    @abstractmethod
+    def produce(self, table: ItemTable, module: nn.Module) -> Any:
+        """Compute the buffer at the capacity of `table.budget`. Only tensor operations, and no host sync."""
+
+
+TensorSource = str | Tensor
+"""A tensor of the module by its dotted path, followed anew at each forward, or a tensor itself."""
+
+
+def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
+    """The tensor that `source` means in `module`.
+
+    Raises:
+        SpecError: The path leads to no tensor.
+    """
+    if isinstance(source, Tensor):
+        return source
+    found: object = module
+    for part in source.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, Tensor):
+        raise SpecError(
+            f"{source!r} is {type(found).__name__} in {type(module).__name__}: expected the dotted path of a parameter "
+            "or buffer, for example 'pos_embed.weight'"
+        )
+    return found

@@ -1,0 +1,56 @@
+"""Where rows lie in their item."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout import ItemTable, Order
+
+Axis = Literal["t", "h", "w", "row"]
+"""A coordinate of a row: its frame, its place in the frame, or its index in the item."""
+
+
+def axis_positions(table: ItemTable, axes: tuple[Axis, ...], order: Order) -> list[Tensor]:
+    """The coordinates of each row on `axes`, int64 `[rows]` each; 0 in padding."""
+    if not axes or not set(axes) <= {"t", "h", "w", "row"}:
+        raise SpecError(f"axes={axes!r}: expected some of 't', 'h', 'w', 'row'")
+    on_grid = dict(zip(("t", "h", "w"), table.positions(order), strict=True)) if set(axes) != {"row"} else {}
+    return [table.row_in_item if axis == "row" else on_grid[axis] for axis in axes]
+
+
+@dataclass(frozen=True)
+class GridPositions(Buffer):
+    """The coordinates of each row in the grid of its item, int64 `[rows, axes]`; 0 in padding.
+
+    Attributes:
+        name: The argument it fills.
+        order: How the rows of a frame are ordered: `"raster"`, or `"merge_block"` by the merge size of the layout.
+        axes: Which coordinates, `("h", "w")` or `("t", "h", "w")`.
+    """
+
+    name: str = "position_ids"
+    order: Order = "raster"
+    axes: tuple[Axis, ...] = ("h", "w")
+
+    def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
+        """int64 `[rows, axes]`."""
+        return torch.stack(axis_positions(table, self.axes, self.order), dim=-1)
+
+
+@dataclass(frozen=True)
+class RowPositions(Buffer):
+    """The index of each row in its item, int64 `[rows]`: 0, 1, 2, ... anew for each item; 0 in padding.
+
+    Attributes:
+        name: The argument it fills.
+    """
+
+    name: str = "position_ids"
+
+    def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
+        """int64 `[rows]`."""
+        return table.row_in_item

@@ -1,0 +1,31 @@
+"""Tables of rotary position embedding."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
+from varlen_graphs.buffers.positions import Axis, axis_positions
+from varlen_graphs.kernels.rotary.reference import rotary_table
+from varlen_graphs.layout import ItemTable, Order
+
+
+@dataclass(frozen=True)
+class RotaryTable(Buffer):
+    """Cosines and sines of the rotation of each row: a pair of float32 `[rows, 2 * axes * frequencies]`.
+
+    Attributes:
+        name: The argument it fills.
+        inv_freq: Inverse frequencies `[frequencies]`: a path in the module (`"rotary_pos_emb.inv_freq"`), or a tensor.
+        axes: What turns which share of the head: `("h", "w")` gives `[fh, fw, fh, fw]`, `("row",)` plain rotary.
+        order: How the rows of a frame are ordered.
+    """
+
+    name: str = "position_embeddings"
+    inv_freq: TensorSource = "rotary_pos_emb.inv_freq"
+    axes: tuple[Axis, ...] = ("h", "w")
+    order: Order = "raster"
+
+    def produce(self, table: ItemTable, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """`(cos, sin)`, float32."""
+        return rotary_table(axis_positions(table, self.axes, self.order), resolve_tensor(self.inv_freq, module))

@@ -1,0 +1,170 @@
+"""From the arguments of a call to rows, items and static arguments."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.errors import InputError, LayoutError, SpecError
+from varlen_graphs.layout import Layout
+from varlen_graphs.spec import BufferSpec
+
+Statics = tuple[tuple[str, Any], ...]
+"""Arguments that are neither rows nor items: part of what a graph is captured for."""
+
+RECORDED_OUTPUTS = ("output_hidden_states", "output_attentions")
+"""Arguments of transformers that ask for tensors a graph does not keep."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, understood.
+
+    Attributes:
+        rows: The packed rows `[rows, ...]`.
+        layout: The items.
+        statics: Other arguments, sorted by name; those equal to their default are left out.
+        beyond: Why only the original module can answer this call, if so.
+    """
+
+    rows: Tensor
+    layout: Layout
+    statics: Statics
+    beyond: str | None
+
+
+class Signature:
+    """Which arguments an encoder takes: the module's own, less those that are computed, plus those that describe items.
+
+    Args:
+        module: The module.
+        forward: What runs in its place, called as `forward(module, **arguments)`; `None` is the module itself.
+        spec: The declaration.
+
+    Raises:
+        SpecError: A declared argument that the module (or `forward`) does not have.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec) -> None:
+        self._spec = spec
+        self._who = type(module).__name__
+        own = inspect.signature(module.forward).parameters
+        captured = dict(own)
+        if forward is not None:
+            captured = dict(list(inspect.signature(forward).parameters.items())[1:])
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
+        self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        self._module_takes = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
+        self._captured = captured
+        self._produced = {buffer.name for buffer in spec.buffers}
+        for name in (spec.packed.name, *self._produced):
+            if not self.takes(name):
+                raise SpecError(
+                    f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
+                    "declaration, or pass forward= with a function that takes it"
+                )
+        columns = [column.name for column in spec.layout.columns]
+        declared = [spec.packed.name, spec.layout.name, *columns]
+        positional = [n for n, p in own.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
+        self._positional = positional + [name for name in declared if name not in positional]
+        self._declared = frozenset(declared)
+
+    def takes(self, name: str) -> bool:
+        """Whether what is captured takes an argument of this name."""
+        return name in self._captured or self._takes_any
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Understand the arguments of a call.
+
+        Costs a copy to the host when the items are described by a tensor on the GPU.
+
+        Raises:
+            InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
+            LayoutError: Items that make no sense, or that do not match the rows.
+        """
+        arguments = self._named(args, kwargs)
+        rows = arguments.pop(self._spec.packed.name)
+        if not isinstance(rows, Tensor):
+            raise InputError(f"{self._spec.packed.name} is a {type(rows).__name__}: expected a tensor [rows, ...]")
+        layout = self._layout(arguments)
+        statics: dict[str, Any] = {}
+        beyond = None
+        for name, value in arguments.items():
+            if name in RECORDED_OUTPUTS and value:
+                beyond = name
+                statics |= {name: value} if self.takes(name) else {}
+            elif value is None or self._is_default(name, value):
+                continue
+            elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+                raise InputError(
+                    f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
+                    "declare it as a buffer or as a column of the layout"
+                )
+            elif self.takes(name):
+                statics[name] = self._hashable(name, value)
+            elif self._module_takes_any or name in self._module_takes:
+                beyond = f"argument {name!r}"
+            else:
+                raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
+        self._check_rows(rows)
+        self._spec.check_layout(layout, rows.shape[0])
+        return Call(rows, layout, tuple(sorted(statics.items())), beyond)
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            raise InputError(f"got {len(args)} positional arguments; {self._who} takes {self._positional} here")
+        arguments = dict(zip(self._positional, args, strict=False))
+        for name, value in kwargs.items():
+            if name in arguments:
+                raise InputError(f"argument {name!r} came twice, by position and by name")
+            if name in self._produced:
+                raise InputError(f"argument {name!r} is computed inside the graph; leave it out of the call")
+            arguments[name] = value
+        for name in self._positional:
+            if name in self._declared and arguments.get(name) is None:
+                raise InputError(f"argument {name!r} is missing: the call needs {sorted(self._declared)}")
+        return arguments
+
+    def _layout(self, arguments: dict[str, Any]) -> Layout:
+        declared = self._spec.layout
+        items: list[tuple[int, ...]] = list(declared.parse(arguments.pop(declared.name)))
+        for column in declared.columns:
+            values = arguments.pop(column.name)
+            values = values.tolist() if isinstance(values, Tensor) else values
+            if len(values) != len(items) or not all(isinstance(value, int) for value in values):
+                raise LayoutError(
+                    f"{column.name} is {values!r}: expected one integer for each of the {len(items)} items"
+                )
+            items = [(*item, value) for item, value in zip(items, values, strict=True)]
+        return Layout(tuple(items))
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        if name not in self._captured:
+            return False
+        default = self._captured[name].default
+        return value is default or (type(value) is type(default) and bool(value == default))
+
+    def _hashable(self, name: str, value: Any) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            raise InputError(
+                f"argument {name!r} is a {type(value).__name__}, which cannot be hashed, so no graph can be kept for "
+                "it; pass a tuple, a number, a string or another hashable value"
+            ) from None
+        return value
+
+    def _check_rows(self, rows: Tensor) -> None:
+        packed = self._spec.packed
+        if rows.dim() == 0 or (packed.shape is not None and tuple(rows.shape[1:]) != packed.shape):
+            expected = "any shape" if packed.shape is None else ", ".join(map(str, packed.shape))
+            raise InputError(
+                f"{packed.name} is {list(rows.shape)}: expected [rows, {expected}], the rows of all items one after "
+                "another, without a batch dimension"
+            )
+        if rows.dtype == torch.bool or rows.is_complex():
+            raise InputError(f"{packed.name} is {rows.dtype}: expected a floating or integer dtype")

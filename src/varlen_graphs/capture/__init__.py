@@ -1,0 +1,1 @@
+"""Capture and replay: CUDA graphs, and the tape that stands in for them on the CPU."""

@@ -1,0 +1,92 @@
+"""Memory that graphs share, and the turn-taking this asks for."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from varlen_graphs.errors import SpecError
+
+
+class Pool:
+    """One CUDA graph memory pool, shareable between encoders: `GraphedEncoder(..., pool=pool)`.
+
+    Graphs of one pool use the same memory for their intermediate tensors, so they never run at the same time: a replay
+    takes the pool's lock, and its stream waits for the end of the previous replay, output copies included.
+
+    All encoders of a pool are on one device. On the CPU (the tape) a pool is the lock alone.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.device: torch.device | None = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._handle: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
+
+    def bind(self, device: torch.device) -> None:
+        """Fix the device, at the first encoder.
+
+        Raises:
+            SpecError: The pool is in use on another device.
+        """
+        if self.device is None:
+            self.device = device
+        elif self.device != device:
+            raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """The stream that all captures of the pool use."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """An empty graph, and the handle of the memory it is to be captured in."""
+        if not self._graphs:  # the memory behind a handle is gone once its last graph is
+            self._handle = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._graphs.add(graph)
+        return graph, self._handle
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """The pool's turn: what is queued inside runs after all that was queued inside before."""
+        with self.lock:
+            if self.device is None or self.device.type != "cuda":
+                yield
+                return
+            stream = torch.cuda.current_stream(self.device)
+            if self._done is None:
+                self._done = torch.cuda.Event()
+            stream.wait_event(self._done)
+            try:
+                yield
+            finally:
+                self._done.record(stream)
+
+    def poison(self) -> None:
+        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still right reads nothing stale."""
+        if self._handle is None:
+            return
+        with self.exclusive(), torch.cuda.device(self.device):
+            for segment in torch.cuda.memory_snapshot():
+                if tuple(segment["segment_pool_id"]) == tuple(self._handle):
+                    _bytes(segment["address"], segment["total_size"]).fill_(0xFF)
+
+
+def _bytes(address: int, size: int) -> torch.Tensor:
+    """Device memory as uint8 `[size]`."""
+    interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
+
+
+def on_device(device: torch.device) -> Any:
+    """Make `device` current where it is a GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,296 @@
+"""`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
+
+import warnings
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.arena import Arena
+from varlen_graphs.budgets import Budgets, resolve_budgets
+from varlen_graphs.buffers import Buffer
+from varlen_graphs.call import Call, Signature, Statics
+from varlen_graphs.capture.base import Backend
+from varlen_graphs.capture.choose import BackendName, choose_backend
+from varlen_graphs.capture.memory import Weights
+from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.errors import BudgetError, InputError, SpecError
+from varlen_graphs.graphs import Graphs
+from varlen_graphs.layout import ItemTable, Layout
+from varlen_graphs.outputs import Extent, flatten
+from varlen_graphs.packing import Pack, Span, pack
+from varlen_graphs.spec import BufferSpec
+from varlen_graphs.state import State
+from varlen_graphs.stats import Stats
+
+TOO_LARGE = "larger than every budget"
+
+
+class GraphedEncoder:
+    """Runs a variable-length encoder as a handful of CUDA graphs.
+
+    A call takes the module's own arguments, less the declared buffers, and gives the module's own output: a fresh
+    object whose tensors are the caller's, with the active rows only, and without grad. Inside, the items of the call
+    are packed into budgets, each budget's graph computes the buffers from the items and runs the module, and what no
+    budget holds runs eager through the same code.
+
+    Graphs are captured at the first call, or by `capture()`. A replay does not sync with the host; a description of the
+    items that lies on the GPU is copied to the host once a call. Weights may change in place at any time; moving or
+    replacing them raises `StaleGraphError` at the next call. Calls from several threads take turns.
+
+    Args:
+        module: The encoder, on its device and in its dtype.
+        budgets: Row counts, `Budget`s, or a `Ladder`.
+        buffer_spec: What the module's arguments and outputs are.
+        forward: What to run in place of the module, called as `forward(module, **arguments)`.
+        backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,
+            which captures nothing; or `"auto"`: `"cuda"` where the module is on a CUDA device, `"eager"` elsewhere,
+            with one warning.
+        pool: A pool to share with other encoders.
+        on_miss: What happens to an item that no budget holds: `"eager"`, or `"error"`.
+
+    Attributes:
+        module: As given.
+        spec: As given.
+        budgets: The budgets, ascending.
+        pool: The pool.
+        stats: What happened so far.
+
+    Raises:
+        SpecError: The declaration does not match the module.
+        BudgetError: A budget that no item could use.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        budgets: Budgets,
+        buffer_spec: BufferSpec,
+        *,
+        forward: Callable[..., Any] | None = None,
+        backend: BackendName = "auto",
+        pool: Pool | None = None,
+        on_miss: Literal["eager", "error"] = "eager",
+    ) -> None:
+        _check_choice("backend", backend, get_args(BackendName))
+        _check_choice("on_miss", on_miss, ("eager", "error"))
+        self.module = module
+        self.spec = buffer_spec
+        self.budgets = resolve_budgets(budgets, buffer_spec.row_multiple)
+        buffer_spec.check_budgets(self.budgets)
+        self.pool = pool or Pool()
+        self.stats = Stats()
+        self._signature = Signature(module, forward, buffer_spec)
+        self._function = forward or _call_module
+        self._has_original = forward is not None
+        self._backend_name: BackendName = backend
+        self._on_miss = on_miss
+        self._anchor = next(chain(module.parameters(), module.buffers()), None)
+        self._state = State(module, self._anchor.device.type if self._anchor is not None else "cuda")
+        self._arena: Arena | None = None
+        self._weights: Weights | None = None
+        self._graphs: dict[Statics, Graphs] = {}
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the items of one call.
+
+        Raises:
+            InputError: An argument that is missing, unknown, undeclared, or on the wrong device.
+            LayoutError: Items that make no sense, or do not match the rows.
+            BudgetError: An item that fits no budget, with `on_miss="error"`.
+            CaptureError: The first call found something that cannot be captured.
+            StaleGraphError: Weights were moved or replaced since the capture.
+        """
+        call = self._bind(args, kwargs)
+        self.stats.calls += 1
+        self.stats.items += len(call.layout)
+        reason = call.beyond or ("forward hooks" if self._state.has_hooks() else None)
+        if reason and self._has_original:
+            self.stats.eager[reason] += 1
+            with torch.no_grad():
+                return self.module(*args, **kwargs)
+        backend = self._backend(call.rows.device)
+        reason = reason or self._state.change(call.rows.device.type) or (None if backend else "no CUDA graphs here")
+        packs = pack([self.spec.demand(item) for item in call.layout.items], self.budgets)
+        if reason is None and len(packs) == 1 and packs[0].budget is None:
+            self._check_miss(call.layout, packs[0])
+            reason = TOO_LARGE
+        if reason or backend is None:
+            self.stats.eager[str(reason)] += 1
+            return self._run_exact(call.rows, call.layout, call.statics)
+        return self._replay(call, packs, backend)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        """The same call through the same code, without graphs and without padding, for comparison."""
+        call = self._bind(args, kwargs)
+        return self._run_exact(call.rows, call.layout, call.statics)
+
+    def capture(self, **statics: Any) -> "GraphedEncoder":
+        """Capture the graphs now, for calls with these static arguments. Does nothing where calls run eager.
+
+        Allocates the arena, the outputs, and the graphs' pool. Synchronizes the capture stream.
+
+        Raises:
+            SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
+            CaptureError: Something in the module cannot be captured.
+        """
+        packed = self.spec.packed
+        if self._arena is None and (packed.shape is None or self._anchor is None):
+            raise SpecError(
+                f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"
+                f" its device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
+            )
+        device = self._anchor.device if self._anchor is not None else torch.device("cpu")
+        backend = self._backend(device)
+        if backend:
+            example = torch.empty(0, *(packed.shape or ()), dtype=self._row_dtype(None), device=device)
+            with self.pool.exclusive():
+                self._graphs_for(tuple(sorted(statics.items())), example, backend)
+        return self
+
+    def release(self) -> None:
+        """Free graphs, arena and outputs. The next call captures anew, with the weights as they are then."""
+        with self.pool.exclusive():
+            self._graphs.clear()
+            self._arena = None
+            self._weights = None
+
+    def poison(self) -> None:
+        """Fill the arena's floating rows, the outputs and the pool with NaN, as tests do between replays.
+
+        Padding rows keep the NaN until a replay writes them; no active row may change because of it.
+        """
+        with self.pool.exclusive():
+            if self._arena is not None:
+                self._arena.poison()
+            for graphs in self._graphs.values():
+                graphs.poison()
+            self.pool.poison()
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = self._signature.bind(args, kwargs)
+        rows, name = call.rows, self.spec.packed.name
+        if self._anchor is not None and rows.device != self._anchor.device:
+            device = self._anchor.device
+            raise InputError(
+                f"{name} is on {rows.device}, the module on {device}; move it first, for example {name}.to('{device}')"
+            )
+        if self._arena is not None:
+            self._arena.check(rows)
+        return call
+
+    def _forward(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: Statics) -> Any:
+        """The one forward, of eager calls, warm-up and capture: compute the buffers, run the module."""
+        spec, takes = self.spec, self._signature.takes
+        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **dict(statics)}
+        if takes(spec.layout.name):
+            arguments[spec.layout.name] = spec.layout.argument(table)
+        arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
+        arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
+        return self._function(self.module, **arguments)
+
+    def _run_exact(self, rows: Tensor, layout: Layout, statics: Statics) -> Any:
+        """Run items without a graph and without padding."""
+        budget = self.spec.exact_budget(layout)
+        with torch.no_grad(), on_device(rows.device):
+            table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
+            host = {b.name: b.compute(layout, budget).to(rows.device) for b in self.spec.host_buffers}
+            rows = rows.to(self._row_dtype(rows)).contiguous()
+            return self._forward(rows, ItemTable(table, budget, self.spec.layout), host, statics)
+
+    def _replay(self, call: Call, packs: list[Pack], backend: Backend) -> Any:
+        layout, device = call.layout, call.rows.device
+        everything = Span(0, call.rows.shape[0], 0, len(layout))
+        outputs: list[Tensor] = []
+        with torch.no_grad(), on_device(device), self.pool.exclusive():
+            graphs = self._graphs_for(call.statics, call.rows, backend)
+            for one in packs:
+                for at, (part, extent) in enumerate(self._run_pack(graphs, call, one)):
+                    if at == len(outputs):
+                        shape = (extent.place(everything).stop, *part.shape[1:])
+                        outputs.append(torch.empty(shape, dtype=part.dtype, device=device))
+                    for there, here in one.spans(layout):
+                        outputs[at][extent.place(there)].copy_(part[extent.place(here)])
+        return graphs.rebuild(outputs)
+
+    def _run_pack(self, graphs: Graphs, call: Call, one: Pack) -> list[tuple[Tensor, Extent]]:
+        layout = one.layout(call.layout)
+        active = sum(layout.rows)
+        if one.budget is None:
+            self._check_miss(call.layout, one)
+            self.stats.eager[TOO_LARGE] += 1
+            start = sum(call.layout.rows[: one.items[0]])
+            output = self._run_exact(call.rows[start : start + active], layout, call.statics)
+            leaves, extents, _ = flatten(output, self.spec.outputs)
+            return list(zip(leaves, extents, strict=True))
+        self.stats.replays[one.budget] += 1
+        self.stats.rows += active
+        self.stats.padding += one.budget.rows - active
+        return graphs.replay(call.rows, call.layout, one, one.budget)
+
+    def _graphs_for(self, statics: Statics, rows: Tensor, backend: Backend) -> Graphs:
+        """The graphs for these static arguments, captured if this is the first call with them."""
+        if self._weights is not None:
+            self._weights.check()
+        if statics not in self._graphs:
+            device_type = rows.device.type
+
+            def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor]) -> Any:
+                with self._state.autocast(device_type):
+                    return self._forward(rows, table, host, statics)
+
+            with torch.inference_mode(False), torch.no_grad(), on_device(rows.device):
+                arena = self._arena or Arena(
+                    self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype(rows), rows.device
+                )
+                weights = self._weights or Weights(self.module)
+                self._graphs[statics] = Graphs(self.spec, arena, self.budgets, forward, backend)
+                self._arena, self._weights = arena, weights
+        return self._graphs[statics]
+
+    def _row_dtype(self, rows: Tensor | None) -> torch.dtype:
+        """The dtype in which the module sees its rows."""
+        if self.spec.packed.dtype is not None:
+            return self.spec.packed.dtype
+        if rows is not None and not rows.is_floating_point():
+            return rows.dtype
+        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        return next(floating, rows.dtype if rows is not None else torch.get_default_dtype())
+
+    def _backend(self, device: torch.device) -> Backend | None:
+        backend = choose_backend(self._backend_name, device, self.pool)
+        if backend is None and self._backend_name == "auto" and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self.module).__name__} is on {device}, where there are no CUDA graphs: calls run eager. Pass "
+                "backend='tape' to replay on the CPU what a graph would, or backend='eager' to say so.",
+                stacklevel=3,
+            )
+        return backend
+
+    def _check_miss(self, layout: Layout, miss: Pack) -> None:
+        if self._on_miss == "error":
+            item = layout.items[miss.items[0]]
+            raise BudgetError(
+                f"item {miss.items[0]} is {item[:3]} and needs {self.spec.demand(item)}, but the largest budget is "
+                f"{self.budgets[-1]}; add a larger budget, or set on_miss='eager'"
+            )
+
+    def __repr__(self) -> str:
+        rows = f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"
+        captured = sum(len(graphs) for graphs in self._graphs.values())
+        return (
+            f"GraphedEncoder({type(self.module).__name__}, {len(self.budgets)} budgets of {rows}, {captured} captured)"
+        )
+
+
+def _call_module(module: nn.Module, **arguments: Any) -> Any:
+    return module(**arguments)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SpecError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")

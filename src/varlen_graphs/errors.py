@@ -1,0 +1,32 @@
+"""What can go wrong, one class for each kind of mistake.
+
+Every message says what came, what was expected and what to try.
+"""
+
+
+class VarlenGraphsError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class SpecError(VarlenGraphsError, ValueError):
+    """A declaration that cannot work: a buffer spec, an output declaration, a recipe on the wrong module."""
+
+
+class BudgetError(VarlenGraphsError, ValueError):
+    """A budget or ladder no item could use, or a call that no budget holds where eager is not allowed."""
+
+
+class LayoutError(VarlenGraphsError, ValueError):
+    """Items that make no sense, or that do not match the rows they came with."""
+
+
+class InputError(VarlenGraphsError, ValueError):
+    """An argument of a call: missing, unexpected, of the wrong shape, dtype or device."""
+
+
+class CaptureError(VarlenGraphsError, RuntimeError):
+    """Something in the module cannot be part of a graph."""
+
+
+class StaleGraphError(VarlenGraphsError, RuntimeError):
+    """Memory that captured graphs read was moved or replaced since the capture."""

@@ -1,0 +1,1 @@
+"""Bridges to other libraries. Importing this package imports none of them."""

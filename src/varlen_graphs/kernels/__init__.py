@@ -1,0 +1,1 @@
+"""Kernels, one folder an operation. `reference.py` is the specification, in plain torch operations."""

@@ -1,0 +1,1 @@
+"""Rotary position embedding: the table of angles, and its application."""

@@ -1,0 +1,304 @@
+"""Items: small integers on the host, one small table on the device, and the way from a row back to its item."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.errors import LayoutError, SpecError
+
+Order = Literal["raster", "merge_block"]
+"""How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
+
+Per = Literal["frame", "item", "clip"]
+"""What one segment is: a frame (`h * w` rows), or all rows of an item (a clip is an item that has frames)."""
+
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The items of one call, known to the host.
+
+    Attributes:
+        items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
+    """
+
+    items: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each item, `t * h * w`."""
+        return tuple(item[0] * item[1] * item[2] for item in self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Column:
+    """An extra integer an item carries, such as a temporal id: an argument of the call, and a column of the item table.
+
+    Attributes:
+        name: The argument that brings one integer an item (a list or a tensor `[items]`).
+        pad: What the items of padding have there.
+    """
+
+    name: str
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class GridTHW:
+    """The argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
+
+    The module sees it, where it takes that argument, as int64 `[items, 3]` with `(0, 0, 0)` for items of padding.
+
+    Attributes:
+        name: The argument, usually `grid_thw`. A call may bring a list of triples, or a tensor `[items, 3]` on the CPU,
+            or on the GPU (which costs one copy to the host).
+        merge: The side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
+        columns: Extra integers an item carries.
+    """
+
+    name: str = "grid_thw"
+    merge: int = 1
+    columns: tuple[Column, ...] = ()
+    has_frames = True
+
+    def __post_init__(self) -> None:
+        if self.merge < 1:
+            raise SpecError(f"GridTHW(merge={self.merge}): expected an integer of at least 1")
+
+    @property
+    def row_multiple(self) -> int:
+        """What the rows of every frame are divisible by."""
+        return self.merge**2
+
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(t, h, w)`.
+
+        Raises:
+            LayoutError: Not `[items, 3]` integers, no items, a size below 1, or a side that `merge` does not divide.
+        """
+        items = []
+        for index, entry in enumerate(_integers(self.name, value, "[items, 3] of (t, h, w)")):
+            if not isinstance(entry, list | tuple) or len(entry) != 3:
+                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected three integers (t, h, w)")
+            t, h, w = (_positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            if h % self.merge or w % self.merge:
+                raise LayoutError(
+                    f"{self.name}[{index}] is {(t, h, w)}: h and w must be divisible by the merge size {self.merge}; "
+                    f"resize the input to a multiple of {self.merge} patches a side"
+                )
+            items.append((t, h, w))
+        return items
+
+    def argument(self, table: "ItemTable") -> Tensor:
+        """What the module gets: int64 `[items, 3]`."""
+        return table.values[:, :3]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
+
+    The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
+
+    Attributes:
+        name: The argument. A call may bring a list, or a tensor `[items]` on the CPU, or on the GPU (which costs one
+            copy to the host).
+        columns: Extra integers an item carries.
+    """
+
+    name: str = "lengths"
+    columns: tuple[Column, ...] = ()
+    has_frames = False
+    merge = 1
+    row_multiple = 1
+
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(1, 1, length)`.
+
+        Raises:
+            LayoutError: Not `[items]` integers, no items, or a length below 1.
+        """
+        lengths = _integers(self.name, value, "[items] lengths")
+        return [(1, 1, _positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
+
+    def argument(self, table: "ItemTable") -> Tensor:
+        """What the module gets: int64 `[items]`."""
+        return table.w
+
+
+LayoutArgument = GridTHW | Lengths
+
+
+def segments_of(item: Sequence[int], per: Per) -> tuple[int, int]:
+    """How many segments an item has, and how many rows each of them has."""
+    t, h, w = item[:3]
+    return (t, h * w) if per == "frame" else (1, t * h * w)
+
+
+def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
+    """Items that fill `budget`, as even as they can be: what graphs are warmed up and captured with.
+
+    Many moderate items rather than one huge one, so that a module with a limit of its own (a table of positions, say)
+    is not driven past it.
+    """
+    unit = layout.row_multiple
+    count = max(1, min(budget.items, budget.segments, budget.rows // unit))
+    rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
+    count = min(count, budget.rows // rows)
+    pads = tuple(column.pad for column in layout.columns)
+    return Layout(((1, layout.merge, rows // layout.merge, *pads),) * count)
+
+
+class ItemTable:
+    """The items of one replay on the device, and everything that follows from them.
+
+    This is what a producer gets. All of it is tensor operations on `values`, free of host syncs, so inside a captured
+    graph it is computed anew at each replay from the table as it is then. Each property is computed once a forward.
+
+    Attributes:
+        values: int64 `[items, 3 + columns]`: `(t, h, w, *columns)`; items of padding have zeros and the columns' pads.
+        budget: The capacities; every shape below follows from them.
+        layout: The declaration the items came by.
+    """
+
+    def __init__(self, values: Tensor, budget: Budget, layout: LayoutArgument) -> None:
+        self.values = values
+        self.budget = budget
+        self.layout = layout
+        self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table is."""
+        return self.values.device
+
+    @property
+    def t(self) -> Tensor:
+        """Frames of each item, int64 `[items]`; 0 in padding."""
+        return self.values[:, 0]
+
+    @property
+    def h(self) -> Tensor:
+        """Height of each item, int64 `[items]`; 0 in padding."""
+        return self.values[:, 1]
+
+    @property
+    def w(self) -> Tensor:
+        """Width of each item (or its length), int64 `[items]`; 0 in padding."""
+        return self.values[:, 2]
+
+    def column(self, name: str) -> Tensor:
+        """An extra column by its name, int64 `[items]`."""
+        names = [column.name for column in self.layout.columns]
+        if name not in names:
+            raise SpecError(f"the item table has no column {name!r}: the layout declares {names or 'none'}")
+        return self.values[:, 3 + names.index(name)]
+
+    @cached_property
+    def item_rows(self) -> Tensor:
+        """Rows of each item, int64 `[items]`; 0 in padding."""
+        return self.t * self.h * self.w
+
+    @cached_property
+    def item_ends(self) -> Tensor:
+        """The row after each item's last, int64 `[items]`."""
+        return self.item_rows.cumsum(0)
+
+    @cached_property
+    def item_starts(self) -> Tensor:
+        """Each item's first row, int64 `[items]`."""
+        return self.item_ends - self.item_rows
+
+    @cached_property
+    def active_rows(self) -> Tensor:
+        """The number of active rows, int64 `[1]`."""
+        return self.item_ends[-1:]
+
+    @cached_property
+    def row(self) -> Tensor:
+        """The index of each row, int64 `[rows]`."""
+        return torch.arange(self.budget.rows, device=self.device)
+
+    @cached_property
+    def row_active(self) -> Tensor:
+        """Whether a row belongs to an item, bool `[rows]`."""
+        return self.row < self.active_rows
+
+    @cached_property
+    def row_item(self) -> Tensor:
+        """The item of each row, int64 `[rows]`; a valid but arbitrary index in padding."""
+        return torch.searchsorted(self.item_ends, self.row, right=True).clamp(max=self.values.shape[0] - 1)
+
+    @cached_property
+    def row_in_item(self) -> Tensor:
+        """How many rows of the same item come before each row, int64 `[rows]`; 0 in padding."""
+        return torch.where(self.row_active, self.row - self.item_starts[self.row_item], 0)
+
+    @cached_property
+    def row_size(self) -> tuple[Tensor, Tensor]:
+        """Height and width of the item of each row, int64 `[rows]` each; at least 1, also in padding."""
+        return self.h[self.row_item].clamp(min=1), self.w[self.row_item].clamp(min=1)
+
+    def positions(self, order: Order) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each row lies in its item: `(t, h, w)`, int64 `[rows]` each; 0 in padding.
+
+        Args:
+            order: How the rows of a frame are ordered; `"merge_block"` uses the merge size of the layout.
+        """
+        if order not in self._positions:
+            height, width = self.row_size
+            frame = height * width
+            t, within = self.row_in_item // frame, self.row_in_item % frame
+            if order == "raster":
+                position = (t, within // width, within % width)
+            else:
+                m = self.layout.merge
+                blocks = (width // m).clamp(min=1)
+                block, inner = within // (m * m), within % (m * m)
+                position = (t, block // blocks * m + inner // m, block % blocks * m + inner % m)
+            self._positions[order] = position
+        return self._positions[order]
+
+    def cu_seqlens(self, per: Per) -> Tensor:
+        """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
+        if per == "frame":
+            counts, lengths = self.t, self.h * self.w
+        else:
+            counts, lengths = (self.item_rows > 0).long(), self.item_rows
+        ends = counts.cumsum(0)
+        slot = torch.arange(self.budget.segments + 1, device=self.device)
+        item = torch.searchsorted(ends, slot, right=True).clamp(max=self.values.shape[0] - 1)
+        start = self.item_starts[item] + (slot - (ends - counts)[item]) * lengths[item]
+        return torch.where(slot < ends[-1:], start, self.active_rows).int()
+
+
+def _integers(name: str, value: Any, expected: str) -> list[Any]:
+    """`value` as a list that is not empty: tensors and arrays are copied to the host, floats are refused there."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise LayoutError(f"{name} is a {value.dtype} tensor: expected integers, {expected}; try {name}.long()")
+        value = value.tolist()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        raise LayoutError(f"{name} is {value!r}: expected integers, {expected}, as a list or a tensor")
+    if len(value) == 0:
+        raise LayoutError(f"{name} is empty: expected at least one item; skip the call when there is nothing to encode")
+    return list(value)
+
+
+def _positive(what: str, size: Any, entry: Any) -> int:
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise LayoutError(f"{what} is {entry!r}: expected integers, got {size!r} ({type(size).__name__})")
+    if not 1 <= size <= INT64_MAX:
+        raise LayoutError(f"{what} is {entry!r}: every size must be at least 1; drop items that are empty")
+    return size

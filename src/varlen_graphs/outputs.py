@@ -1,0 +1,155 @@
+"""What comes out: which rows of which tensors belong to the items, and how to put the caller's object together."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.errors import SpecError
+from varlen_graphs.packing import Span
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A tensor with one entry for every `every` rows of the input, `[rows / every, ...]`.
+
+    Attributes:
+        every: How many rows become one; 4 after a 2 x 2 merge.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SpecError(f"Rows(every={self.every}): expected an integer of at least 1")
+
+    def capacity(self, budget: Budget) -> int:
+        """Entries at a budget."""
+        return budget.rows // self.every
+
+    def place(self, span: Span) -> slice:
+        """The entries that belong to a span."""
+        return slice(span.row // self.every, (span.row + span.rows) // self.every)
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """A tensor with `rows` entries an item, `[items * rows, ...]`: pooled vectors, or the queries of a resampler.
+
+    Attributes:
+        rows: Entries an item.
+    """
+
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise SpecError(f"Items(rows={self.rows}): expected an integer of at least 1")
+
+    def capacity(self, budget: Budget) -> int:
+        """Entries at a budget."""
+        return budget.items * self.rows
+
+    def place(self, span: Span) -> slice:
+        """The entries that belong to a span."""
+        return slice(span.item * self.rows, (span.item + span.items) * self.rows)
+
+
+Extent = Rows | Items
+
+
+class Outputs:
+    """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
+
+    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`.
+    """
+
+    def __init__(self, **fields: "Declared") -> None:
+        self.fields = fields
+
+    def __repr__(self) -> str:
+        return f"Outputs({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+
+
+Declared = Extent | Outputs | Sequence["Declared"]
+"""How an output is declared: one `Rows` or `Items` for every tensor below it, or one declaration a part."""
+
+
+def extents(declared: Declared) -> list[Extent]:
+    """Every `Rows` and `Items` in a declaration."""
+    if isinstance(declared, Rows | Items):
+        return [declared]
+    parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
+    return [extent for part in parts for extent in extents(part)]
+
+
+Rebuild = Callable[[Sequence[Tensor]], Any]
+
+
+def flatten(output: Any, declared: Declared) -> tuple[list[Tensor], list[Extent], Rebuild]:
+    """Take an output apart.
+
+    Args:
+        output: Tensors in tuples, lists, mappings, dataclasses, `ModelOutput`s; whatever else is in there is kept.
+        declared: What its tensors are.
+
+    Returns:
+        The tensors, what each is, and a function that puts other tensors in their places in a new object.
+
+    Raises:
+        SpecError: A declaration does not match the output.
+    """
+    leaves: list[Tensor] = []
+    kinds: list[Extent] = []
+
+    def visit(part: Any, declared: Declared, path: str) -> Rebuild:
+        if isinstance(part, Tensor):
+            if not isinstance(declared, Rows | Items):
+                raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
+            leaves.append(part)
+            kinds.append(declared)
+            at = len(leaves) - 1
+            return lambda tensors: tensors[at]
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            names = [field.name for field in dataclasses.fields(part) if field.init]
+            fields = named({name: getattr(part, name) for name in names}, declared, path)
+            return lambda tensors: type(part)(**{name: make(tensors) for name, make in fields.items()})
+        if isinstance(part, Mapping):
+            fields = named(part, declared, path)
+            return lambda tensors: {name: make(tensors) for name, make in fields.items()}
+        if isinstance(part, tuple | list):
+            each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
+            if isinstance(each, Outputs) or len(each) != len(part):
+                raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
+            makes = [visit(p, d, f"{path}[{i}]") for i, (p, d) in enumerate(zip(part, each, strict=True))]
+            if hasattr(part, "_fields"):
+                return lambda tensors: type(part)(*(make(tensors) for make in makes))
+            return lambda tensors: type(part)(make(tensors) for make in makes)
+        return lambda tensors: part
+
+    def named(parts: Mapping[str, Any], declared: Declared, path: str) -> dict[str, Rebuild]:
+        if isinstance(declared, Rows | Items):
+            declared = Outputs(**dict.fromkeys(parts, declared))
+        if not isinstance(declared, Outputs):
+            raise SpecError(f"{path} has fields {list(parts)} but is declared as {declared!r}: expected Outputs(...)")
+        unknown = [name for name in declared.fields if name not in parts]
+        missing = [name for name, part in parts.items() if name not in declared.fields and _has_tensor(part)]
+        if unknown or missing:
+            raise SpecError(
+                f"{path} has the fields {list(parts)}; with tensors but not declared: {missing or 'none'}; declared "
+                f"but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
+            )
+        return {name: visit(part, declared.fields.get(name, Rows()), f"{path}.{name}") for name, part in parts.items()}
+
+    rebuild = visit(output, declared, "output")
+    return leaves, kinds, rebuild
+
+
+def _has_tensor(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return True
+    if isinstance(part, Mapping):
+        return any(map(_has_tensor, part.values()))
+    return isinstance(part, tuple | list) and any(map(_has_tensor, part))

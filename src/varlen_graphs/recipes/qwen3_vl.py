@@ -1,0 +1,115 @@
+"""Qwen3-VL and Qwen3-VL-MoE: images and videos, deepstack features included.
+
+Follows `transformers/models/qwen3_vl/modeling_qwen3_vl.py`, whose submodules it calls by name; they are the same in
+4.57, 5.17 and 5.23. Where the versions differ (the output type, and the dtype in which position embeddings are
+interpolated), the recipe does what the installed one does.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from varlen_graphs.attention import Backend, varlen_attention
+from varlen_graphs.budgets import Budgets, Ladder
+from varlen_graphs.buffers import CuSeqlens, Interpolation, MaxSeqlen, RotaryTable
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.kernels.rotary.reference import apply_rotary
+from varlen_graphs.layout import GridTHW
+from varlen_graphs.outputs import Declared, Outputs, Rows
+from varlen_graphs.spec import BufferSpec, PackedRows
+
+PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "deepstack_merger_list")
+
+
+def qwen3_vl(
+    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+) -> GraphedEncoder:
+    """Graph the vision tower of Qwen3-VL or Qwen3-VL-MoE.
+
+    The encoder takes what the tower takes, `(hidden_states, grid_thw)`, and gives what it gives: the tower's own output
+    type with `last_hidden_state` `[rows, hidden]`, `pooler_output` `[rows / 4, out]` and `deepstack_features`, or the
+    tuple of transformers 4.57. A frame is one attention segment, so images and videos share all graphs.
+
+    Args:
+        tower: `Qwen3VLVisionModel` or `Qwen3VLMoeVisionModel`: `model.model.visual` of a whole model.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        attention: The attention backend.
+        **options: Further arguments of `GraphedEncoder`.
+
+    Raises:
+        SpecError: `tower` lacks the parts of such a tower.
+    """
+    missing = [name for name in PARTS if not hasattr(tower, name)]
+    if missing:
+        raise SpecError(
+            f"{type(tower).__name__} has no {missing}: expected the vision tower of Qwen3-VL or Qwen3-VL-MoE, which is "
+            "model.model.visual of a whole model"
+        )
+    output_class = getattr(sys.modules[type(tower).__module__], "BaseModelOutputWithDeepstackFeatures", None)
+    merged = Rows(every=tower.spatial_merge_size**2)
+    outputs: Declared = (merged, merged)  # transformers 4.57
+    if output_class is not None:
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, deepstack_features=merged)
+
+    def forward(
+        tower: Any,
+        hidden_states: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        position_embeddings: tuple[Tensor, Tensor],
+        pos_embeds: Tensor,
+        return_dict: bool = True,
+    ) -> Any:
+        x = _patch_embed(tower.patch_embed, hidden_states) + pos_embeds
+        deepstack = []
+        for index, block in enumerate(tower.blocks):
+            attended = _attend(block.attn, block.norm1(x), cu_seqlens, max_seqlen, *position_embeddings, attention)
+            x = x + attended
+            x = x + block.mlp(block.norm2(x))
+            if index in tower.deepstack_visual_indexes:
+                merger = tower.deepstack_merger_list[tower.deepstack_visual_indexes.index(index)]
+                deepstack.append(merger(x))
+        pooled = tower.merger(x)
+        if output_class is None:
+            return pooled, deepstack
+        output = output_class(last_hidden_state=x, pooler_output=pooled, deepstack_features=deepstack)
+        return output if return_dict else output.to_tuple()
+
+    # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
+    accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
+    spec = BufferSpec(
+        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
+        buffers=[
+            CuSeqlens(per="frame"),
+            MaxSeqlen(per="frame"),
+            RotaryTable(order="merge_block"),
+            Interpolation(
+                mode=getattr(tower, "interpolation_mode", "bilinear"),
+                align_corners=getattr(tower, "interpolation_align_corners", True),
+                order="merge_block",
+                accum_dtype=accum_dtype,
+            ),
+        ],
+        outputs=outputs,
+    )
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+
+
+def _patch_embed(patch_embed: Any, rows: Tensor) -> Tensor:
+    """The convolution, whose stride is its kernel, as the matrix product it is."""
+    return nn.functional.linear(rows, patch_embed.proj.weight.flatten(1), patch_embed.proj.bias)
+
+
+def _attend(
+    attn: Any, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, cos: Tensor, sin: Tensor, backend: Backend
+) -> Tensor:
+    q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
+    q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+    attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, backend=backend)
+    out: Tensor = attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
+    return out

@@ -1,0 +1,140 @@
+"""The declaration of a module: which argument holds the rows, which describes the items, what follows from them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.buffers import Buffer, CuSeqlens, HostBuffer, MaxSeqlen
+from varlen_graphs.errors import BudgetError, LayoutError, SpecError
+from varlen_graphs.layout import Layout, LayoutArgument, segments_of
+from varlen_graphs.outputs import Declared, Rows, extents
+from varlen_graphs.packing import Demand
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The argument that holds the packed rows, `[rows, *shape]`.
+
+    Attributes:
+        name: The argument.
+        shape: The shape of one row; `None` takes it from the first call.
+        dtype: The dtype the module sees. `None`: floating rows are cast to the dtype of the module's first floating
+            parameter, integer rows keep theirs.
+        pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
+            padding may hold anything.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """What a module's arguments and outputs are, so that graphs can be captured for it.
+
+    Attributes:
+        rows: The argument with the packed rows: a name, or a `PackedRows`.
+        layout: The argument that describes the items: `GridTHW` or `Lengths`. The module need not take it itself.
+        buffers: Arguments that are computed from the items, inside the graph.
+        outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
+            `Outputs(...)` or a tuple of these for outputs with parts.
+
+    Raises:
+        SpecError: One name declared twice, or a segment kind the layout does not have.
+    """
+
+    rows: str | PackedRows
+    layout: LayoutArgument
+    buffers: Sequence[Buffer | HostBuffer] = ()
+    outputs: Declared = field(default_factory=Rows)
+
+    def __post_init__(self) -> None:
+        names = [self.packed.name, self.layout.name]
+        names += [column.name for column in self.layout.columns]
+        names += [buffer.name for buffer in self.buffers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+        for buffer in self._segmented:
+            if buffer.per not in ("frame", "item", "clip"):
+                raise SpecError(f"{buffer!r}: expected per='frame', 'item' or 'clip'")
+            if buffer.per != "item" and not self.layout.has_frames:
+                raise SpecError(
+                    f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
+                )
+
+    @property
+    def packed(self) -> PackedRows:
+        """The rows, as a `PackedRows`."""
+        return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
+
+    @property
+    def host_buffers(self) -> list[HostBuffer]:
+        """The buffers that the host computes for each replay."""
+        return [buffer for buffer in self.buffers if isinstance(buffer, HostBuffer)]
+
+    @property
+    def _segmented(self) -> list[CuSeqlens | MaxSeqlen]:
+        return [buffer for buffer in self.buffers if isinstance(buffer, CuSeqlens | MaxSeqlen)]
+
+    @property
+    def row_multiple(self) -> int:
+        """What the rows of every budget must be divisible by."""
+        ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows)]
+        return math.lcm(self.layout.row_multiple, *ratios)
+
+    def demand(self, item: Sequence[int]) -> Demand:
+        """What an item needs of a budget, by the segments that are declared."""
+        kinds = [segments_of(item, per) for per in {buffer.per for buffer in self._segmented}]
+        return Demand(
+            rows=item[0] * item[1] * item[2],
+            segments=max((count for count, _ in kinds), default=0),
+            longest=max((length for _, length in kinds), default=0),
+        )
+
+    def exact_budget(self, layout: Layout) -> Budget:
+        """The budget without padding that `layout` needs when it runs eager."""
+        demands = [self.demand(item) for item in layout.items]
+        return Budget(
+            rows=sum(demand.rows for demand in demands),
+            items=len(demands),
+            segments=max(1, sum(demand.segments for demand in demands)),
+            max_seqlen=max(1, *(demand.longest for demand in demands)),
+        )
+
+    def check_layout(self, layout: Layout, rows: int) -> None:
+        """Whether items and rows belong together.
+
+        Raises:
+            LayoutError: The items have another number of rows than came, or an item that an output ratio cuts.
+        """
+        name, total = self.layout.name, sum(layout.rows)
+        if total != rows:
+            raise LayoutError(
+                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {rows} rows; "
+                f"pass all rows of exactly these items, in their order"
+            )
+        for index, count in enumerate(layout.rows):
+            if count % self.row_multiple:
+                raise LayoutError(
+                    f"{name}[{index}] is {layout.items[index][:3]}, {count} rows: expected a multiple of "
+                    f"{self.row_multiple}, because the outputs are declared with that ratio"
+                )
+
+    def check_budgets(self, budgets: Sequence[Budget]) -> None:
+        """Whether some item could use each budget.
+
+        Raises:
+            BudgetError: `max_seqlen` is below the shortest segment an item can have.
+        """
+        for budget in budgets:
+            if budget.max_seqlen < self.layout.row_multiple:
+                raise BudgetError(
+                    f"no item could use {budget}: the shortest segment has {self.layout.row_multiple} rows "
+                    f"(merge size {self.layout.merge}); raise max_seqlen"
+                )

@@ -1,0 +1,48 @@
+"""What is fixed when an encoder is made, and how a call can differ from it."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+IDLE_HOOKS = "transformers.utils.output_capturing"
+"""Transformers leaves hooks from here on its modules for good. They do nothing unless asked to record outputs."""
+
+
+class State:
+    """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
+
+    def __init__(self, module: nn.Module, device_type: str) -> None:
+        self._module = module
+        self._training = module.training
+        self._autocast = _autocast(device_type)
+        self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+
+    def change(self, device_type: str) -> str | None:
+        """Why graphs do not hold for a call made now, if they do not."""
+        if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
+            return "VARLEN_GRAPHS_DISABLE=1"
+        if self._module.training != self._training:
+            return f"training={self._module.training} since construction"
+        if _autocast(device_type) != self._autocast:
+            return "autocast differs from construction"
+        return None
+
+    def has_hooks(self) -> bool:
+        """Whether a forward hook would see this call, which no replay runs."""
+        return any(self._hooks) and any(_acts(hook) for hooks in self._hooks for hook in hooks.values())
+
+    def autocast(self, device_type: str) -> AbstractContextManager[Any]:
+        """Autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
+        enabled, dtype = self._autocast
+        return torch.autocast(device_type, dtype, cache_enabled=False) if enabled else nullcontext()
+
+
+def _autocast(device_type: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def _acts(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) != IDLE_HOOKS
