@@ -21,7 +21,7 @@ class ReadMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: list[Tensor] = []
         self._known: set[int] = set()
 

@@ -101,7 +101,7 @@ class _Recorder(TorchDispatchMode):
     """Writes dispatched operations to a tape."""
 
     def __init__(self, tape: Tape, name: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
         self.inside = 0
         self._tape = tape

@@ -1,0 +1,25 @@
+"""The command line: `python -m varlen_graphs demo`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m varlen_graphs", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="photographs and a clip through a Qwen3-VL tower, eager and graphed")
+    demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda where there is one")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
+    demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
+    options = parser.parse_args(arguments)
+
+    from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
+
+    return run_demo(options.device, options.inputs, options.save_inputs, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
