@@ -1,0 +1,66 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from varlen_graphs.budgets import resolve_budgets
+
+
+def test_plain_integers_mean_rows_and_are_rounded_up():
+    assert [b.rows for b in resolve_budgets([1000, 100], multiple=4)] == [128, 1024]
+    assert [b.rows for b in resolve_budgets(100, multiple=12)] == [384]  # lcm(128, 12)
+
+
+def test_plain_integers_have_capacities_in_proportion():
+    (budget,) = resolve_budgets(4096, multiple=1)
+    assert budget == vg.Budget(rows=4096, items=64, segments=64, max_seqlen=4096)
+
+
+def test_a_budget_says_each_capacity_for_itself():
+    budget = vg.Budget(1024, items=100)
+    assert (budget.items, budget.segments, budget.max_seqlen) == (100, 100, 1024)
+    assert vg.Budget(1024, items=2).segments == 16
+    assert vg.Budget(1024, segments=3, max_seqlen=64) == vg.Budget(1024, 16, 3, 64)
+
+
+def test_rows_of_a_budget_are_rounded_up_to_the_row_ratio_and_never_down():
+    (budget,) = resolve_budgets(vg.Budget(1001, items=3), multiple=4)
+    assert (budget.rows, budget.items, budget.max_seqlen) == (1004, 3, 1004)
+
+
+@given(st.integers(1, 500), st.integers(500, 20_000), st.floats(1.05, 3), st.sampled_from([1, 4, 12, 49]))
+def test_a_ladder_reaches_from_min_to_max_in_steps_no_larger_than_asked(smallest, largest, step, multiple):
+    rows = [b.rows for b in resolve_budgets(vg.Ladder(smallest, largest, step), multiple)]
+    assert rows == sorted(set(rows))
+    assert rows[-1] >= largest
+    assert all(r % multiple == 0 and r % 128 == 0 for r in rows)
+    unit = rows[0] if len(rows) == 1 else min(b - a for a, b in zip(rows, rows[1:], strict=False))
+    assert all(b <= a * step + 1 + max(unit, 128 * multiple) for a, b in zip(rows, rows[1:], strict=False))
+
+
+def test_the_default_ladder_is_fine():
+    rows = list(vg.Ladder())
+    assert (rows[0], rows[-1]) == (256, 16_384)
+    assert len(rows) >= 20
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: vg.Budget(1024, items=0), "Budget(items=0): no item could use it; expected items to be an integer of"),
+        (lambda: vg.Budget(0), "Budget(rows=0): no item could use it"),
+        (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
+        (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),
+        (lambda: vg.Budget(True), "Budget(rows=True)"),
+        (lambda: vg.Ladder(512, 256), "Ladder(512, 256): expected 1 <= min <= max"),
+        (lambda: vg.Ladder(step=1.0), "expected a ratio above 1, for example 1.1"),
+        (lambda: resolve_budgets([], 1), "budgets is empty: expected at least one row count or Budget, or a Ladder"),
+        (lambda: resolve_budgets(["big"], 1), "budget 'big' is a str: expected an integer (rows) or a Budget"),
+        (lambda: resolve_budgets([-5], 1), "Budget(rows=-5)"),
+    ],
+)
+def test_bad_budgets_say_what_was_expected(make, message):
+    with pytest.raises(vg.BudgetError, match=re.escape(message)):
+        make()

@@ -1,0 +1,163 @@
+import copy
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import vision_utils
+from transformers.exporters.utils import precompute_export_inputs
+
+import varlen_graphs as vg
+from tests import strategies
+from tests.strategies import make_table
+from tests.towers import qwen3_vl_tower
+from varlen_graphs.kernels.rotary.reference import apply_rotary
+
+ORDERS = st.sampled_from(["raster", "merge_block"])
+
+
+@settings(deadline=None)
+@given(strategies.tables(merge=2), ORDERS)
+def test_grid_positions_equal_those_of_transformers(case, order):
+    items, table = case
+    expected = vision_utils.get_vision_position_ids(torch.tensor(items), 2 if order == "merge_block" else 1)
+    got = vg.GridPositions(order=order).produce(table, None)
+    assert got.dtype == torch.int64
+    assert torch.equal(got[: len(expected)], expected)
+
+
+@given(strategies.tables())
+def test_row_positions_begin_anew_for_each_item(case):
+    items, table = case
+    expected = [r for t, h, w in items for r in range(t * h * w)]
+    assert vg.RowPositions().produce(table, None)[: len(expected)].tolist() == expected
+
+
+@settings(deadline=None)
+@given(strategies.tables(merge=2))
+def test_the_rotary_table_equals_that_of_the_tower(case):
+    items, table = case
+    tower = qwen3_vl_tower()
+    positions = vision_utils.get_vision_position_ids(torch.tensor(items), 2)
+    expected = tower.rotary_pos_emb(torch.empty(0), positions)
+    got = vg.RotaryTable(order="merge_block").produce(table, tower)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a[: len(positions)], b, rtol=0, atol=0)
+
+
+def test_a_rotary_table_may_turn_along_one_axis():
+    table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
+    inv_freq = torch.tensor([1.0, 0.1])
+    cos, sin = vg.RotaryTable(inv_freq=inv_freq, axes=("row",)).produce(table, None)
+    angles = torch.arange(5.0)[:, None] * torch.cat([inv_freq, inv_freq])
+    torch.testing.assert_close(cos[:5], angles.cos())
+    torch.testing.assert_close(sin[:5], angles.sin())
+
+
+def test_unknown_axes_are_refused():
+    table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
+    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected some of 't', 'h', 'w', 'row'")):
+        vg.GridPositions(axes=("z",)).produce(table, None)
+
+
+def test_rotation_equals_the_product_of_complex_numbers():
+    x = torch.randn(7, 2, 8)
+    angles = torch.randn(7, 4)
+    turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(torch.ones(7, 4), angles)[:, None]
+    expected = torch.cat([turned.real, turned.imag], -1)
+    wide = torch.cat([angles, angles], -1)
+    torch.testing.assert_close(apply_rotary(x, wide.cos(), wide.sin()), expected)
+
+
+@settings(deadline=None)
+@given(strategies.tables(merge=2), st.booleans(), ORDERS, st.sampled_from([1, 4, 7]))
+def test_interpolation_equals_that_of_torch(case, align_corners, order, side):
+    items, table = case
+    entries = torch.randn(side * side, 5)
+    got = vg.Interpolation(table=entries, align_corners=align_corners, order=order).produce(table, None)
+    start = 0
+    for t, h, w in items:
+        image = entries.T.reshape(1, 5, side, side)
+        grid = F.interpolate(image, (h, w), mode="bilinear", align_corners=align_corners)[0].permute(1, 2, 0)
+        if order == "merge_block":
+            grid = grid.reshape(h // 2, 2, w // 2, 2, 5).transpose(1, 2)
+        expected = grid.reshape(1, h * w, 5).expand(t, -1, -1).flatten(0, 1)
+        torch.testing.assert_close(got[start : start + len(expected)], expected, rtol=0, atol=2e-5)
+        start += len(expected)
+    assert got.isfinite().all()
+
+
+@settings(deadline=None)
+@given(strategies.tables(merge=2), st.booleans(), ORDERS)
+def test_interpolation_indices_and_weights_equal_those_of_transformers(case, align_corners, order):
+    items, table = case
+    indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+        torch.tensor(items), 8, align_corners=align_corners, spatial_merge_size=2 if order == "merge_block" else 1
+    )
+    options = {"entries": 64, "align_corners": align_corners, "order": order}
+    got_indices = vg.InterpolationIndices(**options).produce(table, None)
+    got_weights = vg.InterpolationWeights(**options).produce(table, None)
+    entries = torch.randn(64, 3)  # at a border two taps may swap their zero weight: compare what they select
+    expected = (entries[indices] * weights[..., None]).sum(1)
+    got = (entries[got_indices] * got_weights[..., None]).sum(1)
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-6)
+    assert ((got_indices >= 0) & (got_indices < 64)).all()
+
+
+def test_interpolation_in_the_dtype_of_the_table_repeats_older_transformers():
+    items = [(1, 6, 10)]
+    table = make_table(items, vg.Budget(64), vg.GridTHW(merge=2))
+    entries = torch.randn(64, 16).bfloat16()
+    indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+        torch.tensor(items), 8, align_corners=True, spatial_merge_size=2
+    )
+    taps = entries[indices] * weights.bfloat16()[..., None]
+    older = taps[:, 0] + taps[:, 1] + taps[:, 2] + taps[:, 3]
+    newer = (entries[indices] * weights[..., None]).sum(1).bfloat16()
+    options = {"table": entries, "align_corners": True, "order": "merge_block"}
+    assert torch.equal(vg.Interpolation(**options, accum_dtype=None).produce(table, None)[:60], older)
+    torch.testing.assert_close(vg.Interpolation(**options).produce(table, None)[:60], newer)
+    assert not torch.equal(older, newer)
+
+
+def test_a_table_that_is_not_square_is_refused():
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.SpecError, match="has 10 entries: expected a square number"):
+        vg.Interpolation(table=torch.randn(10, 3)).produce(table, None)
+
+
+def test_an_unknown_mode_is_refused():
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.SpecError, match="mode='nearest': expected 'bilinear'"):
+        vg.Interpolation(table=torch.randn(9, 3), mode="nearest").produce(table, None)
+
+
+def test_a_path_that_leads_to_no_tensor_is_refused():
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.SpecError, match="'pos_embed.wait' is NoneType in Qwen3VLVisionModel: expected the dotted"):
+        vg.Interpolation(table="pos_embed.wait").produce(table, qwen3_vl_tower())
+
+
+def test_all_buffers_equal_what_transformers_precomputes_for_export():
+    grid = [(1, 4, 6), (2, 8, 4)]
+    tower = copy.deepcopy(qwen3_vl_tower())
+    expected = {"hidden_states": torch.randn(88, 96), "grid_thw": torch.tensor(grid)}
+    precompute_export_inputs(tower, expected)
+    table = make_table(grid, vg.Budget(88, items=2, segments=3), vg.GridTHW(merge=2))
+    options = {"entries": 64, "align_corners": True, "order": "merge_block"}
+    got = {
+        buffer.name: buffer.produce(table, tower)
+        for buffer in (
+            vg.CuSeqlens(per="frame"),
+            vg.GridPositions(order="merge_block"),
+            vg.InterpolationIndices(**options),
+            vg.InterpolationWeights(**options),
+        )
+    }
+    for name, value in got.items():
+        torch.testing.assert_close(value, expected[name], check_dtype=False)
+    assert math.prod(expected["interp_indices"].shape) == 88 * 4

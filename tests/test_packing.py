@@ -1,0 +1,105 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests import strategies
+from varlen_graphs.packing import EXACT_ITEMS, Demand, Pack, cost, pack, smallest
+
+
+def total(packs):
+    return sum(cost(one.budget) for one in packs if one.budget)
+
+
+@settings(deadline=None)
+@given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
+def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
+    packs = pack(demands, sorted(budgets))
+    assert sorted(i for one in packs for i in one.items) == list(range(len(demands)))
+    for one in packs:
+        assert list(one.items) == sorted(one.items)
+        mine = [demands[i] for i in one.items]
+        if one.budget is None:
+            assert len(mine) == 1
+            assert smallest(mine, sorted(budgets)) is None
+        else:
+            assert sum(d.rows for d in mine) <= one.budget.rows
+            assert len(mine) <= one.budget.items
+            assert sum(d.segments for d in mine) <= one.budget.segments
+            assert max(d.longest for d in mine) <= one.budget.max_seqlen
+
+
+@settings(deadline=None)
+@given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
+def test_packing_never_costs_more_than_one_item_a_replay(demands, budgets):
+    budgets = sorted(budgets)
+    alone = [smallest([d], budgets) for d in demands]
+    assert total(pack(demands, budgets)) <= sum(cost(b) for b in alone if b)
+
+
+def partitions(items):
+    if not items:
+        yield []
+        return
+    first, *rest = items
+    for partition in partitions(rest):
+        yield [[first], *partition]
+        for at in range(len(partition)):
+            yield [*partition[:at], [first, *partition[at]], *partition[at + 1 :]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(strategies.demands, min_size=1, max_size=5), st.lists(strategies.budgets, min_size=1, max_size=4))
+def test_small_calls_are_packed_at_the_least_cost(demands, budgets):
+    budgets = sorted(budgets)
+    fitting = [d for d in demands if smallest([d], budgets)]
+    costs = []
+    for partition in partitions(fitting):
+        chosen = [smallest(group, budgets) for group in partition]
+        if all(chosen):
+            costs.append(sum(map(cost, chosen)))
+    assert len(demands) <= EXACT_ITEMS
+    assert total(pack(demands, budgets)) == min(costs)
+
+
+def test_a_video_counts_its_frames():
+    budgets = [vg.Budget(1024, items=8, segments=8), vg.Budget(2048, items=8, segments=64)]
+    (one,) = pack([Demand(rows=400, segments=10, longest=40)], budgets)
+    assert one.budget.segments == 64
+
+
+def test_two_small_replays_beat_one_that_is_much_larger():
+    packs = pack([Demand(1000, 1, 1000)] * 2, [vg.Budget(1024), vg.Budget(4096)])
+    assert [one.items for one in packs] == [(0,), (1,)]
+    (one,) = pack([Demand(100, 1, 100)] * 2, [vg.Budget(128), vg.Budget(256)])
+    assert one.budget.rows == 256
+
+
+def test_many_items_are_packed_well_by_the_heuristic():
+    sizes = [700, 300, 650, 350, 600, 400, 550, 450, 500, 500]
+    packs = pack([Demand(rows, 1, rows) for rows in sizes], [vg.Budget(1000, items=8)])
+    assert len(packs) <= 6
+
+
+@given(st.data())
+def test_spans_cover_the_items_of_a_pack_in_order(data):
+    items = data.draw(strategies.grids(max_items=8))
+    layout = vg.Layout(tuple(items))
+    chosen = sorted(data.draw(st.sets(st.integers(0, len(items) - 1), min_size=1)))
+    rows_there, rows_here = [], []
+    starts = [sum(layout.rows[:i]) for i in range(len(items))]
+    expected = [row for i in chosen for row in range(starts[i], starts[i] + layout.rows[i])]
+    for there, here in Pack(None, tuple(chosen)).spans(layout):
+        assert there.rows == here.rows
+        assert there.items == here.items
+        rows_there += range(there.row, there.row + there.rows)
+        rows_here += range(here.row, here.row + here.rows)
+    assert rows_there == expected
+    assert rows_here == list(range(len(expected)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 9, 40])
+def test_a_call_that_fits_one_budget_closely_is_one_replay(count):
+    demands = [Demand(100, 1, 100)] * count
+    (one,) = pack(demands, [vg.Budget(rows, items=64, segments=64) for rows in range(128, 4200, 128)])
+    assert one.items == tuple(range(count))

@@ -1,0 +1,63 @@
+"""Small towers with random weights, and inputs for them."""
+
+import torch
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeVisionConfig
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+
+TINY = {
+    "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 96,
+    "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
+}  # fmt: skip
+
+ROW = 3 * 2 * 4 * 4
+
+
+def qwen3_vl_tower(seed=0, dtype=torch.float32, moe=False, **changes):
+    """A tower whose outputs are not small: default weights would hide errors under absolute tolerances."""
+    config, model = (
+        (Qwen3VLMoeVisionConfig, Qwen3VLMoeVisionModel) if moe else (Qwen3VLVisionConfig, Qwen3VLVisionModel)
+    )
+    torch.manual_seed(seed)
+    tower = model._from_config(config(**(TINY | changes)), dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in tower.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return tower
+
+
+def pixels(grid, seed=0, row=ROW, device="cpu", dtype=torch.float32):
+    """Random rows for a grid."""
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(t * h * w for t, h, w in grid)
+    return torch.randn(count, row, generator=generator).to(device, dtype)
+
+
+def tensors(output):
+    """All tensors of an output, by name."""
+    if isinstance(output, torch.Tensor):
+        return {"": output}
+    items = output.items() if hasattr(output, "items") else enumerate(output)
+    return {f"{name}{'.' if inner else ''}{inner}": t for name, part in items for inner, t in tensors(part).items()}
+
+
+def distance(got, expected):
+    """Relative L2 of two outputs, the worst of their tensors; infinite where something is not finite."""
+    got, expected = tensors(got), tensors(expected)
+    assert got.keys() == expected.keys()
+    worst = 0.0
+    for name, tensor in got.items():
+        assert tensor.shape == expected[name].shape, name
+        value = ((tensor.double() - expected[name].double()).norm() / expected[name].double().norm()).item()
+        worst = max(worst, value) if value == value else float("inf")
+    return worst
+
+
+def equal_bits(a, b):
+    """Whether two outputs are the same bit for bit."""
+    a, b = tensors(a), tensors(b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
