@@ -37,6 +37,4 @@ def make_table(items, budget, layout):
 
 demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300))
 
-budgets = st.builds(
-    vg.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400)
-)
+budgets = st.builds(vg.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400))

@@ -16,8 +16,8 @@ from varlen_graphs.spec import BufferSpec
 Statics = tuple[tuple[str, Any], ...]
 """Arguments that are neither rows nor items: part of what a graph is captured for."""
 
-RECORDED_OUTPUTS = ("output_hidden_states", "output_attentions")
-"""Arguments of transformers that ask for tensors a graph does not keep."""
+OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
+"""Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ class Signature:
         statics: dict[str, Any] = {}
         beyond = None
         for name, value in arguments.items():
-            if name in RECORDED_OUTPUTS and value:
-                beyond = name
+            if value is None or self._is_default(name, value):
+                continue
+            if name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]:
+                beyond = f"{name}={value}"
                 statics |= {name: value} if self.takes(name) else {}
-            elif value is None or self._is_default(name, value):
+            elif name in OTHER_OUTPUTS and not self.takes(name):
                 continue
             elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(

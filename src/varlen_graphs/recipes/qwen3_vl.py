@@ -62,7 +62,6 @@ def qwen3_vl(
         max_seqlen: int,
         position_embeddings: tuple[Tensor, Tensor],
         pos_embeds: Tensor,
-        return_dict: bool = True,
     ) -> Any:
         x = _patch_embed(tower.patch_embed, hidden_states) + pos_embeds
         deepstack = []
@@ -76,8 +75,7 @@ def qwen3_vl(
         pooled = tower.merger(x)
         if output_class is None:
             return pooled, deepstack
-        output = output_class(last_hidden_state=x, pooler_output=pooled, deepstack_features=deepstack)
-        return output if return_dict else output.to_tuple()
+        return output_class(last_hidden_state=x, pooler_output=pooled, deepstack_features=deepstack)
 
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32

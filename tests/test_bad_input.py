@@ -1,0 +1,209 @@
+"""Wrong input gets an error that says what came, what was expected and what to try; the encoder goes on working."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.encoders import Attention, attention_encoder, attention_spec
+from tests.towers import distance, pixels, qwen3_vl_tower
+
+
+@pytest.fixture(scope="module")
+def tower():
+    return qwen3_vl_tower()
+
+
+@pytest.fixture(scope="module")
+def encoder(tower):
+    return vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4, segments=4)], backend="tape")
+
+
+GRID = [(1, 4, 6), (1, 2, 4)]
+
+ROWS = pixels(GRID)
+
+CALLS = {
+    "rows that do not match the grid": (
+        (ROWS[:-1],), {"grid_thw": GRID}, vg.LayoutError,
+        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows; pass all rows of exactly these",
+    ),
+    "a grid not divisible by the merge size": (
+        (ROWS,), {"grid_thw": [(1, 4, 6), (1, 1, 8)]}, vg.LayoutError,
+        "grid_thw[1] is (1, 1, 8): h and w must be divisible by the merge size 2; resize the input",
+    ),
+    "a size of zero": ((ROWS,), {"grid_thw": [(1, 4, 6), (0, 2, 4)]}, vg.LayoutError, "every size must be at least 1"),
+    "a negative size": ((ROWS,), {"grid_thw": [(1, 4, -6)]}, vg.LayoutError, "grid_thw[0] is (1, 4, -6): every size"),
+    "a size past int64": ((ROWS,), {"grid_thw": [(2**62, 4, 6)]}, vg.LayoutError, "but hidden_states has 32 rows"),
+    "an empty list": ((ROWS[:0],), {"grid_thw": []}, vg.LayoutError, "grid_thw is empty: expected at least one item"),
+    "the wrong device": (
+        (ROWS.to("meta"),), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is on meta, the module on cpu; move it first, for example hidden_states.to('cpu')",
+    ),
+    "rows of the wrong width": (
+        (ROWS[:, :-1],), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is [32, 95]: expected [rows, 96], the rows of all items one after another, without a batch",
+    ),
+    "rows with a batch dimension": ((ROWS[None],), {"grid_thw": GRID}, vg.InputError, "hidden_states is [1, 32, 96]"),
+    "rows of a boolean dtype": ((ROWS > 0,), {"grid_thw": GRID}, vg.InputError, "hidden_states is torch.bool: expected"),
+    "rows that are no tensor": (([[1.0]],), {"grid_thw": GRID}, vg.InputError, "hidden_states is a list: expected a te"),
+    "integer rows for floating graphs": (
+        (ROWS.long(),), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is torch.int64, but the graphs were captured for torch.float32",
+    ),
+    "a missing layout": ((ROWS,), {}, vg.InputError, "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hid"),
+    "missing rows": ((), {"grid_thw": GRID}, vg.InputError, "argument 'hidden_states' is missing"),
+    "an argument twice": (
+        (ROWS,), {"hidden_states": ROWS, "grid_thw": GRID}, vg.InputError, "'hidden_states' came twice, by position and",
+    ),
+    "an argument the graph computes": (
+        (ROWS,), {"grid_thw": GRID, "cu_seqlens": torch.tensor([0, 32])}, vg.InputError,
+        "argument 'cu_seqlens' is computed inside the graph; leave it out of the call",
+    ),
+    "an undeclared tensor": (
+        (ROWS,), {"grid_thw": GRID, "bias": [torch.ones(1)]}, vg.InputError,
+        "argument 'bias' holds a tensor that is not declared: a graph would keep reading the first one; declare it",
+    ),
+    "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("args, kwargs, error, message", CALLS.values(), ids=CALLS.keys())
+def test_bad_calls_raise_named_errors_and_leave_the_encoder_working(encoder, tower, args, kwargs, error, message):
+    encoder(ROWS, grid_thw=GRID)
+    with pytest.raises(error, match=re.escape(message)):
+        encoder(*args, **kwargs)
+    with torch.no_grad():
+        expected = tower(ROWS, grid_thw=torch.tensor(GRID))
+    assert distance(encoder(ROWS, grid_thw=GRID), expected) < 1e-5
+
+
+def test_more_frames_than_any_budget_has_run_eager(encoder, tower):
+    grid = [(7, 2, 2)]
+    before = encoder.stats.eager["larger than every budget"]
+    with torch.no_grad():
+        expected = tower(pixels(grid), grid_thw=torch.tensor(grid))
+    assert distance(encoder(pixels(grid), grid_thw=grid), expected) < 1e-5
+    assert encoder.stats.eager["larger than every budget"] == before + 1
+
+
+def test_unknown_arguments_are_refused():
+    encoder = attention_encoder()
+    with pytest.raises(
+        vg.InputError, match=re.escape("Attention has no argument 'scales'; it takes ['x', 'scale', 'le")
+    ):
+        encoder(torch.zeros(2, 8), lengths=[2], scales=3)
+    with pytest.raises(vg.InputError, match="argument 'scale' is a list, which cannot be hashed"):
+        encoder(torch.zeros(2, 8), lengths=[2], scale=[3])
+
+
+def test_columns_need_one_integer_an_item():
+    spec = attention_spec(layout=vg.Lengths(columns=(vg.Column("kind"),)))
+    encoder = attention_encoder(spec=spec)
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1, 2]: expected one integer for each of the 1 items")):
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[1, 2])
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1.5]: expected one integer for each of the 1 items")):
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[1.5])
+    with pytest.raises(vg.InputError, match="argument 'kind' is missing"):
+        encoder(torch.zeros(2, 8), lengths=[2])
+
+
+def test_rows_must_keep_the_shape_of_the_first_call():
+    encoder = attention_encoder(module=Attention(8))
+    encoder(torch.zeros(2, 8), lengths=[2])
+    with pytest.raises(vg.InputError, match=re.escape("x is [2, 9]: expected [rows, 8], as captured")):
+        encoder(torch.zeros(2, 9), lengths=[2])
+
+
+class Pooling(nn.Module):
+    def forward(self, x, lengths):
+        return x[: len(lengths)]
+
+
+DECLARATIONS = {
+    "a buffer declared twice": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens()]), vg.SpecError,
+        "['cu_seqlens'] declared more than once: expected one declaration for each argument",
+    ),
+    "a buffer named like the rows": (
+        lambda: attention_spec(buffers=[vg.RowPositions("x")]), vg.SpecError, "['x'] declared more than once",
+    ),
+    "frames where there are none": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="frame")]), vg.SpecError,
+        "CuSeqlens(name='cu_seqlens', per='frame') needs items with frames, which Lengths has not; use per='item'",
+    ),
+    "an unknown kind of segment": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per='frame', 'item' or 'clip'",
+    ),
+    "an argument the module does not have": (
+        lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),
+        vg.SpecError, "Attention has no argument 'position_ids', but it is declared: it takes ['x', 'cu_seqlens', 'max_",
+    ),
+    "rows the module does not have": (
+        lambda: attention_encoder(spec=attention_spec(rows="y")), vg.SpecError, "Attention has no argument 'y'",
+    ),
+    "an unknown backend": (
+        lambda: attention_encoder(backend="gpu"), vg.SpecError, "backend='gpu': expected one of 'auto', 'cuda', 'tape'",
+    ),
+    "an unknown answer to misses": (
+        lambda: attention_encoder(on_miss="skip"), vg.SpecError, "on_miss='skip': expected one of 'eager', 'error'",
+    ),
+    "CUDA graphs on the CPU": (
+        lambda: attention_encoder(backend="cuda")(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "backend='cuda' with a module on cpu: expected 'cuda' on CUDA, 'tape' on the CPU",
+    ),
+    "a budget no item could use": (
+        lambda: vg.recipes.qwen3_vl(qwen3_vl_tower(), [vg.Budget(128, max_seqlen=3)]), vg.BudgetError,
+        "the shortest segment has 4 rows (merge size 2); raise max_seqlen",
+    ),
+    "a recipe on another module": (
+        lambda: vg.recipes.qwen3_vl(nn.Linear(1, 1)), vg.SpecError,
+        "Linear has no ['patch_embed', 'pos_embed', 'rotary_pos_emb', 'blocks', 'merger', 'deepstack_merger_list']: expect",
+    ),
+    "an output of another extent": (
+        lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "an output of shape [128, 8] is declared as Items(rows=1), which has 8 entries at Budget(rows=128, items=8",
+    ),
+    "a host buffer of another shape": (
+        lambda: attention_encoder(
+            spec=attention_spec(buffers=[
+                vg.HostBuffer("cu_seqlens", lambda layout: torch.zeros(3, 3), ("items",), torch.int32), vg.MaxSeqlen(),
+            ])
+        )(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "the function of HostBuffer 'cu_seqlens' returned [3, 3]: expected a CPU tensor that fits [8] (['items'] at this",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make, error, message", DECLARATIONS.values(), ids=DECLARATIONS.keys())
+def test_bad_declarations_raise_named_errors(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+def test_rows_an_output_ratio_cuts_are_refused():
+    class Merging(nn.Module):
+        def forward(self, x):
+            return x.unflatten(0, (-1, 4)).sum(1)
+
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4))
+    encoder = vg.GraphedEncoder(Merging(), [128], spec, backend="tape")
+    with pytest.raises(vg.LayoutError, match=re.escape("lengths[1] is (1, 1, 6), 6 rows: expected a multiple of 4")):
+        encoder(torch.ones(10, 2), lengths=[4, 6])
+    assert encoder(torch.ones(12, 2), lengths=[4, 8]).tolist() == [[4.0, 4.0]] * 3
+
+
+def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
+    class Reading(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            return super().forward(x, cu_seqlens, max_seqlen) * cu_seqlens.max().item()
+
+    encoder, rows = attention_encoder(module=Reading()), torch.randn(6, 8)
+    for _ in range(2):
+        with pytest.raises(vg.CaptureError, match=r"(?s)128 rows could not be captured: Tensor.item reads.*\.item\(\)"):
+            encoder(rows, lengths=[6])
+    assert encoder.eager(rows, lengths=[6]).isfinite().all()
+    other = attention_encoder(pool=encoder.pool)
+    assert distance(other(rows, lengths=[6]), other.eager(rows, lengths=[6])) < 1e-6

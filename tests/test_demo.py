@@ -1,0 +1,57 @@
+import json
+
+import pytest
+import torch
+
+from varlen_graphs.__main__ import main
+from varlen_graphs.demo import run
+from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The demo, run once through the real processors."""
+    folder = tmp_path_factory.mktemp("demo")
+    status = main(["demo", "--device", "cpu", "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt")])
+    return status, json.loads((folder / "a.json").read_text()), folder / "a.pt"
+
+
+def test_the_demo_agrees_and_reports_every_call(saved):
+    status, report, _ = saved
+    assert status == 0
+    assert report["agree"]
+    assert len(report["calls"]) == 7
+    assert all(call["error"] <= 1e-5 and call["budget"] >= call["rows"] for call in report["calls"])
+    assert any("clip" in call["call"] for call in report["calls"])
+
+
+def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):
+    _, report, inputs = saved
+    samples = load_samples(inputs)
+    assert [sample.pixel_values.shape[0] for sample in samples] == [call["rows"] for call in report["calls"]]
+    few = tmp_path / "few.pt"
+    run.save_samples(samples[:1], few)
+    assert main(["demo", "--device", "cpu", "--inputs", str(few)]) == 0
+    printed = capsys.readouterr().out
+    assert "error" in printed
+    assert printed.strip().splitlines()[-1].startswith("all calls agree with eager: relative L2 at most")
+
+
+def test_the_demo_fails_when_calls_disagree(saved, tmp_path, monkeypatch, capsys):
+    few = tmp_path / "few.pt"
+    run.save_samples(load_samples(saved[2])[:1], few)
+    monkeypatch.setattr(run, "EXACT", 0.0)
+    assert main(["demo", "--device", "cpu", "--inputs", str(few)]) == 1
+    assert "NOT all calls agree" in capsys.readouterr().out
+
+
+def test_a_clip_is_stacked_from_frames_as_the_video_processor_does():
+    """Without torchvision: two frames fill the temporal slots of a patch, so no slot repeats its neighbour."""
+    samples, origin = make_samples(large=False)
+    clip = next(sample for sample in samples if sample.name.startswith("clip"))
+    assert clip.grid_thw.tolist() == [[4, 14, 14]]
+    assert clip.pixel_values.shape == (4 * 14 * 14, 3 * 2 * 16 * 16)
+    first, second = clip.pixel_values.unflatten(1, (3, 2, -1)).unbind(2)
+    assert not torch.equal(first, second)
+    assert "Qwen2VLImageProcessor" in origin
+    assert isinstance(clip, Sample)

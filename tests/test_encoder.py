@@ -1,0 +1,361 @@
+import copy
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from tests.contract import check_padding_contract
+from tests.encoders import Attention, attention_encoder, attention_spec, load_example
+from tests.towers import distance, equal_bits
+
+ATTENTION = Attention()
+
+
+def rows_for(lengths, seed=0, dim=8):
+    return torch.randn(sum(lengths), dim, generator=torch.Generator().manual_seed(seed))
+
+
+def original(rows, lengths):
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    with torch.no_grad():
+        return ATTENTION(rows, cu_seqlens, max(lengths))
+
+
+def test_the_padding_contract_holds_for_a_module_of_ones_own():
+    layouts = [[64, 64], [1], [3, 60], [64], [1, 1, 1, 1, 1, 1, 1, 1], [128], [20, 30]]
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    check_padding_contract(encoder, original, rows_for, "lengths", layouts, 1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 3))
+def test_any_call_equals_eager_however_it_is_split(lengths, seed):
+    rows = rows_for(lengths, seed)
+    encoder = attention_encoder()
+    assert distance(encoder(rows, lengths=lengths), original(rows, lengths)) < 1e-5
+    assert encoder.stats.replays.total() + encoder.stats.eager.total() >= 1
+
+
+def test_items_keep_their_order_when_a_call_is_split():
+    lengths = [100, 20, 90, 30, 5, 128, 64]
+    encoder, rows = attention_encoder(), rows_for(lengths)
+    assert distance(encoder(rows, lengths=lengths), original(rows, lengths)) < 1e-5
+    assert encoder.stats.replays.total() > 1
+    assert not encoder.stats.eager
+
+
+def test_an_item_larger_than_every_budget_runs_eager_beside_the_others():
+    lengths = [20, 300, 30]
+    encoder, rows = attention_encoder(), rows_for(lengths)
+    assert distance(encoder(rows, lengths=lengths), original(rows, lengths)) < 1e-5
+    assert encoder.stats.eager == {"larger than every budget": 1}
+    assert encoder.stats.replays.total() == 1
+    assert distance(encoder(rows_for([300]), lengths=[300]), original(rows_for([300]), [300])) < 1e-5
+
+
+@pytest.mark.parametrize("lengths", [[300], [20, 300]])
+def test_an_item_larger_than_every_budget_is_an_error_if_asked_for(lengths):
+    encoder = attention_encoder(on_miss="error")
+    with pytest.raises(vg.BudgetError, match=r"item \d is \(1, 1, 300\) and needs .*largest budget .*add a larger"):
+        encoder(rows_for(lengths), lengths=lengths)
+    assert distance(encoder(rows_for([20]), lengths=[20]), original(rows_for([20]), [20])) < 1e-5
+
+
+def test_a_segment_longer_than_max_seqlen_does_not_go_into_a_budget():
+    encoder = attention_encoder([vg.Budget(64, items=4, max_seqlen=16), vg.Budget(128, items=4)])
+    encoder(rows_for([20]), lengths=[20])
+    assert [budget.rows for budget in encoder.stats.replays] == [128]
+
+
+def test_outputs_are_the_callers_own():
+    encoder = attention_encoder()
+    first = encoder(rows_for([5]), lengths=[5])
+    kept = first.clone()
+    second = encoder(rows_for([9], seed=1), lengths=[9])
+    assert torch.equal(first, kept)
+    first.zero_()
+    again = encoder(rows_for([9], seed=1), lengths=[9])
+    assert torch.equal(second, again)
+    assert not again.requires_grad
+
+
+def test_all_ways_to_describe_items_are_the_same():
+    encoder, rows = attention_encoder(), rows_for([3, 4])
+    expected = encoder(rows, lengths=[3, 4])
+    for lengths in ((3, 4), torch.tensor([3, 4]), torch.tensor([3, 4], dtype=torch.int32)):
+        assert torch.equal(encoder(rows, lengths=lengths), expected)
+    assert torch.equal(encoder(rows, lengths=[3, 4], scale=1.0), expected)
+    assert torch.equal(encoder(x=rows, lengths=[3, 4]), expected)
+
+
+def test_static_arguments_are_part_of_the_key_of_a_graph():
+    encoder, rows = attention_encoder(), rows_for([6])
+    once, twice = encoder(rows, lengths=[6]), encoder(rows, lengths=[6], scale=2.0)
+    torch.testing.assert_close(twice - rows, 2 * (once - rows))
+    assert repr(encoder).endswith("4 captured)")
+    encoder(rows, lengths=[6], scale=1.0)  # the default, so the same graphs as without
+    assert repr(encoder).endswith("4 captured)")
+
+
+def test_floating_rows_are_cast_as_towers_cast_for_themselves():
+    encoder, rows = attention_encoder(), rows_for([6])
+    expected = encoder(rows.double().float(), lengths=[6])
+    assert torch.equal(encoder(rows.double(), lengths=[6]), expected)
+    assert encoder.eager(rows.double(), lengths=[6]).dtype == torch.float32
+
+
+def test_rows_that_are_not_contiguous_are_copied_like_any_others():
+    encoder, rows = attention_encoder(), rows_for([6])
+    strided = torch.cat([rows, rows], dim=1)[:, :8]
+    assert not strided.is_contiguous()
+    assert torch.equal(encoder(strided, lengths=[6]), encoder(rows, lengths=[6]))
+    assert torch.equal(encoder.eager(strided, lengths=[6]), encoder.eager(rows, lengths=[6]))
+
+
+def test_weights_may_change_in_place():
+    encoder, rows = attention_encoder(), rows_for([6])
+    before = encoder(rows, lengths=[6])
+    with torch.no_grad():
+        encoder.module.qkv.weight.mul_(-1)
+    after = encoder(rows, lengths=[6])
+    assert distance(before, after) > 0.1
+    assert distance(after, encoder.eager(rows, lengths=[6])) < 1e-6
+    encoder.module.load_state_dict(Attention().state_dict())
+    assert torch.equal(encoder(rows, lengths=[6]), before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
+        lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data.clone()),
+        lambda m: setattr(m.qkv, "weight", nn.Parameter(m.qkv.weight.clone())),
+        lambda m: m.double(),
+    ],
+)
+def test_moved_or_replaced_weights_raise_until_the_graphs_are_released(change):
+    encoder, rows = attention_encoder(), rows_for([6])
+    encoder(rows, lengths=[6])
+    change(encoder.module)
+    with pytest.raises(vg.StaleGraphError, match=r"'qkv\.\w+' was moved or replaced .*call encoder.release\(\)"):
+        encoder(rows, lengths=[6])
+    encoder.release()
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_memory_a_graph_reads_is_held():
+    class Scaled(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            return super().forward(x, cu_seqlens, max_seqlen) * self.factor  # a plain attribute, not a buffer
+
+    module = Scaled()
+    module.factor = torch.full((8,), 3.0)
+    encoder, rows = attention_encoder(module=module), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    held = {tensor.data_ptr() for graphs in encoder._graphs.values() for tensor in graphs._held}
+    assert module.factor.data_ptr() in held
+    assert module.qkv.weight.data_ptr() in held
+    del module.factor
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
+
+
+def test_capture_before_the_first_call_needs_the_shape_of_a_row():
+    with pytest.raises(vg.SpecError, match=r"declare rows=PackedRows\('x', shape=...\)"):
+        attention_encoder().capture()
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture()
+    assert repr(encoder) == "GraphedEncoder(Attention, 2 budgets of 64..128 rows, 2 captured)"
+    encoder.release()
+    assert repr(encoder).endswith("0 captured)")
+
+
+def test_stats_count_calls_items_replays_and_padding():
+    encoder = attention_encoder()
+    encoder(rows_for([10, 20]), lengths=[10, 20])
+    encoder(rows_for([100]), lengths=[100])
+    stats = encoder.stats
+    assert (stats.calls, stats.items, stats.rows, stats.padding) == (2, 3, 130, 34 + 28)
+    assert {budget.rows: count for budget, count in stats.replays.items()} == {64: 1, 128: 1}
+    assert stats.padding_share == pytest.approx(62 / 192)
+
+
+def test_calls_in_another_state_run_eager_with_a_named_reason(monkeypatch):
+    encoder, rows = attention_encoder(), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    encoder = attention_encoder(module=Attention().eval())
+    encoder.module.train()
+    encoder(rows, lengths=[6])
+    encoder.module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder(rows, lengths=[6])
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "1")
+    encoder(rows, lengths=[6])
+    monkeypatch.delenv("VARLEN_GRAPHS_DISABLE")
+    seen = []
+    hook = encoder.module.qkv.register_forward_hook(lambda *args: seen.append(1))
+    encoder(rows, lengths=[6])
+    hook.remove()
+    assert seen
+    assert encoder.stats.eager == {
+        "training=True since construction": 1,
+        "autocast differs from construction": 1,
+        "VARLEN_GRAPHS_DISABLE=1": 1,
+        "forward hooks": 1,
+    }
+    assert not encoder.stats.replays
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
+
+
+def test_an_encoder_made_under_autocast_is_captured_under_autocast():
+    rows = rows_for([6])
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder = attention_encoder()
+        inside = encoder(rows, lengths=[6])
+        assert distance(inside, encoder.eager(rows, lengths=[6])) == 0
+    assert not encoder.stats.eager
+    assert distance(inside, original(rows, [6])) > 1e-4
+
+
+def test_on_the_cpu_calls_run_eager_with_one_warning():
+    encoder, rows = attention_encoder(backend="auto"), rows_for([6])
+    with pytest.warns(UserWarning, match="Attention is on cpu, where there are no CUDA graphs: calls run eager. Pass"):
+        out = encoder(rows, lengths=[6])
+    assert distance(out, original(rows, [6])) < 1e-5
+    encoder(rows, lengths=[6])
+    assert encoder.stats.eager == {"no CUDA graphs here": 2}
+    encoder = attention_encoder(backend="eager")
+    encoder(rows, lengths=[6])
+    assert encoder.stats.eager == {"no CUDA graphs here": 1}
+
+
+def test_calls_from_several_threads_take_turns():
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    wrong = []
+
+    def work(seed):
+        for i in range(20):
+            lengths = [1 + (seed * 7 + i * 3) % 60, 1 + i]
+            rows = rows_for(lengths, seed)
+            if distance(encoder(rows, lengths=lengths), original(rows, lengths)) > 1e-5:
+                wrong.append(lengths)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_encoders_may_share_a_pool():
+    pool = vg.Pool()
+    one, two = attention_encoder(pool=pool), attention_encoder(pool=pool)
+    assert one.pool is two.pool is pool
+    rows = rows_for([6])
+    assert torch.equal(one(rows, lengths=[6]), two(rows, lengths=[6]))
+
+
+def test_calls_work_under_inference_mode_and_after_it():
+    encoder, rows = attention_encoder(), rows_for([6])
+    with torch.inference_mode():
+        inside = encoder(rows, lengths=[6])
+    assert torch.equal(encoder(rows, lengths=[6]), inside)
+
+
+def test_the_example_with_token_ids_and_pooled_items_keeps_the_contract():
+    example = load_example("text_encoder")
+    torch.manual_seed(0)
+    module = example.TextEncoder(depth=2).eval()
+    encoder = example.graph(module, backend="tape")
+
+    def ids(lengths, seed):
+        return torch.randint(1000, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+
+    def eager(rows, lengths):
+        cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        with torch.no_grad():
+            return module(rows, positions, cu_seqlens, max(lengths), cu_seqlens[:-1].long())
+
+    encoder(ids([5], 0), lengths=[5])
+    layouts = [[512, 512, 512, 512], [1], [100, 3, 400], [512], [16] * 32, [7, 9]]
+    check_padding_contract(encoder, eager, ids, "lengths", layouts, 1e-5)
+    encoder(ids([500] * 3, 0), lengths=[500] * 3)
+    many = [30] * 200
+    assert distance(encoder(ids(many, 1), lengths=many), eager(ids(many, 1), many)) < 1e-5
+
+
+class Everything(nn.Module):
+    """Takes each kind of argument there is, and gives each kind of output."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, grid_thw, kind, row_kind, spread, host):
+        per_item = (grid_thw.prod(-1) * (kind + 1)).float()
+        return {"rows": x * row_kind[:, None] * self.weight + spread[:, None], "items": (per_item, host.float())}
+
+
+def everything(backend):
+    kinds = vg.GridTHW(columns=(vg.Column("kind", pad=-1),))
+    return vg.GraphedEncoder(
+        Everything(),
+        [vg.Budget(64, items=4, segments=16)],
+        vg.BufferSpec(
+            rows="x",
+            layout=kinds,
+            buffers=[
+                vg.DeviceBuffer("row_kind", lambda table: table.column("kind")[table.row_item]),
+                vg.DeviceBuffer("spread", lambda table: table.row_in_item / table.item_rows[table.row_item].clamp(1)),
+                vg.HostBuffer(
+                    "host",
+                    lambda layout: torch.tensor([len(layout), *layout.rows])[1:],
+                    ("items",),
+                    torch.int64,
+                    pad=-7,
+                ),
+            ],
+            outputs=vg.Outputs(rows=vg.Rows(), items=vg.Items()),
+        ),
+        backend=backend,
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_columns_and_buffers_of_ones_own_reach_the_module(data):
+    items = data.draw(st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=6))
+    kinds = data.draw(st.lists(st.integers(0, 9), min_size=len(items), max_size=len(items)))
+    rows = rows_for([t * h * w for t, h, w in items])
+    graphed, eager = everything("tape"), everything("eager")
+    call = {"grid_thw": items, "kind": torch.tensor(kinds)}
+    got, expected = graphed(rows, **call), eager(rows, **call)
+    assert equal_bits(got, expected)
+    sizes = [t * h * w for t, h, w in items]
+    assert got["items"][1].tolist() == sizes
+    assert got["items"][0].tolist() == [size * (kind + 1) for size, kind in zip(sizes, kinds, strict=True)]
+
+
+def test_release_frees_what_was_captured_and_the_next_call_captures_anew():
+    encoder, rows = attention_encoder(), rows_for([6])
+    first = encoder(rows, lengths=[6])
+    encoder.release()
+    with torch.no_grad():
+        encoder.module.qkv.bias.add_(1)
+    encoder.module.to(torch.float64)
+    assert encoder(rows, lengths=[6]).dtype == torch.float64
+    assert not torch.equal(encoder(rows, lengths=[6]).float(), first)
+
+
+def test_a_copied_module_has_graphs_of_its_own():
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    other = attention_encoder(module=copy.deepcopy(encoder.module))
+    with torch.no_grad():
+        other.module.qkv.weight.zero_()
+    assert not torch.equal(other(rows_for([6]), lengths=[6]), encoder(rows_for([6]), lengths=[6]))

@@ -1,0 +1,87 @@
+import re
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+import varlen_graphs as vg
+from varlen_graphs.outputs import Items, Rows, extents, flatten
+from varlen_graphs.packing import Span
+
+
+@dataclass
+class Result:
+    states: torch.Tensor
+    count: int
+    extra: list
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+a, b, c = torch.zeros(4, 1), torch.ones(2, 1), torch.full((8,), 2.0)
+ROWS, HALF = vg.Rows(), vg.Rows(every=2)
+
+
+@pytest.mark.parametrize(
+    ("output", "declared", "kinds"),
+    [
+        (a, ROWS, [ROWS]),
+        ((a, [b, b]), (ROWS, HALF), [ROWS, HALF, HALF]),
+        ([a, b], [ROWS, HALF], [ROWS, HALF]),
+        (Pair(a, b), (ROWS, HALF), [ROWS, HALF]),
+        ({"x": a, "y": None}, ROWS, [ROWS]),
+        ({"x": a, "y": (b,)}, vg.Outputs(x=ROWS, y=HALF), [ROWS, HALF]),
+        (Result(a, 3, [b, c]), vg.Outputs(states=ROWS, extra=(HALF, vg.Items(2))), [ROWS, HALF, vg.Items(2)]),
+        (
+            BaseModelOutputWithPooling(last_hidden_state=a, pooler_output=b),
+            vg.Outputs(last_hidden_state=ROWS, pooler_output=HALF),
+            [ROWS, HALF],
+        ),
+    ],
+)
+def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
+    leaves, got, rebuild = flatten(output, declared)
+    assert got == kinds
+    fresh = [leaf + 5 for leaf in leaves]
+    again = rebuild(fresh)
+    assert type(again) is type(output)
+    assert again is not output
+    leaves_again, _, _ = flatten(again, declared)
+    assert all(x is y for x, y in zip(leaves_again, fresh, strict=True))
+    if isinstance(output, Result):
+        assert again.count == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "declared", "message"),
+    [
+        (a, (ROWS,), "output is a tensor but is declared as (Rows(every=1),): expected Rows(...) or Items(...)"),
+        ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1),)"),
+        ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1))"),
+        ({"x": a}, (ROWS,), "output has fields ['x'] but is declared as (Rows(every=1),): expected Outputs(...)"),
+        ({"x": a, "y": b}, vg.Outputs(x=ROWS), "with tensors but not declared: ['y']"),
+        ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
+        (({"x": a},), (vg.Outputs(x=(ROWS,)),), "output[0].x is a tensor but is declared as (Rows(every=1),)"),
+    ],
+)
+def test_declarations_that_do_not_match_name_the_part(output, declared, message):
+    with pytest.raises(vg.SpecError, match=re.escape(message)):
+        flatten(output, declared)
+
+
+def test_extents_of_a_declaration():
+    assert extents(vg.Outputs(x=(ROWS, HALF), y=Items(3))) == [ROWS, HALF, Items(3)]
+
+
+def test_places_follow_rows_or_items():
+    span = Span(row=8, rows=4, item=1, items=2)
+    assert Rows(every=4).place(span) == slice(2, 3)
+    assert Items(rows=3).place(span) == slice(3, 9)
+
+
+@pytest.mark.parametrize("make", [lambda: vg.Rows(every=0), lambda: vg.Items(rows=0)])
+def test_ratios_below_one_are_refused(make):
+    with pytest.raises(vg.SpecError, match="expected an integer of at least 1"):
+        make()
