@@ -1,4 +1,4 @@
-"""A small ragged text encoder, nothing to do with vision, run as CUDA graphs (or on the tape, where there is no GPU)."""
+"""A small ragged text encoder, nothing to do with vision, run as CUDA graphs, or on the tape without a GPU."""
 
 import torch
 from torch import nn

@@ -37,7 +37,10 @@ def attention_spec(**changes):
     )
 
 
-def attention_encoder(budgets=(vg.Budget(64, items=4), vg.Budget(128, items=8)), module=None, spec=None, **options):
+BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
+
+
+def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
     return vg.GraphedEncoder(
         module or Attention(), budgets, spec or attention_spec(), **({"backend": "tape"} | options)
     )

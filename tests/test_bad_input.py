@@ -70,7 +70,7 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("args, kwargs, error, message", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("args", "kwargs", "error", "message"), CALLS.values(), ids=CALLS.keys())
 def test_bad_calls_raise_named_errors_and_leave_the_encoder_working(encoder, tower, args, kwargs, error, message):
     encoder(ROWS, grid_thw=GRID)
     with pytest.raises(error, match=re.escape(message)):
@@ -177,7 +177,7 @@ DECLARATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make, error, message", DECLARATIONS.values(), ids=DECLARATIONS.keys())
+@pytest.mark.parametrize(("make", "error", "message"), DECLARATIONS.values(), ids=DECLARATIONS.keys())
 def test_bad_declarations_raise_named_errors(make, error, message):
     with pytest.raises(error, match=re.escape(message)):
         make()

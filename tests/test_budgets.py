@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -36,8 +37,8 @@ def test_a_ladder_reaches_from_min_to_max_in_steps_no_larger_than_asked(smallest
     assert rows == sorted(set(rows))
     assert rows[-1] >= largest
     assert all(r % multiple == 0 and r % 128 == 0 for r in rows)
-    unit = rows[0] if len(rows) == 1 else min(b - a for a, b in zip(rows, rows[1:], strict=False))
-    assert all(b <= a * step + 1 + max(unit, 128 * multiple) for a, b in zip(rows, rows[1:], strict=False))
+    unit = rows[0] if len(rows) == 1 else min(b - a for a, b in itertools.pairwise(rows))
+    assert all(b <= a * step + 1 + max(unit, 128 * multiple) for a, b in itertools.pairwise(rows))
 
 
 def test_the_default_ladder_is_fine():

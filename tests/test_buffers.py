@@ -138,7 +138,7 @@ def test_an_unknown_mode_is_refused():
 
 def test_a_path_that_leads_to_no_tensor_is_refused():
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
-    with pytest.raises(vg.SpecError, match="'pos_embed.wait' is NoneType in Qwen3VLVisionModel: expected the dotted"):
+    with pytest.raises(vg.SpecError, match=r"'pos_embed\.wait' is NoneType in Qwen3VLVisionModel: expected the dotted"):
         vg.Interpolation(table="pos_embed.wait").produce(table, qwen3_vl_tower())
 
 

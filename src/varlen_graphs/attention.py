@@ -8,7 +8,7 @@ other row changes by a bit because of them. What a backend leaves in the padding
   are in no segment are never read, and the row-wise operations between two attentions keep them to themselves.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.attention
@@ -61,7 +61,7 @@ def varlen_attention(
     if backend == "auto":
         backend = "torch" if _torch_takes(q) else "reference"
     if backend == "reference":
-        return reference.varlen_attention(q, k, v, cu_seqlens, scale)
+        return cast(Tensor, reference.varlen_attention(q, k, v, cu_seqlens, scale))
     if not _torch_takes(q):
         raise InputError(
             f"attention backend 'torch' got {q.dtype} on {q.device} with head_dim {q.shape[-1]}: expected float16 or "
@@ -70,7 +70,8 @@ def varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     _refuse_other_than_flash2()
-    return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scale)  # type: ignore[return-value]
+    out = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scale)
+    return cast(Tensor, out)  # a tuple only if more is asked for
 
 
 def _torch_takes(q: Tensor) -> bool:

@@ -1,0 +1,292 @@
+"""The padding contract on real CUDA graphs, and what only a GPU can show."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.contract import check_padding_contract
+from tests.encoders import Attention, attention_spec, load_example
+from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from varlen_graphs.integrations.transformers import use_attention
+from varlen_graphs.kernels.attention import reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+HALF = [torch.bfloat16, torch.float16]
+SEEDS = 8
+LIMIT = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
+BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
+LAYOUTS = [
+    [(1, 32, 64)],  # an item of exactly the largest budget
+    [(1, 2, 2)],
+    [(1, 14, 14), (1, 8, 20)],
+    [(8, 14, 14)],  # a video
+    [(4, 10, 10), (1, 14, 14), (2, 2, 2)],  # both in one call
+    [(1, 16, 32)],  # an item of exactly the smallest budget
+    [(40, 2, 2)],  # more frames than items, and all segments of the smallest budget
+    [(1, 24, 40), (1, 20, 20), (3, 16, 12)],
+]
+
+
+def tower_of(dtype, seed=0):
+    """Heads of 72, as in the 8B tower: no power of two."""
+    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
+    return qwen3_vl_tower(seed, dtype=torch.float32, **sizes).to("cuda").to(dtype)
+
+
+def original_of(tower):
+    def run(rows, grid):
+        with torch.no_grad():
+            return tower(rows, grid_thw=torch.tensor(grid, device="cuda"))
+
+    return run
+
+
+def rows_of(dtype):
+    return lambda grid, seed=0: pixels(grid, seed, device="cuda", dtype=dtype)
+
+
+@pytest.fixture(scope="module", params=HALF, ids=str)
+def half(request):
+    tower = tower_of(request.param)
+    return request.param, tower, vg.recipes.qwen3_vl(tower, BUDGETS)
+
+
+def test_the_padding_contract_holds_in_half_precision(half):
+    dtype, tower, encoder = half
+    tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
+    check_padding_contract(encoder, original_of(tower), rows_of(dtype), "grid_thw", LAYOUTS, LIMIT[dtype])
+
+
+def test_the_padding_contract_holds_in_float32():
+    tower = tower_of(torch.float32)
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS)
+    with torch.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False):
+        check_padding_contract(encoder, original_of(tower), rows_of(torch.float32), "grid_thw", LAYOUTS, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_rounding_is_no_worse_than_that_of_the_original_with_the_same_attention(dtype):
+    eager, graphed = [], []
+    for seed in range(SEEDS):
+        tower = tower_of(dtype, seed)
+        tower.rotary_pos_emb.float()
+        exact = tower_of(dtype, seed).float()
+        exact.rotary_pos_emb.inv_freq.copy_(tower.rotary_pos_emb.inv_freq)
+        grid = LAYOUTS[4]
+        rows = rows_of(dtype)(grid, seed)
+        expected = original_of(exact)(rows.float(), grid)
+        with use_attention(tower):
+            eager.append(distance(original_of(tower)(rows, grid), expected))
+        graphed.append(distance(vg.recipes.qwen3_vl(tower, BUDGETS[:2])(rows, grid_thw=grid), expected))
+    assert sum(graphed) <= 1.1 * sum(eager)
+    assert max(graphed) <= LIMIT[dtype]
+
+
+def test_weights_may_change_in_place(half):
+    dtype, tower, encoder = half
+    rows = rows_of(dtype)(LAYOUTS[2])
+    before = encoder(rows, grid_thw=LAYOUTS[2])
+    with torch.no_grad():
+        tower.merger.linear_fc2.weight.neg_()
+        tower.merger.linear_fc2.bias.neg_()
+    after = encoder(rows, grid_thw=LAYOUTS[2])
+    assert torch.equal(after.pooler_output, -before.pooler_output)
+    with torch.no_grad():
+        tower.merger.linear_fc2.weight.neg_()
+        tower.merger.linear_fc2.bias.neg_()
+    assert equal_bits(encoder(rows, grid_thw=LAYOUTS[2]), before)
+
+
+def test_an_image_in_a_graph_captured_for_a_video_is_alone(half):
+    dtype, tower, _ = half
+    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(2048, items=2, segments=128)])
+    video, image = [(16, 10, 10)], [(1, 14, 14)]
+    encoder(rows_of(dtype)(video), grid_thw=video)
+    rows = rows_of(dtype)(image)
+    assert distance(encoder(rows, grid_thw=image), original_of(tower)(rows, image)) <= LIMIT[dtype]
+
+
+def test_a_call_split_over_replays_keeps_its_order(half):
+    dtype, tower, encoder = half
+    grid = [(1, 30, 30), (6, 12, 12), (1, 40, 50), (1, 2, 2), (1, 60, 60), (9, 4, 4), (1, 20, 10)]
+    rows = rows_of(dtype)(grid)
+    before = encoder.stats.replays.total()
+    assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) <= LIMIT[dtype]
+    assert encoder.stats.replays.total() - before > 1
+    assert encoder.stats.eager.pop("larger than every budget") == 1
+
+
+def test_a_grid_on_the_gpu_is_as_good_as_one_on_the_host(half):
+    dtype, _, encoder = half
+    rows = rows_of(dtype)(LAYOUTS[4])
+    expected = encoder(rows, grid_thw=LAYOUTS[4])
+    assert equal_bits(encoder(rows, grid_thw=torch.tensor(LAYOUTS[4], device="cuda")), expected)
+    assert equal_bits(encoder(rows.float(), grid_thw=LAYOUTS[4]), expected)
+
+
+def test_rows_on_the_host_are_refused(half):
+    dtype, _, encoder = half
+    with pytest.raises(vg.InputError, match="hidden_states is on cpu, the module on cuda:0; move it first"):
+        encoder(rows_of(dtype)(LAYOUTS[1]).cpu(), grid_thw=LAYOUTS[1])
+
+
+def test_a_replay_does_not_sync_with_the_host(half):
+    dtype, _, encoder = half
+    rows = rows_of(dtype)(LAYOUTS[4])
+    expected = encoder(rows, grid_thw=LAYOUTS[4])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = encoder(rows, grid_thw=LAYOUTS[4])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert equal_bits(got, expected)
+
+
+def test_calls_queued_behind_a_long_kernel_keep_their_own_layouts(half):
+    dtype, _, encoder = half
+    grids = [[(1, 2 + 2 * (i % 7), 2 + 2 * (i % 5)), (1 + i % 3, 4, 6)] for i in range(100)]
+    rows = [rows_of(dtype)(grid, seed) for seed, grid in enumerate(grids)]
+    expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    got = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
+    assert all(equal_bits(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_calls_on_several_streams_and_threads_are_right(half):
+    dtype, _, encoder = half
+    grids = LAYOUTS[1:6]
+    rows = [rows_of(dtype)(grid, seed) for seed, grid in enumerate(grids)]
+    expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(offset):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(30):
+                at = (i + offset) % len(grids)
+                got = encoder(rows[at], grid_thw=grids[at])
+                torch.cuda.current_stream().synchronize()
+                if not equal_bits(got, expected[at]):
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_encoders_of_one_pool_do_not_disturb_each_other(half):
+    dtype, tower, _ = half
+    pool = vg.Pool()
+    one, two = (vg.recipes.qwen3_vl(tower, BUDGETS[:2], pool=pool) for _ in range(2))
+    rows = rows_of(dtype)(LAYOUTS[4])
+    first = one(rows, grid_thw=LAYOUTS[4])
+    two(rows_of(dtype)(LAYOUTS[2], 1), grid_thw=LAYOUTS[2])
+    assert equal_bits(one(rows, grid_thw=LAYOUTS[4]), first)
+    one.release()
+    assert equal_bits(two(rows, grid_thw=LAYOUTS[4]), first)
+
+
+def test_release_gives_the_memory_back():
+    tower = tower_of(torch.bfloat16)
+    encoder = vg.recipes.qwen3_vl(tower, [4096, 8192]).capture()
+    encoder.release()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    encoder.capture()
+    assert torch.cuda.memory_reserved() > before
+    encoder.release()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+    encoder.capture()
+    rows = rows_of(torch.bfloat16)(LAYOUTS[4])
+    assert distance(encoder(rows, grid_thw=LAYOUTS[4]), original_of(tower)(rows, LAYOUTS[4])) <= 3e-2
+
+
+def test_moved_weights_raise():
+    tower = tower_of(torch.bfloat16)
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1])
+    rows = rows_of(torch.bfloat16)(LAYOUTS[2])
+    encoder(rows, grid_thw=LAYOUTS[2])
+    tower.float()
+    with pytest.raises(vg.StaleGraphError, match="was moved or replaced since the graphs were captured"):
+        encoder(rows, grid_thw=LAYOUTS[2])
+    encoder.release()
+    assert encoder(rows, grid_thw=LAYOUTS[2]).last_hidden_state.dtype == torch.float32
+
+
+def test_a_capture_that_fails_leaves_the_process_able_to_capture():
+    class Reading(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            return super().forward(x, cu_seqlens, max_seqlen) * cu_seqlens.max().item()
+
+    rows = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
+    spec = attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen()])
+    bad = vg.GraphedEncoder(Reading(16).to("cuda", torch.bfloat16), [128], spec)
+    for _ in range(2):
+        with pytest.raises(vg.CaptureError, match=r"128 rows could not be captured: .*\n.*no \.item\(\)"):
+            bad(rows, lengths=[6])
+    assert bad.eager(rows, lengths=[6]).isfinite().all()
+    good = vg.GraphedEncoder(Attention(16).to("cuda", torch.bfloat16), [128], spec, pool=bad.pool)
+    assert distance(good(rows, lengths=[6]), good.eager(rows, lengths=[6])) <= 3e-2
+
+
+def test_memory_a_graph_reads_is_held():
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * self.factor
+
+    module = Scaled()
+    module.factor = torch.full((256, 8), 3.0, device="cuda")[:1]
+    encoder = vg.GraphedEncoder(module, [128], vg.BufferSpec("x", vg.Lengths()))
+    rows = torch.ones(5, 8, device="cuda")
+    assert (encoder(rows, lengths=[5]) == 3).all()
+    del module.factor
+    junk = [torch.full((256, 8), 7.0, device="cuda") for _ in range(8)]
+    assert (encoder(rows, lengths=[5]) == 3).all()
+    assert len(junk) == 8
+
+
+def test_the_example_keeps_the_contract_on_the_gpu():
+    example = load_example("text_encoder")
+    torch.manual_seed(0)
+    module = example.TextEncoder(depth=2).to("cuda", torch.bfloat16).eval()
+    encoder = example.graph(module)
+
+    def ids(lengths, seed=0):
+        return torch.randint(1000, (sum(lengths),), generator=torch.Generator().manual_seed(seed)).to("cuda")
+
+    def eager(rows, lengths):
+        return encoder.eager(rows, lengths=lengths)
+
+    encoder(ids([5]), lengths=[5])
+    check_padding_contract(encoder, eager, ids, "lengths", [[512] * 4, [1], [100, 3, 400], [16] * 32], 3e-2)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 72, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_torch_attention_equals_the_reference_and_reads_no_padding(dtype, head_dim):
+    lengths = [1, 0, 130, 64, 0, 33, 300]
+    rows = sum(lengths) + 100
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0), *[sum(lengths)] * 3], dtype=torch.int32).cuda()
+    q, k, v = torch.randn(3, rows, 2, head_dim, device="cuda").to(dtype).unbind(0)
+    expected = reference.by_segment(q, k, v, cu_seqlens, head_dim**-0.5)
+    torch.testing.assert_close(reference.dense(q, k, v, cu_seqlens, head_dim**-0.5), expected, rtol=2e-2, atol=2e-3)
+    got = vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="torch")[: sum(lengths)]
+    torch.testing.assert_close(got, expected[: sum(lengths)], rtol=2e-2, atol=2e-2)
+    for x in (q, k, v):
+        x[sum(lengths) :] = torch.nan
+    assert torch.equal(vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="torch")[: sum(lengths)], got)
+    assert torch.equal(
+        vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="reference")[: sum(lengths)],
+        reference.dense(*(x.nan_to_num() for x in (q, k, v)), cu_seqlens, head_dim**-0.5)[: sum(lengths)],
+    )
