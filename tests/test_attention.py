@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
@@ -23,7 +23,6 @@ def boundaries(lengths):
 
 
 @pytest.mark.parametrize("implementation", [reference.by_segment, reference.dense])
-@settings(deadline=None)
 @given(lengths=lengths, padding=st.integers(0, 5), scale=st.floats(0.1, 2))
 def test_each_row_attends_to_its_segment(implementation, lengths, padding, scale):
     rows = sum(lengths) + padding

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import vision_utils
 from transformers.exporters.utils import precompute_export_inputs
@@ -19,7 +19,6 @@ from varlen_graphs.kernels.rotary.reference import apply_rotary
 ORDERS = st.sampled_from(["raster", "merge_block"])
 
 
-@settings(deadline=None)
 @given(strategies.tables(merge=2), ORDERS)
 def test_grid_positions_equal_those_of_transformers(case, order):
     items, table = case
@@ -36,7 +35,6 @@ def test_row_positions_begin_anew_for_each_item(case):
     assert vg.RowPositions().produce(table, None)[: len(expected)].tolist() == expected
 
 
-@settings(deadline=None)
 @given(strategies.tables(merge=2))
 def test_the_rotary_table_equals_that_of_the_tower(case):
     items, table = case
@@ -73,7 +71,6 @@ def test_rotation_equals_the_product_of_complex_numbers():
     torch.testing.assert_close(apply_rotary(x, wide.cos(), wide.sin()), expected)
 
 
-@settings(deadline=None)
 @given(strategies.tables(merge=2), st.booleans(), ORDERS, st.sampled_from([1, 4, 7]))
 def test_interpolation_equals_that_of_torch(case, align_corners, order, side):
     items, table = case
@@ -91,7 +88,6 @@ def test_interpolation_equals_that_of_torch(case, align_corners, order, side):
     assert got.isfinite().all()
 
 
-@settings(deadline=None)
 @given(strategies.tables(merge=2), st.booleans(), ORDERS)
 def test_interpolation_indices_and_weights_equal_those_of_transformers(case, align_corners, order):
     items, table = case

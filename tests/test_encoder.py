@@ -31,7 +31,7 @@ def test_the_padding_contract_holds_for_a_module_of_ones_own():
     check_padding_contract(encoder, original, rows_for, "lengths", layouts, 1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 3))
 def test_any_call_equals_eager_however_it_is_split(lengths, seed):
     rows = rows_for(lengths, seed)
@@ -326,7 +326,7 @@ def everything(backend):
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_columns_and_buffers_of_ones_own_reach_the_module(data):
     items = data.draw(st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=6))

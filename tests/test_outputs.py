@@ -1,4 +1,6 @@
+import gc
 import re
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -69,6 +71,20 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
 def test_declarations_that_do_not_match_name_the_part(output, declared, message):
     with pytest.raises(vg.SpecError, match=re.escape(message)):
         flatten(output, declared)
+
+
+def test_nothing_keeps_the_tensors_of_an_output_alive():
+    """Not even until the garbage collector runs: they are in the memory that the next capture is to use again."""
+    gc.disable()
+    try:
+        output = Result(torch.ones(2), 3, [torch.ones(1)])
+        watched = [weakref.ref(output.states), weakref.ref(output.extra[0])]
+        rebuild = flatten(output, vg.Outputs(states=ROWS, extra=HALF))[2]
+        del output
+        assert [reference() for reference in watched] == [None, None]
+        assert rebuild([a, b]).count == 3
+    finally:
+        gc.enable()
 
 
 def test_extents_of_a_declaration():

@@ -11,7 +11,6 @@ def total(packs):
     return sum(cost(one.budget) for one in packs if one.budget)
 
 
-@settings(deadline=None)
 @given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
 def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
     packs = pack(demands, sorted(budgets))
@@ -29,7 +28,6 @@ def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 
 
-@settings(deadline=None)
 @given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
 def test_packing_never_costs_more_than_one_item_a_replay(demands, budgets):
     budgets = sorted(budgets)
@@ -48,7 +46,7 @@ def partitions(items):
             yield [*partition[:at], [first, *partition[at]], *partition[at + 1 :]]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(strategies.demands, min_size=1, max_size=5), st.lists(strategies.budgets, min_size=1, max_size=4))
 def test_small_calls_are_packed_at_the_least_cost(demands, budgets):
     budgets = sorted(budgets)

@@ -42,7 +42,7 @@ def test_the_padding_contract_holds_for_images_videos_and_both(tower):
     check_padding_contract(encoder, original_of(tower), pixels, "grid_thw", layouts, 1e-5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(strategies.grids(merge=2, max_items=8))
 def test_any_call_equals_the_original(grid):
     encoder, tower = SHARED

@@ -33,7 +33,8 @@ class Arena:
         self._spec = spec
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
-        self.table = torch.zeros(most_items, 3 + len(spec.layout.columns), dtype=torch.int64, device=device)
+        self._padding = torch.tensor([(0, 0, 0, *(column.pad for column in spec.layout.columns))] * most_items)
+        self.table = self._padding.to(device, copy=True)
         self._host = {
             buffer.name: torch.zeros(
                 max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
@@ -86,9 +87,9 @@ class Arena:
         if not self.rows.is_floating_point():
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
         packed = pack.layout(layout)
-        padding = (0, 0, 0, *(column.pad for column in self._spec.layout.columns))
-        items = [*packed.items, *[padding] * (budget.items - len(packed))]
-        self._upload(torch.tensor(items, dtype=torch.int64), self.table[: budget.items])
+        items = self._padding[: budget.items].clone()
+        items[: len(packed)] = torch.tensor(packed.items)
+        self._upload(items, self.table[: budget.items])
         for buffer in self._spec.host_buffers:
             static = self._host[buffer.name][: math.prod(buffer.capacity(budget))]
             self._upload(buffer.compute(packed, budget).flatten(), static)

@@ -1,6 +1,7 @@
 """What comes out: which rows of which tensors belong to the items, and how to put the caller's object together."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -96,55 +97,59 @@ def flatten(output: Any, declared: Declared) -> tuple[list[Tensor], list[Extent]
         declared: What its tensors are.
 
     Returns:
-        The tensors, what each is, and a function that puts other tensors in their places in a new object.
+        The tensors, what each is, and a function that puts other tensors in their places in a new object. That function
+        holds none of the tensors of `output`.
 
     Raises:
         SpecError: A declaration does not match the output.
     """
-    leaves: list[Tensor] = []
-    kinds: list[Extent] = []
+    leaves: list[tuple[Tensor, Extent]] = []
+    rebuild = _visit(output, declared, "output", leaves)
+    return [tensor for tensor, _ in leaves], [extent for _, extent in leaves], rebuild
 
-    def visit(part: Any, declared: Declared, path: str) -> Rebuild:
-        if isinstance(part, Tensor):
-            if not isinstance(declared, Rows | Items):
-                raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
-            leaves.append(part)
-            kinds.append(declared)
-            at = len(leaves) - 1
-            return lambda tensors: tensors[at]
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            names = [field.name for field in dataclasses.fields(part) if field.init]
-            fields = named({name: getattr(part, name) for name in names}, declared, path)
-            return lambda tensors: type(part)(**{name: make(tensors) for name, make in fields.items()})
-        if isinstance(part, Mapping):
-            fields = named(part, declared, path)
-            return lambda tensors: {name: make(tensors) for name, make in fields.items()}
-        if isinstance(part, tuple | list):
-            each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
-            if isinstance(each, Outputs) or len(each) != len(part):
-                raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
-            makes = [visit(p, d, f"{path}[{i}]") for i, (p, d) in enumerate(zip(part, each, strict=True))]
-            if hasattr(part, "_fields"):
-                return lambda tensors: type(part)(*(make(tensors) for make in makes))
-            return lambda tensors: type(part)(make(tensors) for make in makes)
-        return lambda tensors: part
 
-    def named(parts: Mapping[str, Any], declared: Declared, path: str) -> dict[str, Rebuild]:
-        if isinstance(declared, Rows | Items):
-            declared = Outputs(**dict.fromkeys(parts, declared))
-        if not isinstance(declared, Outputs):
-            raise SpecError(f"{path} has fields {list(parts)} but is declared as {declared!r}: expected Outputs(...)")
-        unknown = [name for name in declared.fields if name not in parts]
-        missing = [name for name, part in parts.items() if name not in declared.fields and _has_tensor(part)]
-        if unknown or missing:
-            raise SpecError(
-                f"{path} has the fields {list(parts)}; with tensors but not declared: {missing or 'none'}; declared "
-                f"but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
-            )
-        return {name: visit(part, declared.fields.get(name, Rows()), f"{path}.{name}") for name, part in parts.items()}
+def _visit(part: Any, declared: Declared, path: str, leaves: list[tuple[Tensor, Extent]]) -> Rebuild:
+    if isinstance(part, Tensor):
+        if not isinstance(declared, Rows | Items):
+            raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
+        leaves.append((part, declared))
+        return operator.itemgetter(len(leaves) - 1)
+    kind = type(part)  # not `part` itself, in the functions below: they outlive its tensors
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+        makes = _visit_fields(fields, declared, path, leaves)
+        return lambda tensors: kind(**{name: make(tensors) for name, make in makes.items()})
+    if isinstance(part, Mapping):
+        makes = _visit_fields(part, declared, path, leaves)
+        return lambda tensors: {name: make(tensors) for name, make in makes.items()}
+    if isinstance(part, tuple | list):
+        each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
+        if isinstance(each, Outputs) or len(each) != len(part):
+            raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
+        parts = [_visit(p, d, f"{path}[{i}]", leaves) for i, (p, d) in enumerate(zip(part, each, strict=True))]
+        if hasattr(part, "_fields"):
+            return lambda tensors: kind(*(make(tensors) for make in parts))
+        return lambda tensors: kind(make(tensors) for make in parts)
+    return lambda tensors: part
 
-    rebuild = visit(output, declared, "output")
-    return leaves, kinds, rebuild
+
+def _visit_fields(
+    parts: Mapping[str, Any], declared: Declared, path: str, leaves: list[tuple[Tensor, Extent]]
+) -> dict[str, Rebuild]:
+    if isinstance(declared, Rows | Items):
+        declared = Outputs(**dict.fromkeys(parts, declared))
+    if not isinstance(declared, Outputs):
+        raise SpecError(f"{path} has fields {list(parts)} but is declared as {declared!r}: expected Outputs(...)")
+    unknown = [name for name in declared.fields if name not in parts]
+    missing = [name for name, part in parts.items() if name not in declared.fields and _has_tensor(part)]
+    if unknown or missing:
+        raise SpecError(
+            f"{path} has fields {list(parts)}; with tensors but not declared: {missing or 'none'}; declared "
+            f"but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
+        )
+    return {
+        name: _visit(part, declared.fields.get(name, Rows()), f"{path}.{name}", leaves) for name, part in parts.items()
+    }
 
 
 def _has_tensor(part: Any) -> bool:

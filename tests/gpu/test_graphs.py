@@ -64,7 +64,7 @@ def test_the_padding_contract_holds_in_half_precision(half):
 def test_the_padding_contract_holds_in_float32():
     tower = tower_of(torch.float32)
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS)
-    with torch.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False):
+    with torch.backends.cudnn.flags(allow_tf32=False):  # the original embeds patches by a convolution
         check_padding_contract(encoder, original_of(tower), rows_of(torch.float32), "grid_thw", LAYOUTS, 1e-5)
 
 
@@ -233,7 +233,7 @@ def test_a_capture_that_fails_leaves_the_process_able_to_capture():
     spec = attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen()])
     bad = vg.GraphedEncoder(Reading(16).to("cuda", torch.bfloat16), [128], spec)
     for _ in range(2):
-        with pytest.raises(vg.CaptureError, match=r"128 rows could not be captured: .*\n.*no \.item\(\)"):
+        with pytest.raises(vg.CaptureError, match=r"(?s)128 rows could not be captured: .*no \.item\(\)"):
             bad(rows, lengths=[6])
     assert bad.eager(rows, lengths=[6]).isfinite().all()
     good = vg.GraphedEncoder(Attention(16).to("cuda", torch.bfloat16), [128], spec, pool=bad.pool)

@@ -47,29 +47,39 @@ class ReadMemory(TorchDispatchMode):
 
 
 class Weights:
-    """The parameters and buffers of a module as they were at capture: the same objects at the same addresses.
+    """The parameters and buffers of a module, held, and where they were at capture.
 
-    Changing values in place is fine, because graphs read them at each replay. Moving or replacing them is not.
+    Changing values in place is fine, because graphs read them at each replay. Moving or replacing them is not. What was
+    there at capture is held, so nothing else can come to lie at its address.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._entries = [
-            (tensors, name, f"{prefix}.{name}" if prefix else name, tensor, tensor.data_ptr())
+        named = [
+            (tensors, name, f"{prefix}.{name}" if prefix else name, tensor)
             for prefix, owner in module.named_modules()
             for tensors in (owner._parameters, owner._buffers)
             for name, tensor in tensors.items()
             if tensor is not None
         ]
+        self._slots = [(tensors, name) for tensors, name, _, _ in named]
+        self._paths = [path for _, _, path, _ in named]
+        self._held = [tensor.detach() for _, _, _, tensor in named]
+        self._addresses = [tensor.data_ptr() for tensor in self._held]
 
     def check(self) -> None:
-        """Compare with the module as it is now.
+        """Compare with the module as it is now: one address a tensor, on each call.
 
         Raises:
             StaleGraphError: A parameter or buffer is another tensor, or its memory is elsewhere.
         """
-        for tensors, name, path, tensor, address in self._entries:
-            now = tensors.get(name)
-            if now is not tensor or tensor.data_ptr() != address:
+        try:
+            if [tensors[name].data_ptr() for tensors, name in self._slots] == self._addresses:  # type: ignore[union-attr]
+                return
+        except (KeyError, AttributeError):
+            pass  # removed, or set to None: named below
+        for (tensors, name), path, address in zip(self._slots, self._paths, self._addresses, strict=True):
+            tensor = tensors.get(name)
+            if tensor is None or tensor.data_ptr() != address:
                 raise StaleGraphError(
                     f"{path!r} was moved or replaced since the graphs were captured (module.to(...), "
                     "load_state_dict(assign=True), param.data = ...), and graphs read the memory it had; call "
