@@ -209,6 +209,27 @@ def test_calls_in_another_state_run_eager_with_a_named_reason(monkeypatch):
     assert torch.equal(encoder(rows, lengths=[6]), expected)
 
 
+def test_a_module_without_parameters_is_captured_too():
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    encoder = vg.GraphedEncoder(Doubled(), [128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    assert encoder(torch.ones(5, 2), lengths=[2, 3]).tolist() == [[2.0, 2.0]] * 5
+    assert encoder.stats.replays.total() == 1
+
+
+def test_static_arguments_of_different_types_have_graphs_of_their_own():
+    class Picky(nn.Module):
+        def forward(self, x, how):
+            return x + (10 if how is True else how)
+
+    encoder = vg.GraphedEncoder(Picky(), [128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    rows = torch.zeros(1, 1)
+    assert [encoder(rows, lengths=[1], how=how).item() for how in (1, True, 1.0)] == [1, 10, 1]
+    assert repr(encoder).endswith("3 captured)")
+
+
 def test_an_encoder_made_under_autocast_is_captured_under_autocast():
     rows = rows_for([6])
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,14 +1,12 @@
+from functools import reduce
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests import strategies
-from varlen_graphs.packing import EXACT_ITEMS, Demand, Pack, cost, pack, smallest
-
-
-def total(packs):
-    return sum(cost(one.budget) for one in packs if one.budget)
+from varlen_graphs.packing import EXACT_ITEMS, Demand, Load, Pack, cost, pack, smallest, total_cost
 
 
 @given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
@@ -20,7 +18,7 @@ def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
         mine = [demands[i] for i in one.items]
         if one.budget is None:
             assert len(mine) == 1
-            assert smallest(mine, sorted(budgets)) is None
+            assert smallest(Load().add(*mine), sorted(budgets)) is None
         else:
             assert sum(d.rows for d in mine) <= one.budget.rows
             assert len(mine) <= one.budget.items
@@ -31,8 +29,8 @@ def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
 @given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
 def test_packing_never_costs_more_than_one_item_a_replay(demands, budgets):
     budgets = sorted(budgets)
-    alone = [smallest([d], budgets) for d in demands]
-    assert total(pack(demands, budgets)) <= sum(cost(b) for b in alone if b)
+    alone = [smallest(Load().add(d), budgets) for d in demands]
+    assert total_cost(pack(demands, budgets)) <= sum(cost(b) for b in alone if b)
 
 
 def partitions(items):
@@ -50,14 +48,14 @@ def partitions(items):
 @given(st.lists(strategies.demands, min_size=1, max_size=5), st.lists(strategies.budgets, min_size=1, max_size=4))
 def test_small_calls_are_packed_at_the_least_cost(demands, budgets):
     budgets = sorted(budgets)
-    fitting = [d for d in demands if smallest([d], budgets)]
+    fitting = [d for d in demands if smallest(Load().add(d), budgets)]
     costs = []
     for partition in partitions(fitting):
-        chosen = [smallest(group, budgets) for group in partition]
+        chosen = [smallest(reduce(Load.add, group, Load()), budgets) for group in partition]
         if all(chosen):
             costs.append(sum(map(cost, chosen)))
     assert len(demands) <= EXACT_ITEMS
-    assert total(pack(demands, budgets)) == min(costs)
+    assert total_cost(pack(demands, budgets)) == min(costs)
 
 
 def test_a_video_counts_its_frames():

@@ -9,7 +9,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
-from varlen_graphs.layout import ItemTable, Layout
+from varlen_graphs.layout import ItemTable, Layout, sample_layout
 from varlen_graphs.packing import Pack
 from varlen_graphs.spec import BufferSpec
 
@@ -87,12 +87,21 @@ class Arena:
         if not self.rows.is_floating_point():
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
         packed = pack.layout(layout)
-        items = self._padding[: budget.items].clone()
-        items[: len(packed)] = torch.tensor(packed.items)
-        self._upload(items, self.table[: budget.items])
+        self._load_items(packed, budget)
         for buffer in self._spec.host_buffers:
             static = self._host[buffer.name][: math.prod(buffer.capacity(budget))]
             self._upload(buffer.compute(packed, budget).flatten(), static)
+
+    def load_sample(self, budget: Budget) -> None:
+        """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""
+        self._load_items(sample_layout(self._spec.layout, budget), budget)
+        for buffer in self._spec.host_buffers:
+            self._host[buffer.name].fill_(buffer.pad)
+
+    def _load_items(self, layout: Layout, budget: Budget) -> None:
+        items = self._padding[: budget.items].clone()
+        items[: len(layout)] = torch.tensor(layout.items)
+        self._upload(items, self.table[: budget.items])
 
     @staticmethod
     def _upload(value: Tensor, static: Tensor) -> None:

@@ -13,8 +13,13 @@ from varlen_graphs.errors import InputError, LayoutError, SpecError
 from varlen_graphs.layout import Layout
 from varlen_graphs.spec import BufferSpec
 
-Statics = tuple[tuple[str, Any], ...]
-"""Arguments that are neither rows nor items: part of what a graph is captured for."""
+StaticKey = tuple[tuple[str, type, Any], ...]
+
+
+def static_key(statics: Mapping[str, Any]) -> StaticKey:
+    """What graphs are kept by. The type is part of it, because 1 == 1.0 == True."""
+    return tuple((name, type(statics[name]), statics[name]) for name in sorted(statics))
+
 
 OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
 """Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
@@ -27,13 +32,15 @@ class Call:
     Attributes:
         rows: The packed rows `[rows, ...]`.
         layout: The items.
-        statics: Other arguments, sorted by name; those equal to their default are left out.
+        statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
+        original: All arguments as they came, by name.
         beyond: Why only the original module can answer this call, if so.
     """
 
     rows: Tensor
     layout: Layout
-    statics: Statics
+    statics: dict[str, Any]
+    original: dict[str, Any]
     beyond: str | None
 
 
@@ -87,6 +94,7 @@ class Signature:
             LayoutError: Items that make no sense, or that do not match the rows.
         """
         arguments = self._named(args, kwargs)
+        original = arguments.copy()
         rows = arguments.pop(self._spec.packed.name)
         if not isinstance(rows, Tensor):
             raise InputError(f"{self._spec.packed.name} is a {type(rows).__name__}: expected a tensor [rows, ...]")
@@ -114,7 +122,7 @@ class Signature:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
         self._check_rows(rows)
         self._spec.check_layout(layout, rows.shape[0])
-        return Call(rows, layout, tuple(sorted(statics.items())), beyond)
+        return Call(rows, layout, statics, original, beyond)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budgets, resolve_budgets
 from varlen_graphs.buffers import Buffer
-from varlen_graphs.call import Call, Signature, Statics
+from varlen_graphs.call import Call, Signature, StaticKey, static_key
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName, choose_backend
 from varlen_graphs.capture.memory import Weights
@@ -88,10 +88,10 @@ class GraphedEncoder:
         self._backend_name: BackendName = backend
         self._on_miss = on_miss
         self._anchor = next(chain(module.parameters(), module.buffers()), None)
-        self._state = State(module, self._anchor.device.type if self._anchor is not None else "cuda")
+        self._state = State(module)
         self._arena: Arena | None = None
         self._weights: Weights | None = None
-        self._graphs: dict[Statics, Graphs] = {}
+        self._graphs: dict[StaticKey, Graphs] = {}
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,8 +110,7 @@ class GraphedEncoder:
         reason = call.beyond or ("forward hooks" if self._state.has_hooks() else None)
         if reason and self._has_original:
             self.stats.eager[reason] += 1
-            with torch.no_grad():
-                return self.module(*args, **kwargs)
+            return self._run_original(call)
         backend = self._backend(call.rows.device)
         reason = reason or self._state.change(call.rows.device.type) or (None if backend else "no CUDA graphs here")
         packs = pack([self.spec.demand(item) for item in call.layout.items], self.budgets)
@@ -148,12 +147,16 @@ class GraphedEncoder:
         if backend:
             example = torch.empty(0, *(packed.shape or ()), dtype=self._row_dtype(None), device=device)
             with self.pool.exclusive():
-                self._graphs_for(tuple(sorted(statics.items())), example, backend)
+                self._graphs_for(statics, example, backend)
         return self
 
     def release(self) -> None:
-        """Free graphs, arena and outputs. The next call captures anew, with the weights as they are then."""
+        """Free graphs, arena and outputs, once what was queued has run: this waits for the last replay.
+
+        The next call captures anew, with the weights as they are then.
+        """
         with self.pool.exclusive():
+            self.pool.synchronize()
             self._graphs.clear()
             self._arena = None
             self._weights = None
@@ -182,17 +185,25 @@ class GraphedEncoder:
             self._arena.check(rows)
         return call
 
-    def _forward(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: Statics) -> Any:
+    def _forward(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
         """The one forward, of eager calls, warm-up and capture: compute the buffers, run the module."""
         spec, takes = self.spec, self._signature.takes
-        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **dict(statics)}
+        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         return self._function(self.module, **arguments)
 
-    def _run_exact(self, rows: Tensor, layout: Layout, statics: Statics) -> Any:
+    def _run_original(self, call: Call) -> Any:
+        """Run the module as it is, for what `forward` cannot give."""
+        arguments, name = call.original, self.spec.layout.name
+        if not isinstance(arguments[name], Tensor):
+            arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
+        with torch.no_grad():
+            return self.module(**arguments)
+
+    def _run_exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any]) -> Any:
         """Run items without a graph and without padding."""
         budget = self.spec.exact_budget(layout)
         with torch.no_grad(), on_device(rows.device):
@@ -231,11 +242,12 @@ class GraphedEncoder:
         self.stats.padding += one.budget.rows - active
         return graphs.replay(call.rows, call.layout, one, one.budget)
 
-    def _graphs_for(self, statics: Statics, rows: Tensor, backend: Backend) -> Graphs:
+    def _graphs_for(self, statics: dict[str, Any], rows: Tensor, backend: Backend) -> Graphs:
         """The graphs for these static arguments, captured if this is the first call with them."""
         if self._weights is not None:
             self._weights.check()
-        if statics not in self._graphs:
+        key = static_key(statics)
+        if key not in self._graphs:
             device_type = rows.device.type
 
             def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor]) -> Any:
@@ -247,9 +259,9 @@ class GraphedEncoder:
                     self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype(rows), rows.device
                 )
                 weights = self._weights or Weights(self.module)
-                self._graphs[statics] = Graphs(self.spec, arena, self.budgets, forward, backend)
+                self._graphs[key] = Graphs(self.spec, arena, self.budgets, forward, backend)
                 self._arena, self._weights = arena, weights
-        return self._graphs[statics]
+        return self._graphs[key]
 
     def _row_dtype(self, rows: Tensor | None) -> torch.dtype:
         """The dtype in which the module sees its rows."""

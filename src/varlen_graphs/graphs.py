@@ -13,7 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory, poison
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import ItemTable, Layout, sample_layout
+from varlen_graphs.layout import ItemTable, Layout
 from varlen_graphs.outputs import Extent, Rebuild, flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.spec import BufferSpec
@@ -48,15 +48,10 @@ class Graphs:
         self._extents: list[Extent] = []
         self.rebuild: Rebuild
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
-            self._load_sample(budget)
+            self._arena.load_sample(budget)
             if not self._outputs:
                 self._prepare_outputs(budget, budgets)
             self._graphs[budget] = backend.capture(partial(self._run, budget), name=_name(budget))
-
-    def _load_sample(self, budget: Budget) -> None:
-        sample = sample_layout(self._spec.layout, budget)
-        rows = self._arena.rows[: sum(sample.rows)]
-        self._arena.load(rows, sample, Pack(budget, tuple(range(len(sample)))), budget)
 
     def _prepare_outputs(self, largest: Budget, budgets: Sequence[Budget]) -> None:
         """Run once to see what comes out, and once more to see what memory is read."""

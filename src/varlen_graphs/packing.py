@@ -1,7 +1,8 @@
 """Items into replays: which items share a budget, and which rows go where."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from varlen_graphs.layout import Layout
 REPLAY_COST = 512
 """What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
 
-EXACT_ITEMS = 8
+EXACT_ITEMS = 6
 """Calls of at most this many items are packed at the least cost; larger ones by a heuristic."""
 
 
@@ -21,6 +22,21 @@ class Demand(NamedTuple):
     rows: int
     segments: int
     longest: int
+
+
+class Load(NamedTuple):
+    """What some items together need of a budget."""
+
+    rows: int = 0
+    items: int = 0
+    segments: int = 0
+    longest: int = 0
+
+    def add(self, demand: Demand) -> "Load":
+        """With one item more."""
+        return Load(
+            self.rows + demand.rows, self.items + 1, self.segments + demand.segments, max(self.longest, demand.longest)
+        )
 
 
 class Span(NamedTuple):
@@ -68,6 +84,11 @@ def cost(budget: Budget) -> int:
     return budget.rows + REPLAY_COST
 
 
+def total_cost(packs: Sequence[Pack]) -> int:
+    """What all replays cost, in rows; items that run eager are not counted."""
+    return sum(cost(pack.budget) for pack in packs if pack.budget)
+
+
 def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
     """Split items over replays at the least total cost.
 
@@ -81,62 +102,47 @@ def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
     Returns:
         Packs in the order of their first items. A pack without a budget holds one item that fits none.
     """
-    fitting, packs = [], []
-    for i, demand in enumerate(demands):
-        if smallest([demand], budgets):
-            fitting.append(i)
-        else:
-            packs.append(Pack(None, (i,)))
-    if fitting:
-        packs += _Packer(demands, budgets).pack(fitting)
+    one = smallest(reduce(Load.add, demands, Load()), budgets)
+    if one is not None and (len(demands) == 1 or cost(one) <= sum(demand.rows for demand in demands) + 2 * REPLAY_COST):
+        return [Pack(one, tuple(range(len(demands))))]  # two replays cost at least their rows and twice a replay
+    fitting = [i for i, demand in enumerate(demands) if smallest(Load().add(demand), budgets)]
+    packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
+    packs += _Packer(demands, budgets).pack(fitting)
     return sorted(packs, key=lambda pack: pack.items[0])
 
 
-def smallest(demands: Sequence[Demand], budgets: Sequence[Budget]) -> Budget | None:
-    """The cheapest budget that holds all of `demands` in one replay, if there is one."""
-    rows = sum(demand.rows for demand in demands)
-    segments = sum(demand.segments for demand in demands)
-    longest = max(demand.longest for demand in demands)
-    return next((b for b in budgets if b.rows >= rows and b.holds(rows, len(demands), segments, longest)), None)
+def smallest(load: Load, budgets: Sequence[Budget]) -> Budget | None:
+    """The cheapest budget that holds `load` in one replay, if there is one."""
+    return next((budget for budget in budgets if budget.rows >= load.rows and budget.holds(*load)), None)
 
 
 Groups = list[tuple[int, ...]]
 
 
 class _Packer:
-    """One packing problem, with the budget of each group of items looked up once."""
+    """Ways to split one call over replays, of items that each fit some budget."""
 
     def __init__(self, demands: Sequence[Demand], budgets: Sequence[Budget]) -> None:
-        self.demands = demands
-        self.budgets = budgets
-        self._smallest: dict[tuple[int, ...], Budget | None] = {}
-
-    def budget(self, group: tuple[int, ...]) -> Budget | None:
-        if group not in self._smallest:
-            self._smallest[group] = smallest([self.demands[i] for i in group], self.budgets)
-        return self._smallest[group]
-
-    def cost(self, groups: Groups) -> int:
-        return sum(cost(budget) for budget in map(self.budget, groups) if budget)
+        self._demands = demands
+        self._budgets = budgets
 
     def pack(self, items: list[int]) -> list[Pack]:
-        groups = self._split(items)
-        return [Pack(self.budget(group), group) for group in (tuple(sorted(group)) for group in groups)]
-
-    def _split(self, items: list[int]) -> Groups:
-        one = self.budget(tuple(items))
-        total = sum(self.demands[i].rows for i in items)
-        if one is not None and (len(items) == 1 or cost(one) <= total + 2 * REPLAY_COST):
-            return [tuple(items)]  # any two replays cost at least their rows and twice the price of a replay
-        candidates: list[Callable[[list[int]], Groups]] = [self._in_order, self._largest_first, self._first_fit]
         if len(items) <= EXACT_ITEMS:
-            candidates = [self._exact]
-        return min((split(items) for split in candidates), key=self.cost)
+            return self._packs(self._exact(items))
+        largest_first = sorted(items, key=lambda i: -self._demands[i].rows)
+        candidates = (self._neighbours(items), self._neighbours(largest_first), self._first_fit(largest_first))
+        return min(map(self._packs, candidates), key=total_cost)
+
+    def _packs(self, groups: Groups) -> list[Pack]:
+        return [Pack(self._budget(group), tuple(sorted(group))) for group in groups]
+
+    def _budget(self, group: Sequence[int]) -> Budget | None:
+        return smallest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._budgets)
 
     def _exact(self, items: list[int]) -> Groups:
         """The best partition, by dynamic programming over subsets (3^n steps)."""
         groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
-        prices = [0] + [cost(budget) if (budget := self.budget(group)) else None for group in groups[1:]]
+        prices = [0] + [cost(budget) if (budget := self._budget(group)) else None for group in groups[1:]]
         best: list[tuple[int, int]] = [(0, 0)]
         for mask in range(1, len(groups)):
             first = mask & -mask  # the pack of the lowest item is chosen first, so each partition is met once
@@ -155,13 +161,14 @@ class _Packer:
             mask ^= part
         return split
 
-    def _in_order(self, items: list[int]) -> Groups:
-        """The best partition into runs of neighbours, which also copies least."""
+    def _neighbours(self, items: list[int]) -> Groups:
+        """The best partition into runs of neighbours; in the order of the call it also copies least."""
         best: list[tuple[int, int]] = [(0, 0)]
         for end in range(1, len(items) + 1):
-            choices = []
+            choices, load = [], Load()
             for start in range(end - 1, -1, -1):
-                budget = self.budget(tuple(items[start:end]))
+                load = load.add(self._demands[items[start]])
+                budget = smallest(load, self._budgets)
                 if budget is None:
                     break  # a longer run needs no less
                 choices.append((best[start][0] + cost(budget), start))
@@ -173,17 +180,15 @@ class _Packer:
             end = start
         return split
 
-    def _largest_first(self, items: list[int]) -> Groups:
-        return self._in_order(sorted(items, key=lambda i: -self.demands[i].rows))
-
     def _first_fit(self, items: list[int]) -> Groups:
-        """First fit, largest item first; each group may grow as far as any budget reaches."""
-        groups: list[list[int]] = []
-        for item in sorted(items, key=lambda i: -self.demands[i].rows):
-            for group in groups:
-                if self.budget((*group, item)):
-                    group.append(item)
+        """Each item into the first group that some budget holds with it."""
+        groups: list[tuple[Load, list[int]]] = []
+        for item in items:
+            for at, (load, group) in enumerate(groups):
+                fuller = load.add(self._demands[item])
+                if smallest(fuller, self._budgets):
+                    groups[at] = fuller, [*group, item]
                     break
             else:
-                groups.append([item])
-        return [tuple(group) for group in groups]
+                groups.append((Load().add(self._demands[item]), [item]))
+        return [tuple(group) for _, group in groups]

@@ -14,10 +14,10 @@ IDLE_HOOKS = "transformers.utils.output_capturing"
 class State:
     """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
 
-    def __init__(self, module: nn.Module, device_type: str) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._training = module.training
-        self._autocast = _autocast(device_type)
+        self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
         self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
     def change(self, device_type: str) -> str | None:
@@ -26,7 +26,7 @@ class State:
             return "VARLEN_GRAPHS_DISABLE=1"
         if self._module.training != self._training:
             return f"training={self._module.training} since construction"
-        if _autocast(device_type) != self._autocast:
+        if _autocast(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None
 
@@ -36,12 +36,12 @@ class State:
 
     def autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
-        enabled, dtype = self._autocast
-        return torch.autocast(device_type, dtype, cache_enabled=False) if enabled else nullcontext()
+        dtype = self._autocast.get(device_type)
+        return torch.autocast(device_type, dtype, cache_enabled=False) if dtype else nullcontext()
 
 
-def _autocast(device_type: str) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+def _autocast(device_type: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def _acts(hook: Any) -> bool:

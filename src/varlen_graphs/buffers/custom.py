@@ -37,7 +37,8 @@ Dim = int | Literal["rows", "items", "segments"]
 class HostBuffer:
     """A buffer that only the host can compute: called for every replay, then copied in. It costs that, each time.
 
-    Prefer `DeviceBuffer`. With a `HostBuffer` a call pays for the function and for one copy to the device.
+    Prefer `DeviceBuffer`. With a `HostBuffer` a call pays for the function and for one copy to the device. During a
+    capture the buffer holds `pad`.
 
     Attributes:
         name: The argument it fills.

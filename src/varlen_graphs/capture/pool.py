@@ -71,6 +71,11 @@ class Pool:
             finally:
                 self._done.record(stream)
 
+    def synchronize(self) -> None:
+        """Wait for the end of the last replay."""
+        if self._done is not None:
+            self._done.synchronize()
+
     def poison(self) -> None:
         """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still right reads nothing stale."""
         if self._handle is None:

@@ -1,0 +1,24 @@
+"""Every Python snippet of the README and the docs runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if SNIPPET.search(page.read_text())], ids=lambda p: p.name)
+def test_the_snippets_of_a_page_run_one_after_the_other(page):
+    namespace = {}
+    for snippet in SNIPPET.finditer(page.read_text()):
+        line = page.read_text()[: snippet.start()].count("\n") + 1
+        exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
