@@ -37,7 +37,7 @@ class TextEncoder(nn.Module):
 
 def graph(encoder, **options):
     spec = vg.BufferSpec(
-        rows="input_ids",
+        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
         layout=vg.Lengths("lengths"),
         buffers=[
             vg.RowPositions("position_ids"),

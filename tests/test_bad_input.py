@@ -2,6 +2,7 @@
 
 import re
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ CALLS = {
     "rows that are no tensor": (([[1.0]],), {"grid_thw": GRID}, vg.InputError, "hidden_states is a list: expected a te"),
     "integer rows for floating graphs": (
         (ROWS.long(),), {"grid_thw": GRID}, vg.InputError,
-        "hidden_states is torch.int64, but the graphs were captured for torch.float32",
+        "hidden_states is torch.int64: expected torch.float32; floating rows are cast, others are not",
     ),
     "a missing layout": ((ROWS,), {}, vg.InputError, "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hid"),
     "missing rows": ((), {"grid_thw": GRID}, vg.InputError, "argument 'hidden_states' is missing"),
@@ -106,6 +107,16 @@ def test_columns_need_one_integer_an_item():
         encoder(torch.zeros(2, 8), lengths=[2], kind=[1, 2])
     with pytest.raises(vg.LayoutError, match=re.escape("kind is [1.5]: expected one integer for each of the 1 items")):
         encoder(torch.zeros(2, 8), lengths=[2], kind=[1.5])
+    for kind, message in (
+        (3, "kind is 3: expected integers"),
+        ([2**70], "expected one integer for each of the 1 items"),
+    ):
+        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+            encoder(torch.zeros(2, 8), lengths=[2], kind=kind)
+    assert torch.equal(
+        encoder(torch.zeros(2, 8), lengths=[2], kind=numpy.array([3])),
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[3]),
+    )
     with pytest.raises(vg.InputError, match="argument 'kind' is missing"):
         encoder(torch.zeros(2, 8), lengths=[2])
 
@@ -156,11 +167,22 @@ DECLARATIONS = {
     ),
     "a budget no item could use": (
         lambda: vg.recipes.qwen3_vl(qwen3_vl_tower(), [vg.Budget(128, max_seqlen=3)]), vg.BudgetError,
-        "the shortest segment has 4 rows (merge size 2); raise max_seqlen",
+        "the shortest segment has 4 rows (merge size 2, and the ratios of the outputs); raise max_seqlen",
     ),
     "a recipe on another module": (
         lambda: vg.recipes.qwen3_vl(nn.Linear(1, 1)), vg.SpecError,
         "Linear has no ['patch_embed', 'pos_embed', 'rotary_pos_emb', 'blocks', 'merger', 'deepstack_merger_list']: expect",
+    ),
+    "a budget that the ratio of an output leaves no item for": (
+        lambda: attention_encoder([vg.Budget(64, max_seqlen=3)], spec=attention_spec(outputs=vg.Rows(every=4))),
+        vg.BudgetError, "the shortest segment has 4 rows",
+    ),
+    "an unknown attention backend": (
+        lambda: vg.varlen_attention(*[torch.zeros(1, 1, 8)] * 3, torch.zeros(2, dtype=torch.int32), 1, backend="flash"),
+        vg.InputError, "attention backend 'flash': expected one of ('auto', 'torch', 'reference')",
+    ),
+    "a host buffer without a dimension": (
+        lambda: vg.HostBuffer("x", torch.tensor, (), torch.int64), vg.SpecError, "expected at least one dimension",
     ),
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
@@ -193,6 +215,50 @@ def test_rows_an_output_ratio_cuts_are_refused():
     with pytest.raises(vg.LayoutError, match=re.escape("lengths[1] is (1, 1, 6), 6 rows: expected a multiple of 4")):
         encoder(torch.ones(10, 2), lengths=[4, 6])
     assert encoder(torch.ones(12, 2), lengths=[4, 8]).tolist() == [[4.0, 4.0]] * 3
+    assert encoder.stats.replays.total() == 1
+
+
+def test_integer_rows_need_a_declared_dtype_and_keep_to_it():
+    class Embedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(1000, 4)
+
+        def forward(self, ids):
+            return self.table(ids)
+
+    ids = torch.tensor([300, 999])
+    plain = vg.GraphedEncoder(Embedding(), [128], vg.BufferSpec("ids", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.InputError, match=re.escape("declare rows=PackedRows('ids', dtype=torch.int64)")):
+        plain(ids, lengths=[2])
+    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64), vg.Lengths())
+    encoder = vg.GraphedEncoder(Embedding(), [128], spec, backend="tape").capture()
+    assert torch.equal(encoder(ids, lengths=[2]), encoder.module.table(ids))
+    for other in (ids.int(), ids.to(torch.uint8), ids.float()):
+        with pytest.raises(
+            vg.InputError, match=r"ids is torch.\w+: expected torch.int64; floating rows are cast, others"
+        ):
+            encoder(other, lengths=[2])
+
+
+def test_missing_arguments_without_a_default_are_named():
+    class Picky(nn.Module):
+        def forward(self, x, how):
+            return x * how
+
+    encoder = vg.GraphedEncoder(Picky(), [128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.InputError, match=re.escape("arguments ['how'] are missing: Picky has no default for them")):
+        encoder(torch.ones(2, 1), lengths=[2])
+
+
+def test_python_values_that_depend_on_the_budget_are_refused():
+    class Counting(nn.Module):
+        def forward(self, x):
+            return {"x": x, "count": x.shape[0]}
+
+    encoder = vg.GraphedEncoder(Counting(), [128, 256], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.SpecError, match=re.escape("Python values that depend on the budget, [256] and [128]")):
+        encoder(torch.ones(2, 1), lengths=[2])
 
 
 def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
@@ -202,7 +268,9 @@ def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
 
     encoder, rows = attention_encoder(module=Reading()), torch.randn(6, 8)
     for _ in range(2):
-        with pytest.raises(vg.CaptureError, match=r"(?s)128 rows could not be captured: Tensor.item reads.*\.item\(\)"):
+        with pytest.raises(
+            vg.CaptureError, match=r"(?s)could not be captured: Tensor.item reads.*test_bad_input.py.*\.item\(\)"
+        ):
             encoder(rows, lengths=[6])
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
     other = attention_encoder(pool=encoder.pool)

@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+import varlen_graphs as vg
 from varlen_graphs.__main__ import main
 from varlen_graphs.demo import run
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
@@ -42,6 +43,19 @@ def test_the_demo_fails_when_calls_disagree(saved, tmp_path, monkeypatch, capsys
     run.save_samples(load_samples(saved[2])[:1], few)
     monkeypatch.setattr(run, "EXACT", 0.0)
     assert main(["demo", "--device", "cpu", "--inputs", str(few)]) == 1
+    assert "NOT all calls agree" in capsys.readouterr().out
+
+
+def test_the_demo_fails_when_nothing_was_replayed(saved, tmp_path, monkeypatch, capsys):
+    few, none = tmp_path / "few.pt", tmp_path / "none.pt"
+    run.save_samples(load_samples(saved[2])[:1], few)
+    run.save_samples([], none)
+    assert main(["demo", "--device", "cpu", "--inputs", str(none)]) == 1
+    assert "holds no samples" in capsys.readouterr().out
+    replay = vg.GraphedEncoder.__call__
+    monkeypatch.setattr(vg.GraphedEncoder, "__call__", vg.GraphedEncoder.eager)
+    assert main(["demo", "--device", "cpu", "--inputs", str(few)]) == 1
+    monkeypatch.setattr(vg.GraphedEncoder, "__call__", replay)
     assert "NOT all calls agree" in capsys.readouterr().out
 
 

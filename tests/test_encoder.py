@@ -1,5 +1,7 @@
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -134,6 +136,8 @@ def test_weights_may_change_in_place():
         lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
         lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data.clone()),
         lambda m: setattr(m.qkv, "weight", nn.Parameter(m.qkv.weight.clone())),
+        lambda m: setattr(m.qkv, "bias", None),
+        lambda m: setattr(m, "qkv", nn.Linear(8, 24)),
         lambda m: m.double(),
     ],
 )
@@ -141,7 +145,7 @@ def test_moved_or_replaced_weights_raise_until_the_graphs_are_released(change):
     encoder, rows = attention_encoder(), rows_for([6])
     encoder(rows, lengths=[6])
     change(encoder.module)
-    with pytest.raises(vg.StaleGraphError, match=r"'qkv\.\w+' was moved or replaced .*call encoder.release\(\)"):
+    with pytest.raises(vg.StaleGraphError, match=r"'qkv(\.\w+)?' was moved or replaced .*call encoder.release\(\)"):
         encoder(rows, lengths=[6])
     encoder.release()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
@@ -156,11 +160,106 @@ def test_memory_a_graph_reads_is_held():
     module.factor = torch.full((8,), 3.0)
     encoder, rows = attention_encoder(module=module), rows_for([6])
     expected = encoder(rows, lengths=[6])
-    held = {tensor.data_ptr() for graphs in encoder._graphs.values() for tensor in graphs._held}
-    assert module.factor.data_ptr() in held
-    assert module.qkv.weight.data_ptr() in held
+    watched = weakref.ref(module.factor.untyped_storage())
     del module.factor
+    gc.collect()
+    assert watched() is not None
     assert torch.equal(encoder(rows, lengths=[6]), expected)
+
+
+def test_memory_that_a_budget_of_its_own_reads_is_held():
+    class Cached(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            if self.factor is None or len(self.factor) != len(x):
+                self.factor = torch.full((len(x), 1), 3.0, device=x.device)
+                made.append(weakref.ref(self.factor.untyped_storage()))
+            return super().forward(x, cu_seqlens, max_seqlen) * self.factor
+
+    module, made = Cached(), []
+    module.factor = None
+    encoder, rows = attention_encoder(module=module), rows_for([6])
+    encoder(rows, lengths=[6])
+    gc.collect()
+    assert len(made) == 2
+    assert all(reference() is not None for reference in made)
+
+
+def test_an_encoder_is_freed_at_once_when_it_is_dropped():
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    watched = weakref.ref(encoder), weakref.ref(encoder._arena)
+    gc.disable()
+    try:
+        del encoder
+        assert [reference() for reference in watched] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_capture_takes_the_static_arguments_of_calls():
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder.capture(scale=1.0).capture()  # the default
+    assert repr(encoder).endswith("2 captured)")
+    encoder.capture(scale=2.0)
+    assert repr(encoder).endswith("4 captured)")
+    with pytest.raises(vg.InputError, match="Attention has no argument 'scales'"):
+        encoder.capture(scales=2.0)
+
+
+def test_capture_in_another_state_is_refused_and_graphs_keep_that_of_construction():
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(vg.CaptureError, match=r"calls run eager now \(autocast differs from construction\)"),
+    ):
+        encoder.capture()
+    encoder.module.eval()
+    with pytest.raises(vg.CaptureError, match="training=False since construction"):
+        encoder.capture()
+
+
+def test_none_is_a_value_where_the_default_is_another():
+    class Norm(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, norm="l2"):
+            out = super().forward(x, cu_seqlens, max_seqlen)
+            return out if norm is None else out * 0
+
+    encoder, rows = attention_encoder(module=Norm()), rows_for([6])
+    assert encoder(rows, lengths=[6], norm=None).any()
+    assert encoder.eager(rows, lengths=[6], norm=None).any()
+    assert not encoder(rows, lengths=[6]).any()
+
+
+def test_a_call_of_items_that_are_all_too_large_captures_nothing():
+    encoder, lengths = attention_encoder(), [300, 400]
+    assert distance(encoder(rows_for(lengths), lengths=lengths), original(rows_for(lengths), lengths)) < 1e-5
+    assert repr(encoder).endswith("0 captured)")
+    assert encoder.stats.eager == {"larger than every budget": 1}
+
+
+def test_a_module_may_get_its_weights_after_it_was_wrapped():
+    with torch.device("meta"):
+        module = Attention()
+    encoder = attention_encoder(module=module)
+    module.load_state_dict(ATTENTION.state_dict(), assign=True)
+    assert distance(encoder(rows_for([6]), lengths=[6]), original(rows_for([6]), [6])) < 1e-5
+
+
+def test_disabling_wins_over_a_backend_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "1")
+    encoder = attention_encoder(backend="cuda")
+    assert distance(encoder(rows_for([6]), lengths=[6]), original(rows_for([6]), [6])) < 1e-5
+
+
+def test_a_function_around_a_module_that_takes_no_items_runs_eager_under_hooks():
+    encoder = attention_encoder(
+        module=nn.Linear(8, 8), spec=vg.BufferSpec("x", vg.Lengths()), forward=lambda m, x: m(x)
+    )
+    seen = []
+    encoder.module.register_forward_hook(lambda *args: seen.append(1))
+    encoder(rows_for([6]), lengths=[6])
+    assert seen
+    assert encoder.stats.eager == {"forward hooks": 1}
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():
@@ -272,12 +371,20 @@ def test_calls_from_several_threads_take_turns():
     assert not wrong
 
 
-def test_encoders_may_share_a_pool():
+def test_encoders_may_share_a_pool_and_its_lock():
     pool = vg.Pool()
     one, two = attention_encoder(pool=pool), attention_encoder(pool=pool)
     assert one.pool is two.pool is pool
     rows = rows_for([6])
     assert torch.equal(one(rows, lengths=[6]), two(rows, lengths=[6]))
+    done = []
+    with pool.exclusive():
+        thread = threading.Thread(target=lambda: done.append(two(rows, lengths=[6])))
+        thread.start()
+        thread.join(timeout=0.3)
+        assert not done
+    thread.join()
+    assert done
 
 
 def test_calls_work_under_inference_mode_and_after_it():

@@ -1,7 +1,7 @@
 import gc
 import re
 import weakref
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -34,6 +34,7 @@ ROWS, HALF = vg.Rows(), vg.Rows(every=2)
         ([a, b], [ROWS, HALF], [ROWS, HALF]),
         (Pair(a, b), (ROWS, HALF), [ROWS, HALF]),
         ({"x": a, "y": None}, ROWS, [ROWS]),
+        (OrderedDict(x=a, y=b), vg.Outputs(x=ROWS, y=HALF), [ROWS, HALF]),
         ({"x": a, "y": (b,)}, vg.Outputs(x=ROWS, y=HALF), [ROWS, HALF]),
         (Result(a, 3, [b, c]), vg.Outputs(states=ROWS, extra=(HALF, vg.Items(2))), [ROWS, HALF, vg.Items(2)]),
         (
@@ -44,14 +45,13 @@ ROWS, HALF = vg.Rows(), vg.Rows(every=2)
     ],
 )
 def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
-    leaves, got, rebuild = flatten(output, declared)
-    assert got == kinds
-    fresh = [leaf + 5 for leaf in leaves]
-    again = rebuild(fresh)
+    parts = flatten(output, declared)
+    assert parts.extents == kinds
+    fresh = [tensor + 5 for tensor in parts.tensors]
+    again = parts.rebuild(fresh)
     assert type(again) is type(output)
     assert again is not output
-    leaves_again, _, _ = flatten(again, declared)
-    assert all(x is y for x, y in zip(leaves_again, fresh, strict=True))
+    assert all(x is y for x, y in zip(flatten(again, declared).tensors, fresh, strict=True))
     if isinstance(output, Result):
         assert again.count == 3
 
@@ -63,8 +63,14 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
         ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1),)"),
         ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1))"),
         ({"x": a}, (ROWS,), "output has fields ['x'] but is declared as (Rows(every=1),): expected Outputs(...)"),
-        ({"x": a, "y": b}, vg.Outputs(x=ROWS), "with tensors but not declared: ['y']"),
+        ({"x": a, "y": b}, vg.Outputs(x=ROWS), "not Python values but not declared: ['y']"),
         ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
+        ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "not declared: ['y']"),
+        (
+            {"x": a, "y": object()},
+            ROWS,
+            "output.y is a object, which may hide tensors: expected tensors, Python values",
+        ),
         (({"x": a},), (vg.Outputs(x=(ROWS,)),), "output[0].x is a tensor but is declared as (Rows(every=1),)"),
     ],
 )
@@ -79,7 +85,7 @@ def test_nothing_keeps_the_tensors_of_an_output_alive():
     try:
         output = Result(torch.ones(2), 3, [torch.ones(1)])
         watched = [weakref.ref(output.states), weakref.ref(output.extra[0])]
-        rebuild = flatten(output, vg.Outputs(states=ROWS, extra=HALF))[2]
+        rebuild = flatten(output, vg.Outputs(states=ROWS, extra=HALF)).rebuild
         del output
         assert [reference() for reference in watched] == [None, None]
         assert rebuild([a, b]).count == 3

@@ -26,7 +26,7 @@ def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 
 
-@given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
+@given(st.lists(strategies.demands, min_size=1, max_size=100), st.lists(strategies.budgets, min_size=1, max_size=5))
 def test_packing_never_costs_more_than_one_item_a_replay(demands, budgets):
     budgets = sorted(budgets)
     alone = [smallest(Load().add(d), budgets) for d in demands]
@@ -92,6 +92,13 @@ def test_spans_cover_the_items_of_a_pack_in_order(data):
         rows_here += range(here.row, here.row + here.rows)
     assert rows_there == expected
     assert rows_here == list(range(len(expected)))
+
+
+def test_hundreds_of_items_are_packed_closely():
+    sizes = [60 + 37 * i % 240 for i in range(500)]
+    packs = pack([Demand(rows, 1, rows) for rows in sizes], [vg.Budget(2048), vg.Budget(4096, items=64)])
+    assert sorted(i for one in packs for i in one.items) == list(range(500))
+    assert total_cost(packs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])

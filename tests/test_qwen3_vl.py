@@ -99,6 +99,7 @@ def test_recorded_outputs_run_the_original_with_a_named_reason(tower):
 
 def test_hooks_see_the_original_run(tower):
     encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape")
+    assert encoder.eager(pixels(IMAGES), grid_thw=IMAGES, return_dict=False)[0].shape == (128, 64)
     seen = []
     hook = tower.blocks[1].register_forward_hook(lambda *args: seen.append(1))
     rows = pixels(IMAGES)
@@ -154,9 +155,30 @@ def test_our_attention_is_used_inside_the_block_and_not_after_it(tower):
 def test_our_attention_refuses_what_is_not_packed():
     from varlen_graphs.integrations.transformers import flash_attention
 
-    q = torch.zeros(2, 1, 4, 8)
-    with pytest.raises(vg.InputError, match=r"expected packed rows \[1, heads, rows, head_dim\] with cu_seq_lens_q"):
+    q, cu_seqlens = torch.zeros(1, 1, 4, 8), torch.tensor([0, 4], dtype=torch.int32)
+    expected = r"expected packed rows \[1, heads, rows, head_dim\] with cu_seq_lens_q"
+    assert flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, sliding_window=None, dropout=0.0)[0].shape == (
+        1,
+        4,
+        1,
+        8,
+    )
+    with pytest.raises(vg.InputError, match=expected):
         flash_attention(None, q, q, q)
+    with pytest.raises(vg.InputError, match=expected):
+        flash_attention(None, q.expand(2, -1, -1, -1), q, q, cu_seq_lens_q=cu_seqlens)
+    for option in ({"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}, {"is_causal": True}):
+        with pytest.raises(vg.InputError, match=f"{next(iter(option))}.*{expected}"):
+            flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, **option)
+    with pytest.raises(vg.InputError, match=f"cu_seq_lens_k.*{expected}"):
+        flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
+
+
+def test_a_tower_of_a_subclass_gives_the_same_output():
+    tower = qwen3_vl_tower()
+    tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
+    output = vg.recipes.qwen3_vl(tower, [256], backend="tape")(pixels(IMAGES), grid_thw=IMAGES)
+    assert type(output) is type(original_of(tower)(pixels(IMAGES), IMAGES))
 
 
 @pytest.mark.parametrize("seed", range(2))

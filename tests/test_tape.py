@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy
 import pytest
@@ -15,7 +16,8 @@ from varlen_graphs.capture.tape import TapeCapture
 
 
 def tape(run):
-    return TapeCapture().capture(run, "the test")
+    with torch.no_grad():
+        return TapeCapture().capture(run, "the test")
 
 
 def test_a_replay_computes_anew_from_the_same_memory():
@@ -96,16 +98,19 @@ def test_memory_that_nobody_writes_is_poisoned():
 
 
 def test_a_cache_filled_in_the_run_does_not_outlive_it():
-    """What a module computes once and keeps is poisoned before each replay, as pool memory may be overwritten."""
-    x, out, cache = torch.ones(3), torch.empty(3), {}
+    """A cache first filled in a capture lies in the pool, where other graphs overwrite it: so it is poisoned here."""
+    x, out, cache = torch.ones(3), torch.empty(3), []
 
     def run():
-        if "scale" not in cache or len(cache) == 1:
-            cache[len(cache)] = cache.setdefault("scale", x * 2)
-        out.copy_(x * cache["scale"])
+        if not cache:
+            cache.append(x * 2)
+        out.copy_(x * cache[0])
 
-    recorded = tape(run)  # the warm-up filled the cache outside, so the graph reads what stays
-    recorded.replay()
+    recorded = tape(run)
+    assert cache[0].tolist() == [2.0] * 3
+    recorded.allocated[0].fill_(torch.nan)
+    assert cache[0].isnan().all()
+    recorded.replay()  # which computes it anew
     assert out.tolist() == [2.0] * 3
 
 
@@ -138,6 +143,15 @@ def test_a_cache_filled_in_the_run_does_not_outlive_it():
         ("copies a host tensor to the device", lambda x, n: x + torch.tensor([1.0, 2.0]).to(x.device)),
         ("copies a host tensor to the device", lambda x, n: x + torch.tensor([1.0, 2.0], device=x.device)),
         ("copies a host tensor to the device", lambda x, n: x.copy_(torch.tensor(2.0))),
+        ("copies a device tensor to the host", lambda x, n: x.to("cpu")),
+        ("copies a device tensor to the host", lambda x, n: x.to(device="cpu")),
+        ("mixes device tensors with a host tensor [2]", lambda x, n: x + torch.arange(2, device="cpu")),
+        ("writes a device tensor into a host tensor", lambda x, n: x * torch.zeros(()).add_(x.sum())),
+        ("writes a device tensor into a host tensor", lambda x, n: torch.zeros(2).copy_(x)),
+        ("shape of aten.index_put_", lambda x, n: x.clone().index_put_((x > 0,), x[0])),
+        ("shape of aten._linalg_check_errors", lambda x, n: torch.linalg.inv(x[:1, None])),
+        ("__format__", lambda x, n: print(f"{x}")),
+        ("__repr__", lambda x, n: repr(x)),
     ],
 )
 def test_what_a_capture_refuses_is_refused_by_name_and_line(name, run):
@@ -152,6 +166,11 @@ def test_what_a_capture_refuses_is_refused_by_name_and_line(name, run):
     assert torch.ones(2).sum() == 2  # recording is over
 
 
+def set_masked(x, mask, value):
+    x[mask] = value
+    return x
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -162,6 +181,7 @@ def test_what_a_capture_refuses_is_refused_by_name_and_line(name, run):
         lambda x, n: x.masked_fill(x > 1, 0.0),
         lambda x, n: x.clone().index_put_((x > 1,), torch.tensor(0.0)),
         lambda x, n: x[torch.zeros(2, dtype=torch.long, device=x.device)],
+        lambda x, n: set_masked(x.clone(), x > 1, 0.0),
         lambda x, n: torch.repeat_interleave(x, n, output_size=2),
         lambda x, n: x + torch.zeros_like(x) + x.new_ones(2),
         lambda x, n: x.to(torch.float64).float().to(x.device),
@@ -191,7 +211,16 @@ def test_a_max_seqlen_read_on_the_host_is_refused_with_the_buffer_that_lifts_it(
 
 
 def test_other_threads_and_later_code_are_not_watched():
-    x = torch.ones(2)
+    x, read = torch.ones(2), []
+
+    def run():
+        thread = threading.Thread(target=lambda: read.append(x.tolist()))
+        thread.start()
+        thread.join()
+        return x * 2
+
+    tape(run)
+    assert read == [[1.0, 1.0]]
     with pytest.raises(vg.CaptureError):
         tape(lambda: x.tolist())
     assert x.tolist() == [1.0, 1.0]

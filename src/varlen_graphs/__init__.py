@@ -30,10 +30,11 @@ from varlen_graphs.errors import (
     StaleGraphError,
     VarlenGraphsError,
 )
-from varlen_graphs.layout import Column, GridTHW, ItemTable, Layout, Lengths
+from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.outputs import Items, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.stats import Stats
+from varlen_graphs.table import ItemTable
 
 __version__ = "0.1.0"
 

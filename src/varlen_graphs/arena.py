@@ -9,9 +9,10 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
-from varlen_graphs.layout import ItemTable, Layout, sample_layout
+from varlen_graphs.layout import Layout, sample_layout
 from varlen_graphs.packing import Pack
 from varlen_graphs.spec import BufferSpec
+from varlen_graphs.table import ItemTable
 
 
 class Arena:
@@ -46,17 +47,12 @@ class Arena:
         """Whether rows could be copied in.
 
         Raises:
-            InputError: Another row shape, or integers where there were floats before, or the reverse.
+            InputError: Another row shape than was captured.
         """
         name, static = self._spec.packed.name, self.rows
         if rows.shape[1:] != static.shape[1:]:
             raise InputError(
                 f"{name} is {list(rows.shape)}: expected [rows, {', '.join(map(str, static.shape[1:]))}], as captured"
-            )
-        if rows.is_floating_point() != static.is_floating_point():
-            raise InputError(
-                f"{name} is {rows.dtype}, but the graphs were captured for {static.dtype}: floating rows are cast, "
-                "integers are not; convert it first"
             )
 
     def poison(self) -> None:

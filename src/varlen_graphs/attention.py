@@ -8,7 +8,7 @@ other row changes by a bit because of them. What a backend leaves in the padding
   are in no segment are never read, and the row-wise operations between two attentions keep them to themselves.
 """
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.attention
@@ -48,6 +48,8 @@ def varlen_attention(
     Raises:
         InputError: Shapes that differ, `cu_seqlens` of another dtype, or a backend that does not take these inputs.
     """
+    if backend not in get_args(Backend):
+        raise InputError(f"attention backend {backend!r}: expected one of {get_args(Backend)}")
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         raise InputError(
             f"varlen_attention got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: "

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.errors import InputError, LayoutError, SpecError
-from varlen_graphs.layout import Layout
+from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.layout import Layout, parse_column
 from varlen_graphs.spec import BufferSpec
 
 StaticKey = tuple[tuple[str, type, Any], ...]
@@ -76,9 +75,18 @@ class Signature:
                 )
         columns = [column.name for column in spec.layout.columns]
         declared = [spec.packed.name, spec.layout.name, *columns]
-        positional = [n for n, p in own.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
+        order = own if spec.packed.name in own else captured
+        positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
+        ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self._required = [
+            name
+            for name, parameter in captured.items()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind in ordinary
+            and name not in {*declared, *self._produced}
+        ]
 
     def takes(self, name: str) -> bool:
         """Whether what is captured takes an argument of this name."""
@@ -99,10 +107,25 @@ class Signature:
         if not isinstance(rows, Tensor):
             raise InputError(f"{self._spec.packed.name} is a {type(rows).__name__}: expected a tensor [rows, ...]")
         layout = self._layout(arguments)
+        statics, beyond = self.bind_statics(arguments)
+        self._check_rows(rows)
+        self._spec.check_layout(layout, rows.shape[0])
+        return Call(rows, layout, statics, original, beyond)
+
+    def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Sort arguments that are neither rows nor items.
+
+        Returns:
+            Those that graphs are captured for, less those at their defaults, and why only the original module can
+            answer, if so.
+
+        Raises:
+            InputError: An argument is unknown, missing, an undeclared tensor, or cannot be hashed.
+        """
         statics: dict[str, Any] = {}
         beyond = None
         for name, value in arguments.items():
-            if value is None or self._is_default(name, value):
+            if self._is_default(name, value) or (value is None and (name in OTHER_OUTPUTS or self._drops(name))):
                 continue
             if name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]:
                 beyond = f"{name}={value}"
@@ -116,13 +139,23 @@ class Signature:
                 )
             elif self.takes(name):
                 statics[name] = self._hashable(name, value)
-            elif self._module_takes_any or name in self._module_takes:
+            elif self._drops(name):
                 beyond = f"argument {name!r}"
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
-        self._check_rows(rows)
-        self._spec.check_layout(layout, rows.shape[0])
-        return Call(rows, layout, statics, original, beyond)
+        missing = [name for name in self._required if name not in arguments]
+        if missing:
+            raise InputError(f"arguments {missing} are missing: {self._who} has no default for them")
+        return statics, beyond
+
+    @property
+    def original_takes_call(self) -> bool:
+        """Whether the module itself can be called with the arguments of the encoder."""
+        return self._module_takes_any or self._declared <= self._module_takes
+
+    def _drops(self, name: str) -> bool:
+        """Whether the module takes an argument that what is captured in its place does not."""
+        return not self.takes(name) and (self._module_takes_any or name in self._module_takes)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
@@ -143,12 +176,7 @@ class Signature:
         declared = self._spec.layout
         items: list[tuple[int, ...]] = list(declared.parse(arguments.pop(declared.name)))
         for column in declared.columns:
-            values = arguments.pop(column.name)
-            values = values.tolist() if isinstance(values, Tensor) else values
-            if len(values) != len(items) or not all(isinstance(value, int) for value in values):
-                raise LayoutError(
-                    f"{column.name} is {values!r}: expected one integer for each of the {len(items)} items"
-                )
+            values = parse_column(column, arguments.pop(column.name), len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
         return Layout(tuple(items))
 
@@ -176,5 +204,3 @@ class Signature:
                 f"{packed.name} is {list(rows.shape)}: expected [rows, {expected}], the rows of all items one after "
                 "another, without a batch dimension"
             )
-        if rows.dtype == torch.bool or rows.is_complex():
-            raise InputError(f"{packed.name} is {rows.dtype}: expected a floating or integer dtype")

@@ -1,6 +1,7 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
 import warnings
+import weakref
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -16,14 +17,15 @@ from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName, choose_backend
 from varlen_graphs.capture.memory import Weights
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.errors import BudgetError, InputError, SpecError
+from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.graphs import Graphs
-from varlen_graphs.layout import ItemTable, Layout
+from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Extent, flatten
 from varlen_graphs.packing import Pack, Span, pack
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
+from varlen_graphs.table import ItemTable
 
 TOO_LARGE = "larger than every budget"
 
@@ -87,12 +89,12 @@ class GraphedEncoder:
         self._has_original = forward is not None
         self._backend_name: BackendName = backend
         self._on_miss = on_miss
-        self._anchor = next(chain(module.parameters(), module.buffers()), None)
         self._state = State(module)
         self._arena: Arena | None = None
         self._weights: Weights | None = None
         self._graphs: dict[StaticKey, Graphs] = {}
         self._warned = False
+        weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call.
@@ -105,49 +107,51 @@ class GraphedEncoder:
             StaleGraphError: Weights were moved or replaced since the capture.
         """
         call = self._bind(args, kwargs)
-        self.stats.calls += 1
-        self.stats.items += len(call.layout)
-        reason = call.beyond or ("forward hooks" if self._state.has_hooks() else None)
-        if reason and self._has_original:
-            self.stats.eager[reason] += 1
-            return self._run_original(call)
-        backend = self._backend(call.rows.device)
-        reason = reason or self._state.change(call.rows.device.type) or (None if backend else "no CUDA graphs here")
-        packs = pack([self.spec.demand(item) for item in call.layout.items], self.budgets)
-        if reason is None and len(packs) == 1 and packs[0].budget is None:
+        self.stats.count_call(len(call.layout))
+        backend, reason = None, self._why_eager(call)
+        if reason is None:
+            backend = self._backend(call.rows.device)
+            reason = None if backend else "no CUDA graphs here"
+        packs = [] if reason else pack([self.spec.demand(item) for item in call.layout.items], self.budgets)
+        if packs and all(one.budget is None for one in packs):
             self._check_miss(call.layout, packs[0])
             reason = TOO_LARGE
         if reason or backend is None:
-            self.stats.eager[str(reason)] += 1
-            return self._run_exact(call.rows, call.layout, call.statics)
+            self.stats.count_eager(str(reason))
+            return self._run_eager(call)
         return self._replay(call, packs, backend)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
-        """The same call through the same code, without graphs and without padding, for comparison."""
-        call = self._bind(args, kwargs)
-        return self._run_exact(call.rows, call.layout, call.statics)
+        """The same call without graphs and without padding, for comparison: through the same code where it can be."""
+        return self._run_eager(self._bind(args, kwargs))
 
     def capture(self, **statics: Any) -> "GraphedEncoder":
         """Capture the graphs now, for calls with these static arguments. Does nothing where calls run eager.
 
-        Allocates the arena, the outputs, and the graphs' pool. Synchronizes the capture stream.
+        Allocates the arena, the outputs, and the graphs' pool. Synchronizes with the host.
 
         Raises:
             SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
-            CaptureError: Something in the module cannot be captured.
+            InputError: A static argument the module does not take.
+            CaptureError: Something in the module cannot be captured, or the module's state is not that of construction.
         """
-        packed = self.spec.packed
-        if self._arena is None and (packed.shape is None or self._anchor is None):
+        packed, first = self.spec.packed, self._first_tensor
+        if packed.shape is None or first is None:
             raise SpecError(
                 f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"
                 f" its device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
             )
-        device = self._anchor.device if self._anchor is not None else torch.device("cpu")
-        backend = self._backend(device)
+        bound, beyond = self._signature.bind_statics(statics)
+        reason = beyond or self._state.change(first.device.type)
+        if reason:
+            raise CaptureError(
+                f"nothing to capture: calls run eager now ({reason}); capture in the state of construction"
+            )
+        backend = self._backend(first.device)
         if backend:
-            example = torch.empty(0, *(packed.shape or ()), dtype=self._row_dtype(None), device=device)
+            example = torch.empty(0, *packed.shape, dtype=self._row_dtype, device=first.device)
             with self.pool.exclusive():
-                self._graphs_for(statics, example, backend)
+                self._graphs_for(bound, example, backend)
         return self
 
     def release(self) -> None:
@@ -173,43 +177,68 @@ class GraphedEncoder:
                 graphs.poison()
             self.pool.poison()
 
+    @property
+    def _first_tensor(self) -> Tensor | None:
+        """The parameter or buffer that tells where the module is now."""
+        return next(chain(self.module.parameters(), self.module.buffers()), None)
+
+    @property
+    def _row_dtype(self) -> torch.dtype:
+        """The dtype in which the module sees its rows."""
+        if self.spec.packed.dtype is not None:
+            return self.spec.packed.dtype
+        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        return next(floating, torch.get_default_dtype())
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = self._signature.bind(args, kwargs)
-        rows, name = call.rows, self.spec.packed.name
-        if self._anchor is not None and rows.device != self._anchor.device:
-            device = self._anchor.device
+        rows, name, first, expected = call.rows, self.spec.packed.name, self._first_tensor, self._row_dtype
+        if first is not None and rows.device != first.device:
             raise InputError(
-                f"{name} is on {rows.device}, the module on {device}; move it first, for example {name}.to('{device}')"
+                f"{name} is on {rows.device}, the module on {first.device}; move it first, for example "
+                f"{name}.to('{first.device}')"
             )
-        if self._arena is not None:
-            self._arena.check(rows)
+        if rows.dtype != expected and not (rows.is_floating_point() and expected.is_floating_point):
+            raise InputError(
+                f"{name} is {rows.dtype}: expected {expected}; floating rows are cast, others are not: convert them, or"
+                f" declare rows=PackedRows({name!r}, dtype={rows.dtype})"
+            )
         return call
+
+    def _why_eager(self, call: Call) -> str | None:
+        """Why no graph can answer this call, if so."""
+        if call.beyond:
+            return call.beyond
+        return "forward hooks" if self._state.has_hooks() else self._state.change(call.rows.device.type)
 
     def _forward(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
         """The one forward, of eager calls, warm-up and capture: compute the buffers, run the module."""
         spec, takes = self.spec, self._signature.takes
         arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
         if takes(spec.layout.name):
-            arguments[spec.layout.name] = spec.layout.argument(table)
+            arguments[spec.layout.name] = spec.layout.argument(table.values)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         return self._function(self.module, **arguments)
 
-    def _run_original(self, call: Call) -> Any:
-        """Run the module as it is, for what `forward` cannot give."""
-        arguments, name = call.original, self.spec.layout.name
-        if not isinstance(arguments[name], Tensor):
-            arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
-        with torch.no_grad():
-            return self.module(**arguments)
+    def _run_eager(self, call: Call) -> Any:
+        """Run a call without a graph: by the original module where `forward` in its place would miss something."""
+        original = self._has_original and self._signature.original_takes_call
+        if original and (call.beyond or self._state.has_hooks()):
+            arguments, name = call.original, self.spec.layout.name
+            if not isinstance(arguments[name], Tensor):
+                arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
+            with torch.no_grad():
+                return self.module(**arguments)
+        return self._run_exact(call.rows, call.layout, call.statics)
 
     def _run_exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any]) -> Any:
-        """Run items without a graph and without padding."""
+        """Run items through the one forward, without a graph and without padding."""
         budget = self.spec.exact_budget(layout)
         with torch.no_grad(), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in self.spec.host_buffers}
-            rows = rows.to(self._row_dtype(rows)).contiguous()
+            rows = rows.to(self._row_dtype).contiguous()
             return self._forward(rows, ItemTable(table, budget, self.spec.layout), host, statics)
 
     def _replay(self, call: Call, packs: list[Pack], backend: Backend) -> Any:
@@ -218,6 +247,7 @@ class GraphedEncoder:
         outputs: list[Tensor] = []
         with torch.no_grad(), on_device(device), self.pool.exclusive():
             graphs = self._graphs_for(call.statics, call.rows, backend)
+            self._arena.check(call.rows)  # type: ignore[union-attr]
             for one in packs:
                 for at, (part, extent) in enumerate(self._run_pack(graphs, call, one)):
                     if at == len(outputs):
@@ -232,14 +262,12 @@ class GraphedEncoder:
         active = sum(layout.rows)
         if one.budget is None:
             self._check_miss(call.layout, one)
-            self.stats.eager[TOO_LARGE] += 1
+            self.stats.count_eager(TOO_LARGE)
             start = sum(call.layout.rows[: one.items[0]])
             output = self._run_exact(call.rows[start : start + active], layout, call.statics)
-            leaves, extents, _ = flatten(output, self.spec.outputs)
-            return list(zip(leaves, extents, strict=True))
-        self.stats.replays[one.budget] += 1
-        self.stats.rows += active
-        self.stats.padding += one.budget.rows - active
+            parts = flatten(output, self.spec.outputs)
+            return list(zip(parts.tensors, parts.extents, strict=True))
+        self.stats.count_replay(one.budget, active)
         return graphs.replay(call.rows, call.layout, one, one.budget)
 
     def _graphs_for(self, statics: dict[str, Any], rows: Tensor, backend: Backend) -> Graphs:
@@ -256,21 +284,12 @@ class GraphedEncoder:
 
             with torch.inference_mode(False), torch.no_grad(), on_device(rows.device):
                 arena = self._arena or Arena(
-                    self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype(rows), rows.device
+                    self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype, rows.device
                 )
                 weights = self._weights or Weights(self.module)
-                self._graphs[key] = Graphs(self.spec, arena, self.budgets, forward, backend)
+                self._graphs[key] = Graphs(self.spec.outputs, arena, self.budgets, forward, backend)
                 self._arena, self._weights = arena, weights
         return self._graphs[key]
-
-    def _row_dtype(self, rows: Tensor | None) -> torch.dtype:
-        """The dtype in which the module sees its rows."""
-        if self.spec.packed.dtype is not None:
-            return self.spec.packed.dtype
-        if rows is not None and not rows.is_floating_point():
-            return rows.dtype
-        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point())
-        return next(floating, rows.dtype if rows is not None else torch.get_default_dtype())
 
     def _backend(self, device: torch.device) -> Backend | None:
         backend = choose_backend(self._backend_name, device, self.pool)

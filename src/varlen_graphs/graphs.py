@@ -13,10 +13,10 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory, poison
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import ItemTable, Layout
-from varlen_graphs.outputs import Extent, Rebuild, flatten
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import Declared, Extent, Parts, flatten
 from varlen_graphs.packing import Pack
-from varlen_graphs.spec import BufferSpec
+from varlen_graphs.table import ItemTable
 
 Forward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
 """The one forward: from rows, items and host buffers to the module's output."""
@@ -29,73 +29,97 @@ class Graphs:
     budget need not be kept apart from the memory that other budgets' graphs use.
 
     Args:
-        spec: The declaration.
+        declared: What the forward's output is.
         arena: Where the forward finds its inputs.
         budgets: Which graphs to capture.
-        forward: What to capture.
+        forward: What to capture. Not kept.
         backend: How.
+
+    Attributes:
+        rebuild: Puts tensors in the places of the output, in a new object.
     """
 
     def __init__(
-        self, spec: BufferSpec, arena: Arena, budgets: Sequence[Budget], forward: Forward, backend: Backend
+        self, declared: Declared, arena: Arena, budgets: Sequence[Budget], forward: Forward, backend: Backend
     ) -> None:
-        self._spec = spec
         self._arena = arena
-        self._forward = forward
         self._graphs: dict[Budget, Graph] = {}
-        self._held: list[Tensor] = []
-        self._outputs: list[Tensor] = []
-        self._extents: list[Extent] = []
-        self.rebuild: Rebuild
+        memory = ReadMemory(arena.rows.device, "varlen_graphs")
+        outputs = None
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
-            self._arena.load_sample(budget)
-            if not self._outputs:
-                self._prepare_outputs(budget, budgets)
-            self._graphs[budget] = backend.capture(partial(self._run, budget), name=_name(budget))
+            arena.load_sample(budget)
+            warm_up = partial(_run_parts, forward, arena, declared, budget)
+            warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+            with memory:
+                parts = warm_up()
+            if outputs is None:
+                outputs = _Outputs(parts, budgets)
+                backend.prepare()
+            outputs.check_constants(parts)
+            del parts
+            run = partial(_run, forward, arena, declared, budget, outputs)
+            self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+        assert outputs is not None  # noqa: S101 - there is at least one budget
+        self._held = [*memory.held.values()]
+        self._outputs = outputs
+        self.rebuild = outputs.rebuild
 
-    def _prepare_outputs(self, largest: Budget, budgets: Sequence[Budget]) -> None:
-        """Run once to see what comes out, and once more to see what memory is read."""
-        self._forward(*self._arena.view(largest))
-        with ReadMemory() as memory:
-            output = self._forward(*self._arena.view(largest))
-        self._held = memory.tensors
-        leaves, self._extents, self.rebuild = flatten(output, self._spec.outputs)
-        if not leaves:
-            raise SpecError(f"the module returned {type(output).__name__} without any tensor: expected at least one")
-        for leaf, extent in zip(leaves, self._extents, strict=True):
-            _check_extent(leaf, extent, largest)
-            capacity = max(extent.capacity(budget) for budget in budgets)
-            self._outputs.append(torch.zeros((capacity, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device))
-
-    def _run(self, budget: Budget) -> None:
-        """What is captured: the forward at a budget, and the copies of its outputs to where callers find them."""
-        leaves, extents, _ = flatten(self._forward(*self._arena.view(budget)), self._spec.outputs)
-        for leaf, extent, static in zip(leaves, extents, self._outputs, strict=True):
-            _check_extent(leaf, extent, budget)
-            static[: extent.capacity(budget)].copy_(leaf)
+    def __len__(self) -> int:
+        return len(self._graphs)
 
     def replay(self, rows: Tensor, layout: Layout, pack: Pack, budget: Budget) -> list[tuple[Tensor, Extent]]:
         """Replay one pack; its outputs stay valid until the next replay in the pool."""
         self._arena.load(rows, layout, pack, budget)
         self._graphs[budget].replay()
-        return list(zip(self._outputs, self._extents, strict=True))
-
-    def __len__(self) -> int:
-        return len(self._graphs)
+        return list(zip(self._outputs.statics, self._outputs.extents, strict=True))
 
     def poison(self) -> None:
         """Overwrite the outputs with NaN."""
-        for static in self._outputs:
+        for static in self._outputs.statics:
             poison(static)
 
 
-def _name(budget: Budget) -> str:
-    return f"varlen_graphs {budget.rows} rows"
+class _Outputs:
+    """The static outputs of all budgets, allocated by what the largest budget gave."""
+
+    def __init__(self, parts: Parts, budgets: Sequence[Budget]) -> None:
+        if not parts.tensors:
+            raise SpecError("the module returned no tensor: expected at least one")
+        self.rebuild = parts.rebuild
+        self.extents = parts.extents
+        self.constants = parts.constants
+        self.statics = [
+            torch.zeros(
+                (max(extent.capacity(budget) for budget in budgets), *tensor.shape[1:]),
+                dtype=tensor.dtype,
+                device=tensor.device,
+            )
+            for tensor, extent in zip(parts.tensors, parts.extents, strict=True)
+        ]
+
+    def check_constants(self, parts: Parts) -> None:
+        """Whether the Python values in the output are those of every budget: a replay would give them for any call."""
+        if parts.constants != self.constants:
+            raise SpecError(
+                f"the output holds Python values that depend on the budget, {self.constants} and {parts.constants}: a "
+                "graph would freeze them; leave them out, or compute them from the layout outside of the module"
+            )
 
 
-def _check_extent(leaf: Tensor, extent: Extent, budget: Budget) -> None:
-    if leaf.dim() == 0 or leaf.shape[0] != extent.capacity(budget):
-        raise SpecError(
-            f"an output of shape {list(leaf.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-            f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
-        )
+def _run_parts(forward: Forward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
+    """The forward at a budget, its output taken apart and checked."""
+    parts = flatten(forward(*arena.view(budget)), declared)
+    for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
+        if tensor.dim() == 0 or tensor.shape[0] != extent.capacity(budget):
+            raise SpecError(
+                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
+                f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
+            )
+    return parts
+
+
+def _run(forward: Forward, arena: Arena, declared: Declared, budget: Budget, outputs: _Outputs) -> None:
+    """What is captured: the forward at a budget, and the copies of its outputs to where callers find them."""
+    parts = _run_parts(forward, arena, declared, budget)
+    for tensor, static in zip(parts.tensors, outputs.statics, strict=True):
+        static[: tensor.shape[0]].copy_(tensor)

@@ -1,4 +1,4 @@
-"""Items: small integers on the host, one small table on the device, and the way from a row back to its item."""
+"""Items on the host: small integers, checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,9 +98,9 @@ class GridTHW:
             items.append((t, h, w))
         return items
 
-    def argument(self, table: "ItemTable") -> Tensor:
-        """What the module gets: int64 `[items, 3]`."""
-        return table.values[:, :3]
+    def argument(self, values: Tensor) -> Tensor:
+        """What the module gets of the values of an item table: int64 `[items, 3]`."""
+        return values[:, :3]
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Lengths:
         lengths = _integers(self.name, value, "[items] lengths")
         return [(1, 1, _positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
-    def argument(self, table: "ItemTable") -> Tensor:
-        """What the module gets: int64 `[items]`."""
-        return table.w
+    def argument(self, values: Tensor) -> Tensor:
+        """What the module gets of the values of an item table: int64 `[items]`."""
+        return values[:, 2]
 
 
 LayoutArgument = GridTHW | Lengths
@@ -158,127 +158,17 @@ def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
     return Layout(((1, layout.merge, rows // layout.merge, *pads),) * count)
 
 
-class ItemTable:
-    """The items of one replay on the device, and everything that follows from them.
+def parse_column(column: Column, value: Any, items: int) -> list[int]:
+    """Check the values of a column and return them, one an item.
 
-    This is what a producer gets. All of it is tensor operations on `values`, free of host syncs, so inside a captured
-    graph it is computed anew at each replay from the table as it is then. Each property is computed once a forward.
-
-    Attributes:
-        values: int64 `[items, 3 + columns]`: `(t, h, w, *columns)`; items of padding have zeros and the columns' pads.
-        budget: The capacities; every shape below follows from them.
-        layout: The declaration the items came by.
+    Raises:
+        LayoutError: Not one int64 for each item.
     """
-
-    def __init__(self, values: Tensor, budget: Budget, layout: LayoutArgument) -> None:
-        self.values = values
-        self.budget = budget
-        self.layout = layout
-        self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the table is."""
-        return self.values.device
-
-    @property
-    def t(self) -> Tensor:
-        """Frames of each item, int64 `[items]`; 0 in padding."""
-        return self.values[:, 0]
-
-    @property
-    def h(self) -> Tensor:
-        """Height of each item, int64 `[items]`; 0 in padding."""
-        return self.values[:, 1]
-
-    @property
-    def w(self) -> Tensor:
-        """Width of each item (or its length), int64 `[items]`; 0 in padding."""
-        return self.values[:, 2]
-
-    def column(self, name: str) -> Tensor:
-        """An extra column by its name, int64 `[items]`."""
-        names = [column.name for column in self.layout.columns]
-        if name not in names:
-            raise SpecError(f"the item table has no column {name!r}: the layout declares {names or 'none'}")
-        return self.values[:, 3 + names.index(name)]
-
-    @cached_property
-    def item_rows(self) -> Tensor:
-        """Rows of each item, int64 `[items]`; 0 in padding."""
-        return self.t * self.h * self.w
-
-    @cached_property
-    def item_ends(self) -> Tensor:
-        """The row after each item's last, int64 `[items]`."""
-        return self.item_rows.cumsum(0)
-
-    @cached_property
-    def item_starts(self) -> Tensor:
-        """Each item's first row, int64 `[items]`."""
-        return self.item_ends - self.item_rows
-
-    @cached_property
-    def active_rows(self) -> Tensor:
-        """The number of active rows, int64 `[1]`."""
-        return self.item_ends[-1:]
-
-    @cached_property
-    def row(self) -> Tensor:
-        """The index of each row, int64 `[rows]`."""
-        return torch.arange(self.budget.rows, device=self.device)
-
-    @cached_property
-    def row_active(self) -> Tensor:
-        """Whether a row belongs to an item, bool `[rows]`."""
-        return self.row < self.active_rows
-
-    @cached_property
-    def row_item(self) -> Tensor:
-        """The item of each row, int64 `[rows]`; a valid but arbitrary index in padding."""
-        return torch.searchsorted(self.item_ends, self.row, right=True).clamp(max=self.values.shape[0] - 1)
-
-    @cached_property
-    def row_in_item(self) -> Tensor:
-        """How many rows of the same item come before each row, int64 `[rows]`; 0 in padding."""
-        return torch.where(self.row_active, self.row - self.item_starts[self.row_item], 0)
-
-    @cached_property
-    def row_size(self) -> tuple[Tensor, Tensor]:
-        """Height and width of the item of each row, int64 `[rows]` each; at least 1, also in padding."""
-        return self.h[self.row_item].clamp(min=1), self.w[self.row_item].clamp(min=1)
-
-    def positions(self, order: Order) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each row lies in its item: `(t, h, w)`, int64 `[rows]` each; 0 in padding.
-
-        Args:
-            order: How the rows of a frame are ordered; `"merge_block"` uses the merge size of the layout.
-        """
-        if order not in self._positions:
-            height, width = self.row_size
-            frame = height * width
-            t, within = self.row_in_item // frame, self.row_in_item % frame
-            if order == "raster":
-                position = (t, within // width, within % width)
-            else:
-                m = self.layout.merge
-                blocks = (width // m).clamp(min=1)
-                block, inner = within // (m * m), within % (m * m)
-                position = (t, block // blocks * m + inner // m, block % blocks * m + inner % m)
-            self._positions[order] = position
-        return self._positions[order]
-
-    def cu_seqlens(self, per: Per) -> Tensor:
-        """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
-        if per == "frame":
-            counts, lengths = self.t, self.h * self.w
-        else:
-            counts, lengths = (self.item_rows > 0).long(), self.item_rows
-        ends = counts.cumsum(0)
-        slot = torch.arange(self.budget.segments + 1, device=self.device)
-        item = torch.searchsorted(ends, slot, right=True).clamp(max=self.values.shape[0] - 1)
-        start = self.item_starts[item] + (slot - (ends - counts)[item]) * lengths[item]
-        return torch.where(slot < ends[-1:], start, self.active_rows).int()
+    values = _integers(column.name, value, "one for each item")
+    sound = all(isinstance(v, int) and not isinstance(v, bool) and abs(v) <= INT64_MAX for v in values)
+    if len(values) != items or not sound:
+        raise LayoutError(f"{column.name} is {values!r}: expected one integer for each of the {items} items")
+    return values
 
 
 def _integers(name: str, value: Any, expected: str) -> list[Any]:

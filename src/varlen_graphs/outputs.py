@@ -1,10 +1,12 @@
 """What comes out: which rows of which tensors belong to the items, and how to put the caller's object together."""
 
 import dataclasses
+import enum
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from varlen_graphs.budgets import Budget
@@ -89,72 +91,87 @@ def extents(declared: Declared) -> list[Extent]:
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
 
-def flatten(output: Any, declared: Declared) -> tuple[list[Tensor], list[Extent], Rebuild]:
+@dataclasses.dataclass
+class Parts:
+    """An output taken apart.
+
+    Attributes:
+        tensors: Its tensors.
+        extents: What each of them is.
+        constants: Its Python values.
+        rebuild: Puts other tensors in the places of its own in a new object. Holds none of its tensors.
+    """
+
+    tensors: list[Tensor]
+    extents: list[Extent]
+    constants: list[Any]
+    rebuild: Rebuild
+
+
+CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum.Enum)
+"""What an output may hold beside tensors: values that nothing can be hidden in."""
+
+
+def flatten(output: Any, declared: Declared) -> Parts:
     """Take an output apart.
 
     Args:
-        output: Tensors in tuples, lists, mappings, dataclasses, `ModelOutput`s; whatever else is in there is kept.
+        output: Tensors in tuples, lists, mappings, dataclasses, `ModelOutput`s, and Python values.
         declared: What its tensors are.
 
-    Returns:
-        The tensors, what each is, and a function that puts other tensors in their places in a new object. That function
-        holds none of the tensors of `output`.
-
     Raises:
-        SpecError: A declaration does not match the output.
+        SpecError: A declaration does not match the output, or the output holds an object of another kind.
     """
-    leaves: list[tuple[Tensor, Extent]] = []
-    rebuild = _visit(output, declared, "output", leaves)
-    return [tensor for tensor, _ in leaves], [extent for _, extent in leaves], rebuild
+    parts = Parts([], [], [], rebuild=lambda tensors: None)
+    parts.rebuild = _visit(output, declared, "output", parts)
+    return parts
 
 
-def _visit(part: Any, declared: Declared, path: str, leaves: list[tuple[Tensor, Extent]]) -> Rebuild:
+def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
         if not isinstance(declared, Rows | Items):
             raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
-        leaves.append((part, declared))
-        return operator.itemgetter(len(leaves) - 1)
+        parts.tensors.append(part)
+        parts.extents.append(declared)
+        return operator.itemgetter(len(parts.tensors) - 1)
+    if isinstance(part, CONSTANTS):
+        parts.constants.append(part)
+        return lambda tensors: part
     kind = type(part)  # not `part` itself, in the functions below: they outlive its tensors
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+    if dataclasses.is_dataclass(part):
         fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
-        makes = _visit_fields(fields, declared, path, leaves)
+        makes = _visit_fields(fields, declared, path, parts)
         return lambda tensors: kind(**{name: make(tensors) for name, make in makes.items()})
     if isinstance(part, Mapping):
-        makes = _visit_fields(part, declared, path, leaves)
-        return lambda tensors: {name: make(tensors) for name, make in makes.items()}
+        makes = _visit_fields(part, declared, path, parts)
+        return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
         each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
         if isinstance(each, Outputs) or len(each) != len(part):
             raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
-        parts = [_visit(p, d, f"{path}[{i}]", leaves) for i, (p, d) in enumerate(zip(part, each, strict=True))]
+        entries = [_visit(p, d, f"{path}[{i}]", parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
         if hasattr(part, "_fields"):
-            return lambda tensors: kind(*(make(tensors) for make in parts))
-        return lambda tensors: kind(make(tensors) for make in parts)
-    return lambda tensors: part
+            return lambda tensors: kind(*(make(tensors) for make in entries))
+        return lambda tensors: kind(make(tensors) for make in entries)
+    raise SpecError(
+        f"{path} is a {kind.__name__}, which may hide tensors: expected tensors, Python values, and tuples, lists, "
+        "mappings and dataclasses of them; return one of these, or pass forward= with a function that does"
+    )
 
 
-def _visit_fields(
-    parts: Mapping[str, Any], declared: Declared, path: str, leaves: list[tuple[Tensor, Extent]]
-) -> dict[str, Rebuild]:
+def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: str, parts: Parts) -> dict[str, Rebuild]:
     if isinstance(declared, Rows | Items):
-        declared = Outputs(**dict.fromkeys(parts, declared))
+        declared = Outputs(**dict.fromkeys(fields, declared))
     if not isinstance(declared, Outputs):
-        raise SpecError(f"{path} has fields {list(parts)} but is declared as {declared!r}: expected Outputs(...)")
-    unknown = [name for name in declared.fields if name not in parts]
-    missing = [name for name, part in parts.items() if name not in declared.fields and _has_tensor(part)]
+        raise SpecError(f"{path} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)")
+    unknown = [name for name in declared.fields if name not in fields]
+    missing = [name for name in fields if name not in declared.fields and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(
-            f"{path} has fields {list(parts)}; with tensors but not declared: {missing or 'none'}; declared "
-            f"but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
+            f"{path} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; declared but "
+            f"absent: {unknown or 'none'}; expected one declaration for each field with tensors"
         )
     return {
-        name: _visit(part, declared.fields.get(name, Rows()), f"{path}.{name}", leaves) for name, part in parts.items()
+        name: _visit(field, declared.fields.get(name, Rows()), f"{path}.{name}", parts)
+        for name, field in fields.items()
     }
-
-
-def _has_tensor(part: Any) -> bool:
-    if isinstance(part, Tensor):
-        return True
-    if isinstance(part, Mapping):
-        return any(map(_has_tensor, part.values()))
-    return isinstance(part, tuple | list) and any(map(_has_tensor, part))

@@ -1,9 +1,11 @@
 """Items into replays: which items share a budget, and which rows go where."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from varlen_graphs.budgets import Budget
@@ -14,6 +16,9 @@ REPLAY_COST = 512
 
 EXACT_ITEMS = 6
 """Calls of at most this many items are packed at the least cost; larger ones by a heuristic."""
+
+RUN_ITEMS = 64
+"""Up to this many items the heuristic looks at all runs of neighbours, whose number grows with the square."""
 
 
 class Demand(NamedTuple):
@@ -113,7 +118,8 @@ def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
 
 def smallest(load: Load, budgets: Sequence[Budget]) -> Budget | None:
     """The cheapest budget that holds `load` in one replay, if there is one."""
-    return next((budget for budget in budgets if budget.rows >= load.rows and budget.holds(*load)), None)
+    large_enough = bisect_left(budgets, load.rows, key=attrgetter("rows"))
+    return next((budget for budget in budgets[large_enough:] if budget.holds(*load)), None)
 
 
 Groups = list[tuple[int, ...]]
@@ -130,7 +136,11 @@ class _Packer:
         if len(items) <= EXACT_ITEMS:
             return self._packs(self._exact(items))
         largest_first = sorted(items, key=lambda i: -self._demands[i].rows)
-        candidates = (self._neighbours(items), self._neighbours(largest_first), self._first_fit(largest_first))
+        candidates = [self._first_fit(items), self._first_fit(largest_first)]
+        if len(items) <= RUN_ITEMS:
+            candidates += [self._neighbours(items), self._neighbours(largest_first)]
+        else:
+            candidates += [[(item,) for item in items]]  # all alone: the bound that the runs of neighbours keep
         return min(map(self._packs, candidates), key=total_cost)
 
     def _packs(self, groups: Groups) -> list[Pack]:

@@ -21,8 +21,8 @@ class PackedRows:
     Attributes:
         name: The argument.
         shape: The shape of one row; `None` takes it from the first call.
-        dtype: The dtype the module sees. `None`: floating rows are cast to the dtype of the module's first floating
-            parameter, integer rows keep theirs.
+        dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
+            rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
         pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
             padding may hold anything.
     """
@@ -132,9 +132,11 @@ class BufferSpec:
         Raises:
             BudgetError: `max_seqlen` is below the shortest segment an item can have.
         """
+        whole = any(buffer.per != "frame" for buffer in self._segmented)
+        shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
-            if budget.max_seqlen < self.layout.row_multiple:
+            if self._segmented and budget.max_seqlen < shortest:
                 raise BudgetError(
-                    f"no item could use {budget}: the shortest segment has {self.layout.row_multiple} rows "
-                    f"(merge size {self.layout.merge}); raise max_seqlen"
+                    f"no item could use {budget}: the shortest segment has {shortest} rows (merge size "
+                    f"{self.layout.merge}, and the ratios of the outputs); raise max_seqlen"
                 )

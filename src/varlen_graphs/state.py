@@ -1,10 +1,11 @@
 """What is fixed when an encoder is made, and how a call can differ from it."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.modules.module as torch_module
 from torch import nn
 
 IDLE_HOOKS = "transformers.utils.output_capturing"
@@ -19,6 +20,7 @@ class State:
         self._training = module.training
         self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
         self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
 
     def change(self, device_type: str) -> str | None:
         """Why graphs do not hold for a call made now, if they do not."""
@@ -37,7 +39,7 @@ class State:
     def autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
         dtype = self._autocast.get(device_type)
-        return torch.autocast(device_type, dtype, cache_enabled=False) if dtype else nullcontext()
+        return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def _autocast(device_type: str) -> torch.dtype | None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from threading import Lock
 
 from varlen_graphs.budgets import Budget
 
@@ -25,6 +26,25 @@ class Stats:
     eager: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     padding: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def count_call(self, items: int) -> None:
+        """Count a call."""
+        with self._lock:
+            self.calls += 1
+            self.items += items
+
+    def count_eager(self, reason: str) -> None:
+        """Count a run without a graph."""
+        with self._lock:
+            self.eager[reason] += 1
+
+    def count_replay(self, budget: Budget, active: int) -> None:
+        """Count a replay of so many active rows."""
+        with self._lock:
+            self.replays[budget] += 1
+            self.rows += active
+            self.padding += budget.rows - active
 
     @property
     def padding_share(self) -> float:

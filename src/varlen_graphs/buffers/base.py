@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import ItemTable
+from varlen_graphs.table import ItemTable
 
 
 class Buffer(ABC):

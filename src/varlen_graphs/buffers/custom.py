@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import ItemTable, Layout
+from varlen_graphs.layout import Layout
+from varlen_graphs.table import ItemTable
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class HostBuffer:
     shape: tuple[Dim, ...]
     dtype: torch.dtype
     pad: float = 0
+
+    def __post_init__(self) -> None:
+        if not self.shape:
+            raise SpecError(f"HostBuffer({self.name!r}, shape=()): expected at least one dimension, such as ('items',)")
 
     def capacity(self, budget: Budget) -> tuple[int, ...]:
         """The static shape at a budget."""

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.interpolation.reference import Mode, interpolate, interpolation_taps
-from varlen_graphs.layout import ItemTable, Order
+from varlen_graphs.layout import Order
+from varlen_graphs.table import ItemTable
 
 
 def _taps(table: ItemTable, entries: int, mode: Mode, align_corners: bool, order: Order) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import ItemTable, Order
+from varlen_graphs.layout import Order
+from varlen_graphs.table import ItemTable
 
 Axis = Literal["t", "h", "w", "row"]
 """A coordinate of a row: its frame, its place in the frame, or its index in the item."""

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.buffers.positions import Axis, axis_positions
 from varlen_graphs.kernels.rotary.reference import rotary_table
-from varlen_graphs.layout import ItemTable, Order
+from varlen_graphs.layout import Order
+from varlen_graphs.table import ItemTable
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.layout import ItemTable, Per
+from varlen_graphs.layout import Per
+from varlen_graphs.table import ItemTable
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ class Graph(Protocol):
 class Backend(Protocol):
     """A way to capture a run of tensor operations and replay it."""
 
+    def prepare(self) -> None:
+        """Called once before the first capture, after its warm-up."""
+
     def capture(self, run: Callable[[], None], name: str) -> Graph:
         """Capture one `run`, which was run before for warm-up.
 

@@ -3,7 +3,8 @@
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -29,53 +30,66 @@ class CudaGraph:
 
 
 class CudaCapture:
-    """Captures into one pool, on the pool's stream, in `thread_local` mode: other threads may go on using the GPU."""
+    """Captures into one pool, on the pool's stream, in `thread_local` mode: other threads may go on using the GPU.
+
+    Warm-up runs belong on another stream: what cuBLAS allocates for the pool's stream then comes from the pool, at the
+    first capture, and lives as long as the pool does.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
+    def prepare(self) -> None:
+        """Give cached memory of warm-up runs back: a capture cannot, and would run out of memory beside it."""
+        torch.cuda.empty_cache()
+
     def capture(self, run: Callable[[], None], name: str) -> CudaGraph:
-        """Warm `run` up on the capture stream, then capture it.
+        """Capture one `run`, which was run before for warm-up.
 
         Raises:
-            CaptureError: CUDA refuses something in `run`: a host sync, a copy from pageable memory, a new library
-                handle. The original error is its cause.
+            CaptureError: CUDA refuses something in `run`, or has no memory left. The original error is its cause.
         """
-        graph, handle = self._pool.new_graph()
-        stream = self._pool.stream
         with _CAPTURING, _collector_paused(), torch.cuda.device(self._pool.device):
+            graph, handle, stream = self._pool.new_graph()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                run()
-                stream.synchronize()
-                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 try:
-                    run()
-                except BaseException as error:
-                    _abandon(graph)
-                    if isinstance(error, RuntimeError):
-                        raise CaptureError(_EXPLANATION.format(name=name, error=error)) from error
-                    raise
-                try:
-                    graph.capture_end()
+                    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                    try:
+                        run()
+                    finally:
+                        _end(graph, handle)
+                except torch.cuda.OutOfMemoryError as error:
+                    raise CaptureError(f"{name} could not be captured: {error}\n{_OUT_OF_MEMORY}") from error
                 except RuntimeError as error:
-                    raise CaptureError(_EXPLANATION.format(name=name, error=error)) from error
+                    raise CaptureError(f"{name} could not be captured: {error}\n{_REFUSED}") from error
             torch.cuda.current_stream().wait_stream(stream)
         return CudaGraph(graph, name)
 
 
-_EXPLANATION = (
-    "{name} could not be captured: {error}\n"
+_OUT_OF_MEMORY = "Give the encoder a smaller largest budget, or free memory first."
+_REFUSED = (
     "A graph holds only work that is queued on the GPU: no .item(), .tolist() or .cpu(), no shape that depends on "
     "data, no copy from pageable memory. Run the module with backend='tape' on the CPU to see the first such line by "
     "name, and declare what it computes as a buffer."
 )
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that failed, so that the stream and the allocator leave capture mode."""
-    with suppress(RuntimeError):  # an invalidated capture says so again; the first error is the one to raise
+def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
+    """End a capture, also one that CUDA has invalidated, so that allocator and random numbers leave capture mode."""
+    try:
         graph.capture_end()
+    except RuntimeError:
+        # torch stops at the first error, before it takes the allocator and the generators back out of capture mode.
+        device = torch.cuda.current_device()
+        torch._C._cuda_endAllocateToPool(device, handle)
+        torch._C._cuda_releasePool(device, handle)
+        healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
+        torch.cuda.current_stream().synchronize()
+        healing.capture_begin(capture_error_mode="thread_local")
+        scratch.add_(1)
+        healing.capture_end()
+        raise
 
 
 @contextmanager

@@ -40,20 +40,15 @@ class Pool:
         elif self.device != device:
             raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
 
-    @property
-    def stream(self) -> torch.cuda.Stream:
-        """The stream that all captures of the pool use."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
-
-    def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """An empty graph, and the handle of the memory it is to be captured in."""
-        if not self._graphs:  # the memory behind a handle is gone once its last graph is
+    def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
+        """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on."""
+        if not self._graphs or self._stream is None:
+            # The memory behind a handle is gone once its last graph is, and with it what cuBLAS has for the stream.
             self._handle = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self.device, priority=-1)
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
-        return graph, self._handle
+        return graph, self._handle, self._stream
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -41,24 +41,34 @@ def flash_attention(
         cu_seq_lens_q: int32 `[segments + 1]`.
         max_length_q: Rows of the longest segment. A tensor (transformers 4.57) is replaced by the number of rows, an
             upper bound that needs no host sync.
-        **kwargs: What else transformers passes (dropout, is_causal, the lengths of keys) must be as in inference over
-            packed rows.
+        **kwargs: What else transformers passes. What would change the result is refused: causal attention, windows,
+            soft caps, sinks, dropout, keys of other lengths than the queries.
 
     Returns:
         `[1, rows, heads, head_dim]`, and no weights.
 
     Raises:
-        InputError: A padded batch, a mask, or causal attention.
+        InputError: A padded batch, a mask, or an option that would change the result.
     """
-    if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or kwargs.get("is_causal"):
+    unsupported = [
+        name for name in ("is_causal", "sliding_window", "softcap", "s_aux", "dropout") if _given(kwargs, name)
+    ]
+    if kwargs.get("cu_seq_lens_k", cu_seq_lens_q) is not cu_seq_lens_q:
+        unsupported.append("cu_seq_lens_k")
+    if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or unsupported:
         raise InputError(
             f"{ATTENTION} got query {list(query.shape)}, cu_seq_lens_q {cu_seq_lens_q is not None}, attention_mask "
-            f"{attention_mask is not None}, is_causal {kwargs.get('is_causal')}: expected packed rows [1, heads, rows, "
-            "head_dim] with cu_seq_lens_q, no mask and not causal; use it for vision towers that pack their items"
+            f"{attention_mask is not None} and {unsupported or 'nothing else'}: expected packed rows [1, heads, rows, "
+            "head_dim] with cu_seq_lens_q, no mask and no other option; use it for vision towers that pack their items"
         )
     q, k, v = (rearrange(x, "1 heads rows dim -> rows heads dim") for x in (query, key, value))
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
     return varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling)[None], None
+
+
+def _given(kwargs: dict[str, Any], name: str) -> bool:
+    value = kwargs.get(name)
+    return value is not None and (isinstance(value, Tensor) or bool(value))
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention)
@@ -76,19 +86,15 @@ def use_attention(module: Any) -> Iterator[None]:
         module: A model or tower with a `config`.
     """
     config = module.config
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    patched = not _any_flash_name()
-    if patched:
-        config._attn_implementation = _EXACT_NAME
-        original = ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
-        ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = flash_attention
+    before, original = config._attn_implementation, ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
+    name = ATTENTION if _any_flash_name() else _EXACT_NAME
     try:
+        ALL_ATTENTION_FUNCTIONS[name] = flash_attention
+        config._attn_implementation = name
         yield
     finally:
         config._attn_implementation = before
-        if patched:
-            ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = original
+        ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = original
 
 
 def _any_flash_name() -> bool:

@@ -49,7 +49,9 @@ def qwen3_vl(
             f"{type(tower).__name__} has no {missing}: expected the vision tower of Qwen3-VL or Qwen3-VL-MoE, which is "
             "model.model.visual of a whole model"
         )
-    output_class = getattr(sys.modules[type(tower).__module__], "BaseModelOutputWithDeepstackFeatures", None)
+    modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]  # a subclass may live elsewhere
+    classes = [getattr(module, "BaseModelOutputWithDeepstackFeatures", None) for module in modules]
+    output_class = next(filter(None, classes), None)
     merged = Rows(every=tower.spatial_merge_size**2)
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_class is not None:
