@@ -271,7 +271,9 @@ def test_a_capture_that_cuda_ends_leaves_pool_allocator_and_random_numbers_worki
     bad = scaled(ask_the_stream, pool=good.pool)
     kept = []
     for _ in range(2):
-        with pytest.raises(vg.CaptureError, match=r"(?s)128 rows could not be captured: .*no \.item\(\)") as error:
+        with pytest.raises(
+            vg.CaptureError, match=r"(?s)not permitted.*test_graphs.py.*in ask_the_stream: .*no \.item"
+        ) as error:
             bad(rows, lengths=[6])
         kept.append(error)  # its traceback holds the graph
     assert torch.randn(4, device="cuda").isfinite().all()

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.capture.watch import user_line
 from varlen_graphs.errors import CaptureError
 
 _CAPTURING = threading.Lock()
@@ -58,13 +60,32 @@ class CudaCapture:
                     try:
                         run()
                     finally:
-                        _end(graph, handle)
-                except torch.cuda.OutOfMemoryError as error:
-                    raise CaptureError(f"{name} could not be captured: {error}\n{_OUT_OF_MEMORY}") from error
+                        self._end(graph, handle)
                 except RuntimeError as error:
-                    raise CaptureError(f"{name} could not be captured: {error}\n{_REFUSED}") from error
+                    # The end of a capture that CUDA has invalidated fails too: the error before it is the one to tell.
+                    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+                    remedy = _OUT_OF_MEMORY if isinstance(first, torch.cuda.OutOfMemoryError) else _REFUSED
+                    line = user_line(traceback.extract_tb(first.__traceback__))
+                    raise CaptureError(f"{name} could not be captured: {first}\n  at {line}\n{remedy}") from error
             torch.cuda.current_stream().wait_stream(stream)
         return CudaGraph(graph, name)
+
+    def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
+        """End a capture, also one that CUDA has invalidated: torch then stops before it has left capture mode."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._pool.abandon_handle()
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, handle)
+            torch._C._cuda_releasePool(device, handle)
+            # Random numbers leave capture mode with the next capture that succeeds.
+            healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
+            torch.cuda.current_stream().synchronize()
+            healing.capture_begin(capture_error_mode="thread_local")
+            scratch.add_(1)
+            healing.capture_end()
+            raise
 
 
 _OUT_OF_MEMORY = "Give the encoder a smaller largest budget, or free memory first."
@@ -73,23 +94,6 @@ _REFUSED = (
     "data, no copy from pageable memory. Run the module with backend='tape' on the CPU to see the first such line by "
     "name, and declare what it computes as a buffer."
 )
-
-
-def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
-    """End a capture, also one that CUDA has invalidated, so that allocator and random numbers leave capture mode."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        # torch stops at the first error, before it takes the allocator and the generators back out of capture mode.
-        device = torch.cuda.current_device()
-        torch._C._cuda_endAllocateToPool(device, handle)
-        torch._C._cuda_releasePool(device, handle)
-        healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
-        torch.cuda.current_stream().synchronize()
-        healing.capture_begin(capture_error_mode="thread_local")
-        scratch.add_(1)
-        healing.capture_end()
-        raise
 
 
 @contextmanager

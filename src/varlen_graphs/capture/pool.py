@@ -26,6 +26,7 @@ class Pool:
         self.device: torch.device | None = None
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._handle: Any = None
+        self._handles: set[tuple[int, int]] = set()
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
@@ -42,13 +43,21 @@ class Pool:
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
         """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on."""
-        if not self._graphs or self._stream is None:
-            # The memory behind a handle is gone once its last graph is, and with it what cuBLAS has for the stream.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        if not self._graphs or self._handle is None:  # the memory behind a handle is gone once its last graph is
             self._handle = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(self.device, priority=-1)
+            self._handles.add(tuple(self._handle))
+            # cuBLAS keeps scratch memory for each stream, and graphs its address. What it has now lies elsewhere, and
+            # anybody may free it by this very call; what it takes for this stream in a capture comes from the pool.
+            torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
         return graph, self._handle, self._stream
+
+    def abandon_handle(self) -> None:
+        """Use other memory for later captures, after one in this memory failed."""
+        self._handle = None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -73,11 +82,11 @@ class Pool:
 
     def poison(self) -> None:
         """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still right reads nothing stale."""
-        if self._handle is None:
+        if not self._handles:
             return
         with self.exclusive(), torch.cuda.device(self.device):
             for segment in torch.cuda.memory_snapshot():
-                if tuple(segment["segment_pool_id"]) == tuple(self._handle):
+                if tuple(segment["segment_pool_id"]) in self._handles:
                     _bytes(segment["address"], segment["total_size"]).fill_(0xFF)
 
 

@@ -62,7 +62,9 @@ class Watch(TorchDispatchMode):
 
     def refuse(self, what: str, remedy: str) -> NoReturn:
         """Raise, naming the user's line."""
-        raise CaptureError(f"{self._name} could not be captured: {what}\n  at {_user_line()}\n{remedy}")
+        raise CaptureError(
+            f"{self._name} could not be captured: {what}\n  at {user_line(traceback.extract_stack())}\n{remedy}"
+        )
 
     def mark_host(self, tensor: Tensor) -> None:
         """Remember that a tensor would be on the host, on a machine where the module is on a GPU."""
@@ -170,9 +172,9 @@ COPY_REMEDY = (
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
-def _user_line() -> str:
-    """The innermost line of the stack that is neither torch's nor this folder's."""
-    for frame in reversed(traceback.extract_stack()):
+def user_line(stack: traceback.StackSummary) -> str:
+    """The innermost line of a stack that is neither torch's nor this folder's."""
+    for frame in reversed(stack):
         if not frame.filename.startswith(_LIBRARIES):
             return f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
     return "an unknown line"
