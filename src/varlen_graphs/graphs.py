@@ -44,7 +44,7 @@ class Graphs:
     ) -> None:
         self._arena = arena
         self._graphs: dict[Budget, Graph] = {}
-        memory = ReadMemory(arena.rows.device, "varlen_graphs")
+        memory = ReadMemory(arena.rows.device, "the module")
         outputs = None
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             arena.load_sample(budget)
