@@ -42,5 +42,5 @@ BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
 
 def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
     return vg.GraphedEncoder(
-        module or Attention(), budgets, spec or attention_spec(), **({"backend": "tape"} | options)
+        Attention() if module is None else module, budgets, spec or attention_spec(), **({"backend": "tape"} | options)
     )

@@ -138,6 +138,7 @@ def test_weights_may_change_in_place():
         lambda m: setattr(m.qkv, "weight", nn.Parameter(m.qkv.weight.clone())),
         lambda m: setattr(m.qkv, "bias", None),
         lambda m: setattr(m, "qkv", nn.Linear(8, 24)),
+        lambda m: m.qkv.register_parameter("bias", None),
         lambda m: m.double(),
     ],
 )
@@ -214,7 +215,7 @@ def test_capture_in_another_state_is_refused_and_graphs_keep_that_of_constructio
     ):
         encoder.capture()
     encoder.module.eval()
-    with pytest.raises(vg.CaptureError, match="training=False since construction"):
+    with pytest.raises(vg.CaptureError, match="training mode differs from construction"):
         encoder.capture()
 
 
@@ -299,7 +300,7 @@ def test_calls_in_another_state_run_eager_with_a_named_reason(monkeypatch):
     hook.remove()
     assert seen
     assert encoder.stats.eager == {
-        "training=True since construction": 1,
+        "training mode differs from construction": 1,
         "autocast differs from construction": 1,
         "VARLEN_GRAPHS_DISABLE=1": 1,
         "forward hooks": 1,
@@ -327,6 +328,14 @@ def test_static_arguments_of_different_types_have_graphs_of_their_own():
     rows = torch.zeros(1, 1)
     assert [encoder(rows, lengths=[1], how=how).item() for how in (1, True, 1.0)] == [1, 10, 1]
     assert repr(encoder).endswith("3 captured)")
+
+
+def test_static_arguments_that_change_from_call_to_call_are_warned_of():
+    encoder, rows = attention_encoder([64]), rows_for([6])
+    for scale in range(2, 9):
+        encoder(rows, lengths=[6], scale=scale)
+    with pytest.warns(UserWarning, match=r"8 sets of static arguments were captured, the last with \{'scale': 9"):
+        encoder(rows, lengths=[6], scale=9)
 
 
 def test_an_encoder_made_under_autocast_is_captured_under_autocast():
@@ -467,6 +476,93 @@ def test_columns_and_buffers_of_ones_own_reach_the_module(data):
     sizes = [t * h * w for t, h, w in items]
     assert got["items"][1].tolist() == sizes
     assert got["items"][0].tolist() == [size * (kind + 1) for size, kind in zip(sizes, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("grid", [[(8, 1, 2)], [(3, 1, 2), (1, 1, 6)], [(2, 2, 2)] * 3])
+def test_segments_of_a_buffer_of_ones_own_count_against_budgets(grid):
+    spec = vg.BufferSpec(
+        rows="x",
+        layout=vg.GridTHW(),
+        buffers=[
+            vg.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame")),
+            vg.DeviceBuffer("max_seqlen", lambda table: table.budget.max_seqlen),
+        ],
+    )
+    budgets = [vg.Budget(32, items=4, segments=4), vg.Budget(32, items=4, segments=8)]
+    encoder, rows = attention_encoder(budgets, spec=spec), rows_for([t * h * w for t, h, w in grid])
+    expected = original(rows, [h * w for t, h, w in grid for _ in range(t)])
+    assert distance(encoder(rows, grid_thw=grid), expected) < 1e-5
+    assert distance(encoder.eager(rows, grid_thw=grid), expected) < 1e-5
+
+
+def test_arguments_of_the_module_alone_are_never_dropped():
+    class Gained(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, gain=1.0):
+            return super().forward(x, cu_seqlens, max_seqlen) * gain
+
+    def forward(module, x, cu_seqlens, max_seqlen):
+        return module(x, cu_seqlens, max_seqlen)
+
+    encoder = attention_encoder(module=Gained(), forward=forward)  # the module itself takes no lengths
+    with pytest.raises(vg.InputError, match="Gained has no argument 'gain'"):
+        encoder(rows_for([6]), lengths=[6], gain=3.0)
+    with pytest.raises(vg.InputError, match="Attention has no argument 'output_hidden_states'"):
+        attention_encoder()(rows_for([6]), lengths=[6], output_hidden_states=True)
+    with pytest.raises(vg.InputError, match="argument 'cu_seqlens' is no static argument"):
+        attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture(cu_seqlens=3)
+
+
+def test_a_compiled_module_stays_compiled():
+    compiled, rows = [], rows_for([6])
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    module = torch.compile(Attention(), backend=backend)
+    encoder = attention_encoder(module=module)
+    assert distance(encoder(rows, lengths=[6]), original(rows, [6])) < 1e-5
+    before = len(compiled)
+    with torch.no_grad():
+        module(rows_for([7]), torch.tensor([0, 7], dtype=torch.int32), 7)
+    assert len(compiled) > before
+
+
+def test_submodules_that_are_added_are_noticed():
+    class Adapted(Attention):
+        def __init__(self):
+            super().__init__()
+            self.adapters = nn.ModuleDict()
+
+        def forward(self, x, cu_seqlens, max_seqlen):
+            x = super().forward(x, cu_seqlens, max_seqlen)
+            return x + sum(adapter(x) for adapter in self.adapters.values())
+
+    encoder = attention_encoder(module=Adapted())
+    encoder(rows_for([6]), lengths=[6])
+    encoder.module.adapters["one"] = nn.Linear(8, 8)
+    with pytest.raises(vg.StaleGraphError, match="'adapters' was moved or replaced"):
+        encoder(rows_for([6]), lengths=[6])
+
+
+def test_ordinary_modules_are_captured():
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.script = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+            self.norm = nn.RMSNorm(8)
+            self.register_buffer("cache", None)
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.arange(8.0, device=x.device)
+            return torch.vmap(torch.nn.functional.silu)(self.norm(self.script(x) * self.cache))
+
+    encoder = attention_encoder(module=Mapped(), spec=vg.BufferSpec("x", vg.Lengths()))
+    for seed in range(2):
+        rows = rows_for([6], seed)
+        assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    assert encoder.stats.replays.total() == 2
 
 
 def test_release_frees_what_was_captured_and_the_next_call_captures_anew():

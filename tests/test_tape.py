@@ -150,6 +150,7 @@ def test_a_cache_filled_in_the_run_does_not_outlive_it():
         ("writes a device tensor into a host tensor", lambda x, n: torch.zeros(2).copy_(x)),
         ("shape of aten.index_put_", lambda x, n: x.clone().index_put_((x > 0,), x[0])),
         ("shape of aten._linalg_check_errors", lambda x, n: torch.linalg.inv(x[:1, None])),
+        ("copies a host tensor to the device", lambda x, n: x * x.new_tensor([2.0])),
         ("__format__", lambda x, n: print(f"{x}")),
         ("__repr__", lambda x, n: repr(x)),
     ],

@@ -12,12 +12,16 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout import Layout, parse_column
 from varlen_graphs.spec import BufferSpec
 
-StaticKey = tuple[tuple[str, type, Any], ...]
+StaticKey = tuple[tuple[str, Any], ...]
 
 
 def static_key(statics: Mapping[str, Any]) -> StaticKey:
-    """What graphs are kept by. The type is part of it, because 1 == 1.0 == True."""
-    return tuple((name, type(statics[name]), statics[name]) for name in sorted(statics))
+    """What graphs are kept by. Types are part of it, because 1 == 1.0 == True."""
+    return tuple((name, _typed(statics[name])) for name in sorted(statics))
+
+
+def _typed(value: Any) -> tuple[type, Any]:
+    return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
 
 
 OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
@@ -58,7 +62,8 @@ class Signature:
     def __init__(self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec) -> None:
         self._spec = spec
         self._who = type(module).__name__
-        own = inspect.signature(module.forward).parameters
+        own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
+        self._replaced = forward is not None
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -125,22 +130,23 @@ class Signature:
         statics: dict[str, Any] = {}
         beyond = None
         for name, value in arguments.items():
-            if self._is_default(name, value) or (value is None and (name in OTHER_OUTPUTS or self._drops(name))):
-                continue
-            if name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]:
-                beyond = f"{name}={value}"
-                statics |= {name: value} if self.takes(name) else {}
-            elif name in OTHER_OUTPUTS and not self.takes(name):
-                continue
-            elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+            asks_other = value is not None and name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]
+            reason = f"{name}={value}" if asks_other else f"argument {name!r}"
+            if name in self._produced or name in self._declared:
+                raise InputError(f"argument {name!r} is no static argument: it is computed, or comes with each call")
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
                     "declare it as a buffer or as a column of the layout"
                 )
-            elif self.takes(name):
-                statics[name] = self._hashable(name, value)
-            elif self._drops(name):
-                beyond = f"argument {name!r}"
+            if self.takes(name):
+                if not self._is_default(name, value):
+                    statics[name] = self._hashable(name, value)
+                    beyond = reason if asks_other else beyond
+            elif name in OTHER_OUTPUTS and not asks_other:
+                continue
+            elif self._original_takes(name):
+                beyond = beyond if value is None else reason
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
         missing = [name for name in self._required if name not in arguments]
@@ -150,12 +156,12 @@ class Signature:
 
     @property
     def original_takes_call(self) -> bool:
-        """Whether the module itself can be called with the arguments of the encoder."""
-        return self._module_takes_any or self._declared <= self._module_takes
+        """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
+        return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
-    def _drops(self, name: str) -> bool:
-        """Whether the module takes an argument that what is captured in its place does not."""
-        return not self.takes(name) and (self._module_takes_any or name in self._module_takes)
+    def _original_takes(self, name: str) -> bool:
+        """Whether an argument that what is captured lacks could go to the module itself."""
+        return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
@@ -184,7 +190,7 @@ class Signature:
         if name not in self._captured:
             return False
         default = self._captured[name].default
-        return value is default or (type(value) is type(default) and bool(value == default))
+        return value is default or bool(_typed(value) == _typed(default))
 
     def _hashable(self, name: str, value: Any) -> Any:
         try:

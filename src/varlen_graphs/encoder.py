@@ -29,6 +29,9 @@ from varlen_graphs.table import ItemTable
 
 TOO_LARGE = "larger than every budget"
 
+MANY_KEYS = 8
+"""After so many sets of static arguments a warning says what they cost."""
+
 
 class GraphedEncoder:
     """Runs a variable-length encoder as a handful of CUDA graphs.
@@ -86,7 +89,6 @@ class GraphedEncoder:
         self.stats = Stats()
         self._signature = Signature(module, forward, buffer_spec)
         self._function = forward or _call_module
-        self._has_original = forward is not None
         self._backend_name: BackendName = backend
         self._on_miss = on_miss
         self._state = State(module)
@@ -187,7 +189,7 @@ class GraphedEncoder:
         """The dtype in which the module sees its rows."""
         if self.spec.packed.dtype is not None:
             return self.spec.packed.dtype
-        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -223,8 +225,7 @@ class GraphedEncoder:
 
     def _run_eager(self, call: Call) -> Any:
         """Run a call without a graph: by the original module where `forward` in its place would miss something."""
-        original = self._has_original and self._signature.original_takes_call
-        if original and (call.beyond or self._state.has_hooks()):
+        if self._signature.original_takes_call and (call.beyond or self._state.has_hooks()):
             arguments, name = call.original, self.spec.layout.name
             if not isinstance(arguments[name], Tensor):
                 arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
@@ -286,9 +287,15 @@ class GraphedEncoder:
                 arena = self._arena or Arena(
                     self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype, rows.device
                 )
-                weights = self._weights or Weights(self.module)
                 self._graphs[key] = Graphs(self.spec.outputs, arena, self.budgets, forward, backend)
-                self._arena, self._weights = arena, weights
+                self._arena = arena
+                self._weights = self._weights or Weights(self.module)  # after the module's caches were filled
+            if len(self._graphs) == MANY_KEYS:
+                warnings.warn(
+                    f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
+                    "time and memory; what changes from call to call belongs in a buffer or a column of the layout",
+                    stacklevel=4,
+                )
         return self._graphs[key]
 
     def _backend(self, device: torch.device) -> Backend | None:

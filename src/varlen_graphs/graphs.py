@@ -54,9 +54,9 @@ class Graphs:
                 parts = warm_up()
             if outputs is None:
                 outputs = _Outputs(parts, budgets)
-                backend.prepare()
             outputs.check_constants(parts)
             del parts
+            memory.hold_state()
             run = partial(_run, forward, arena, declared, budget, outputs)
             self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
         assert outputs is not None  # noqa: S101 - there is at least one budget
@@ -85,6 +85,10 @@ class _Outputs:
     def __init__(self, parts: Parts, budgets: Sequence[Budget]) -> None:
         if not parts.tensors:
             raise SpecError("the module returned no tensor: expected at least one")
+        try:
+            parts.rebuild(parts.tensors)
+        except TypeError as error:
+            raise SpecError(f"the module's output cannot be made anew from its parts: {error}") from error
         self.rebuild = parts.rebuild
         self.extents = parts.extents
         self.constants = parts.constants
@@ -99,7 +103,7 @@ class _Outputs:
 
     def check_constants(self, parts: Parts) -> None:
         """Whether the Python values in the output are those of every budget: a replay would give them for any call."""
-        if parts.constants != self.constants:
+        if repr(parts.constants) != repr(self.constants):
             raise SpecError(
                 f"the output holds Python values that depend on the budget, {self.constants} and {parts.constants}: a "
                 "graph would freeze them; leave them out, or compute them from the layout outside of the module"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -165,10 +166,10 @@ def parse_column(column: Column, value: Any, items: int) -> list[int]:
         LayoutError: Not one int64 for each item.
     """
     values = _integers(column.name, value, "one for each item")
-    sound = all(isinstance(v, int) and not isinstance(v, bool) and abs(v) <= INT64_MAX for v in values)
+    sound = all(isinstance(v, Integral) and not isinstance(v, bool) and abs(int(v)) <= INT64_MAX for v in values)
     if len(values) != items or not sound:
         raise LayoutError(f"{column.name} is {values!r}: expected one integer for each of the {items} items")
-    return values
+    return [int(value) for value in values]
 
 
 def _integers(name: str, value: Any, expected: str) -> list[Any]:
@@ -187,8 +188,11 @@ def _integers(name: str, value: Any, expected: str) -> list[Any]:
 
 
 def _positive(what: str, size: Any, entry: Any) -> int:
-    if not isinstance(size, int) or isinstance(size, bool):
+    if not isinstance(size, Integral) or isinstance(size, bool):
         raise LayoutError(f"{what} is {entry!r}: expected integers, got {size!r} ({type(size).__name__})")
-    if not 1 <= size <= INT64_MAX:
+    number = int(size)
+    if number < 1:
         raise LayoutError(f"{what} is {entry!r}: every size must be at least 1; drop items that are empty")
-    return size
+    if number > INT64_MAX:
+        raise LayoutError(f"{what} is {entry!r}: sizes must be below 2**63; these cannot be rows of one call")
+    return number

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
-from varlen_graphs.layout import Layout, LayoutArgument, segments_of
+from varlen_graphs.layout import Layout, LayoutArgument, Per, segments_of
 from varlen_graphs.outputs import Declared, Rows, extents
 from varlen_graphs.packing import Demand
 
@@ -82,6 +83,14 @@ class BufferSpec:
     def _segmented(self) -> list[CuSeqlens | MaxSeqlen]:
         return [buffer for buffer in self.buffers if isinstance(buffer, CuSeqlens | MaxSeqlen)]
 
+    @cached_property
+    def _kinds(self) -> set[Per]:
+        """The kinds of segments that some buffer uses, or may use."""
+        kinds = {buffer.per for buffer in self._segmented}
+        if any(buffer.any_segments for buffer in self.buffers):
+            kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
+        return kinds
+
     @property
     def row_multiple(self) -> int:
         """What the rows of every budget must be divisible by."""
@@ -90,7 +99,7 @@ class BufferSpec:
 
     def demand(self, item: Sequence[int]) -> Demand:
         """What an item needs of a budget, by the segments that are declared."""
-        kinds = [segments_of(item, per) for per in {buffer.per for buffer in self._segmented}]
+        kinds = [segments_of(item, per) for per in self._kinds]
         return Demand(
             rows=item[0] * item[1] * item[2],
             segments=max((count for count, _ in kinds), default=0),
@@ -132,10 +141,10 @@ class BufferSpec:
         Raises:
             BudgetError: `max_seqlen` is below the shortest segment an item can have.
         """
-        whole = any(buffer.per != "frame" for buffer in self._segmented)
+        whole = self._kinds != {"frame"}
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
-            if self._segmented and budget.max_seqlen < shortest:
+            if self._kinds and budget.max_seqlen < shortest:
                 raise BudgetError(
                     f"no item could use {budget}: the shortest segment has {shortest} rows (merge size "
                     f"{self.layout.merge}, and the ratios of the outputs); raise max_seqlen"

@@ -16,8 +16,8 @@ class State:
     """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._training = module.training
+        self._modules = list(module.modules())
+        self._training = [m.training for m in self._modules]
         self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
         self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
@@ -26,8 +26,8 @@ class State:
         """Why graphs do not hold for a call made now, if they do not."""
         if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
             return "VARLEN_GRAPHS_DISABLE=1"
-        if self._module.training != self._training:
-            return f"training={self._module.training} since construction"
+        if [m.training for m in self._modules] != self._training:
+            return "training mode differs from construction"
         if _autocast(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None

@@ -1,7 +1,7 @@
 """What every declared buffer is: an argument of the module that the graph computes for itself."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,9 +14,12 @@ class Buffer(ABC):
 
     Attributes:
         name: The argument it fills.
+        any_segments: Whether it may use segments of every kind (`table.cu_seqlens(...)`, `table.budget.segments`), so
+            that all kinds count against budgets. The buffers of this library say exactly which they use, if any.
     """
 
     name: str
+    any_segments: ClassVar[bool] = True
 
     @abstractmethod
     def produce(self, table: ItemTable, module: nn.Module) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ class HostBuffer:
     shape: tuple[Dim, ...]
     dtype: torch.dtype
     pad: float = 0
+    any_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.shape:

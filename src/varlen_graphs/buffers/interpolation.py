@@ -36,6 +36,7 @@ class Interpolation(Buffer):
         accum_dtype: The dtype of weights, products and sums; `None` is the table's own.
     """
 
+    any_segments = False
     name: str = "pos_embeds"
     table: TensorSource = "pos_embed.weight"
     mode: Mode = "bilinear"
@@ -62,6 +63,7 @@ class InterpolationIndices(Buffer):
         order: How the rows of a frame are ordered.
     """
 
+    any_segments = False
     name: str = "interp_indices"
     entries: int = 2304
     mode: Mode = "bilinear"
@@ -77,6 +79,7 @@ class InterpolationIndices(Buffer):
 class InterpolationWeights(Buffer):
     """How much each of those entries counts, float32 `[rows, taps]`. Attributes as in `InterpolationIndices`."""
 
+    any_segments = False
     name: str = "interp_weights"
     entries: int = 2304
     mode: Mode = "bilinear"

@@ -33,6 +33,7 @@ class GridPositions(Buffer):
         axes: Which coordinates, `("h", "w")` or `("t", "h", "w")`.
     """
 
+    any_segments = False
     name: str = "position_ids"
     order: Order = "raster"
     axes: tuple[Axis, ...] = ("h", "w")
@@ -50,6 +51,7 @@ class RowPositions(Buffer):
         name: The argument it fills.
     """
 
+    any_segments = False
     name: str = "position_ids"
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

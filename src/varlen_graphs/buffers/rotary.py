@@ -22,6 +22,7 @@ class RotaryTable(Buffer):
         order: How the rows of a frame are ordered.
     """
 
+    any_segments = False
     name: str = "position_embeddings"
     inv_freq: TensorSource = "rotary_pos_emb.inv_freq"
     axes: tuple[Axis, ...] = ("h", "w")

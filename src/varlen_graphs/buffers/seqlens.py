@@ -18,6 +18,7 @@ class CuSeqlens(Buffer):
         per: What a segment is: `"frame"`, `"item"`, or `"clip"` (all frames of an item attend to each other).
     """
 
+    any_segments = False
     name: str = "cu_seqlens"
     per: Per = "item"
 
@@ -35,6 +36,7 @@ class MaxSeqlen(Buffer):
         per: What a segment is; items with a longer one do not go into a budget.
     """
 
+    any_segments = False
     name: str = "max_seqlen"
     per: Per = "item"
 

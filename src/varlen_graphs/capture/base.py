@@ -1,7 +1,11 @@
 """What a capture backend is."""
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
+
+CAPTURING = threading.Lock()
+"""One capture at a time in a process."""
 
 
 class Graph(Protocol):
@@ -13,9 +17,6 @@ class Graph(Protocol):
 
 class Backend(Protocol):
     """A way to capture a run of tensor operations and replay it."""
-
-    def prepare(self) -> None:
-        """Called once before the first capture, after its warm-up."""
 
     def capture(self, run: Callable[[], None], name: str) -> Graph:
         """Capture one `run`, which was run before for warm-up.

@@ -1,7 +1,6 @@
 """Capture as CUDA graphs."""
 
 import gc
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +8,10 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.capture.base import CAPTURING
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.watch import user_line
 from varlen_graphs.errors import CaptureError
-
-_CAPTURING = threading.Lock()
-"""One capture at a time in a process."""
 
 
 class CudaGraph:
@@ -41,17 +38,13 @@ class CudaCapture:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def prepare(self) -> None:
-        """Give cached memory of warm-up runs back: a capture cannot, and would run out of memory beside it."""
-        torch.cuda.empty_cache()
-
     def capture(self, run: Callable[[], None], name: str) -> CudaGraph:
         """Capture one `run`, which was run before for warm-up.
 
         Raises:
             CaptureError: CUDA refuses something in `run`, or has no memory left. The original error is its cause.
         """
-        with _CAPTURING, _collector_paused(), torch.cuda.device(self._pool.device):
+        with CAPTURING, _collector_paused(), torch.cuda.device(self._pool.device):
             graph, handle, stream = self._pool.new_graph()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -1,5 +1,6 @@
 """Memory that graphs read and do not own: found by watching, and held."""
 
+import weakref
 from collections.abc import Iterator
 from operator import is_
 from typing import Any
@@ -19,13 +20,13 @@ class ReadMemory(Watch):
     seen; wrap the launch in a custom operator.
 
     Attributes:
-        held: One detached alias a storage, by its address. Holding them holds the memory.
+        held: One alias a storage, by its address. Holding them holds the memory.
     """
 
     def __init__(self, device: torch.device, name: str) -> None:
         super().__init__(device, name)
-        self.held: dict[int, Tensor] = {}
-        self._made: set[int] = set()
+        self.held: dict[int, Tensor | torch.UntypedStorage] = {}
+        self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __enter__(self) -> Any:
         """Watch one run. What an earlier run made may be gone, and its addresses others'."""
@@ -42,7 +43,13 @@ class ReadMemory(Watch):
                 self.held.setdefault(address, tensor.detach())
         for result in results:
             if isinstance(result, Tensor) and (address := result.untyped_storage().data_ptr()) not in self.held:
-                self._made.add(address)
+                self._made[address] = weakref.ref(result.untyped_storage())
+
+    def hold_state(self) -> None:
+        """Hold what the last watched run made and the module keeps: its next run, the captured one, may read it."""
+        for address, made in self._made.items():
+            if (storage := made()) is not None:
+                self.held.setdefault(address, storage)
 
 
 class Weights:
@@ -52,26 +59,26 @@ class Weights:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        tensors = [
-            (slots, name, f"{prefix}.{name}" if prefix else name)
+        owners = [
+            (f"{prefix}." if prefix else "", owner)
             for prefix, owner in module.named_modules()
-            for slots in (owner._parameters, owner._buffers)
-            for name, tensor in slots.items()
-            if tensor is not None
+            if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        children = [
-            (owner._modules, name, f"{prefix}.{name}" if prefix else name)
-            for prefix, owner in module.named_modules()
-            for name, child in owner._modules.items()
-            if child is not None
+        slots: list[tuple[str, dict[str, Any], str]] = [
+            (f"{prefix}{name}", values, name)
+            for prefix, owner in owners
+            for values in (owner._parameters, owner._buffers, owner._modules)
+            for name in values
         ]
-        slots: list[tuple[dict[str, Any], str, str]] = [*tensors, *children]
-        self._paths = [path for _, _, path in slots]
-        self._slots = [(owner, name) for owner, name, _ in slots]
-        self._values = [owner[name] for owner, name in self._slots]
-        self._tensors: list[Tensor] = self._values[: len(tensors)]
+        self._paths = [path for path, _, _ in slots]
+        self._slots = [(values, name) for _, values, name in slots]
+        self._values = [values[name] for values, name in self._slots]
+        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._memory = [tensor.detach() for tensor in self._tensors]  # param.data = ... must not free it
+        self._containers = [
+            (prefix.rstrip("."), owner, len(owner._modules)) for prefix, owner in owners if _grows(owner)
+        ]
 
     def check(self) -> None:
         """Compare with the module as it is now: one identity a slot, and one address a tensor.
@@ -79,18 +86,29 @@ class Weights:
         Raises:
             StaleGraphError: A parameter, buffer or submodule is another object, or its memory is elsewhere.
         """
-        now = [owner.get(name) for owner, name in self._slots]
-        if not all(map(is_, now, self._values)) or [t.data_ptr() for t in self._tensors] != self._addresses:
+        try:
+            now = [values[name] for values, name in self._slots]
+        except KeyError:  # one was removed
+            now = [values.get(name) for values, name in self._slots]
+        same = all(map(is_, now, self._values)) and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        if not same or any(len(owner._modules) != size for _, owner, size in self._containers):
             raise StaleGraphError(
-                f"{next(self._changed(now))!r} was moved or replaced since the graphs were captured (module.to(...), "
-                "load_state_dict(assign=True), param.data = ...), and graphs read the memory it had; call "
-                "encoder.release(), and the next call captures anew. Changing weights in place needs nothing"
+                f"{next(self._changed(now), 'a submodule')!r} was moved or replaced since the graphs were captured "
+                "(module.to(...), load_state_dict(assign=True), param.data = ...), and graphs read the memory it had; "
+                "call encoder.release(), and the next call captures anew. Changing weights in place needs nothing"
             )
 
     def _changed(self, now: list[Any]) -> Iterator[str]:
-        for at, (path, value) in enumerate(zip(self._paths, self._values, strict=True)):
-            if now[at] is not value or (at < len(self._tensors) and value.data_ptr() != self._addresses[at]):
+        addresses = dict(zip(map(id, self._tensors), self._addresses, strict=True))
+        for path, value, current in zip(self._paths, self._values, now, strict=True):
+            if current is not value or (isinstance(value, Tensor) and value.data_ptr() != addresses[id(value)]):
                 yield path
+        yield from (path for path, owner, size in self._containers if len(owner._modules) != size)
+
+
+def _grows(module: nn.Module) -> bool:
+    """Whether submodules are added to a module while it is in use, as adapters are."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
 
 
 def poison(tensor: Tensor) -> None:

@@ -51,6 +51,7 @@ class Pool:
             # cuBLAS keeps scratch memory for each stream, and graphs its address. What it has now lies elsewhere, and
             # anybody may free it by this very call; what it takes for this stream in a capture comes from the pool.
             torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
         return graph, self._handle, self._stream

@@ -34,6 +34,8 @@ def copies_to_device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Whether `function` copies pageable host memory to the device."""
     if function in (torch.tensor, torch.as_tensor) and not makes_on_host(kwargs):
         return not isinstance(args[0] if args else kwargs.get("data"), Tensor)
+    if function is Tensor.new_tensor:
+        return True
     if not from_pageable or function not in (Tensor.to, Tensor.cuda):
         return False
     targets = (*args[1:], kwargs.get("device"), kwargs.get("other"))

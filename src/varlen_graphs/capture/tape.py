@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from varlen_graphs.capture.base import CAPTURING
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.capture.watch import Watch
 
@@ -73,9 +74,6 @@ class Tape:
 class TapeCapture:
     """Records on the CPU."""
 
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
     def capture(self, run: Callable[[], None], name: str) -> Tape:
         """Record one `run`, which was run before for warm-up.
 
@@ -83,7 +81,8 @@ class TapeCapture:
             CaptureError: `run` does something that a CUDA graph cannot hold; the message names the line.
         """
         tape = Tape()
-        with torch.inference_mode(False), torch.no_grad(), _Recorder(tape, name) as recorder, _no_raw_triton(recorder):
+        recorder = _Recorder(tape, name)
+        with CAPTURING, torch.inference_mode(False), torch.no_grad(), recorder, _no_raw_triton(recorder):
             run()
         return tape
 
@@ -106,7 +105,8 @@ class _Recorder(Watch):
             statics.append(result.detach() if fresh else None)
         fresh_results = [static for static in statics if static is not None]
         self._tape.allocated += fresh_results
-        if func in _UNWRITTEN or not (fresh_results or func._schema.is_mutable):
+        mutable = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        if func in _UNWRITTEN or not (fresh_results or mutable):
             return  # an allocation, or a view
         args, kwargs = tree_map_only(Tensor, self._alias, (args, kwargs))
         self._tape.operations.append(_Operation(func, args, kwargs, statics))

@@ -27,6 +27,8 @@ aten = torch.ops.aten
 class Watch(TorchDispatchMode):
     """Refuses, while a run is watched, what cannot be part of a graph.
 
+    Code under `torch.compile` runs uncompiled while it is watched, or the compiler would give it up for good.
+
     On a GPU a host tensor is one on the CPU. Where the module itself is on the CPU (the tape), host tensors are told by
     how they were made: a factory without `device=`, `torch.tensor` and `from_numpy` make host tensors.
 
@@ -43,10 +45,15 @@ class Watch(TorchDispatchMode):
         self._name = name
         self._made_on_host: dict[int, Tensor] = {}  # by storage, kept alive, so that the key stays unique
         self._functions = _Functions(self)
+        self._stance: Any = None
+
+    supports_higher_order_operators = True
 
     def __enter__(self) -> Any:
         """Watch the calling thread."""
         self.thread = threading.get_ident()
+        self._stance = torch.compiler.set_stance("force_eager")
+        self._stance.__enter__()
         self._functions.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -54,6 +61,7 @@ class Watch(TorchDispatchMode):
         """Stop watching."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._stance.__exit__(*error)
 
     def seen(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -74,6 +82,8 @@ class Watch(TorchDispatchMode):
         """Whether a tensor is on the host, or would be."""
         if self._device.type != "cpu":
             return tensor.device.type == "cpu"
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; comes of tensors that were seen
+            return False
         return tensor.untyped_storage()._cdata in self._made_on_host
 
     def __torch_dispatch__(
@@ -85,7 +95,7 @@ class Watch(TorchDispatchMode):
         all_on_host = bool(inputs) and len(on_host) == len(inputs)
         if func is aten._to_copy.default:
             self._check_transfer(inputs[0], kwargs.get("device"))
-        if not all_on_host:
+        if not all_on_host and isinstance(func, torch._ops.OpOverload):
             self._check(func, args, kwargs, on_host)
         self.inside += 1
         try:
