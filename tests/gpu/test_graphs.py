@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 HALF = [torch.bfloat16, torch.float16]
 SEEDS = 8
+CUBLAS = 40 << 20
+"""What torch may keep for cuBLAS on a stream."""
 LIMIT = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
 LAYOUTS = [
@@ -206,7 +208,7 @@ def test_release_gives_the_memory_back():
     encoder.release()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before
+    assert torch.cuda.memory_reserved() <= before + CUBLAS
     encoder.capture()
     rows = rows_of(torch.bfloat16)(LAYOUTS[4])
     assert distance(encoder(rows, grid_thw=LAYOUTS[4]), original_of(tower)(rows, LAYOUTS[4])) <= 3e-2
@@ -306,7 +308,7 @@ def test_other_threads_may_use_the_gpu_during_a_capture(half):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(3):
+        for _ in range(10):
             vg.recipes.qwen3_vl(tower, BUDGETS).capture()
     finally:
         stop.set()

@@ -43,14 +43,12 @@ class Pool:
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
         """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        if not self._graphs or self._handle is None:  # the memory behind a handle is gone once its last graph is
+        if not self._graphs or self._handle is None or self._stream is None:
+            # The memory behind a handle is gone once its last graph is. The stream goes with it, because torch keeps
+            # scratch memory for cuBLAS by stream, and graphs keep its address: for a new stream it comes from the pool.
             self._handle = torch.cuda.graph_pool_handle()
             self._handles.add(tuple(self._handle))
-            # cuBLAS keeps scratch memory for each stream, and graphs its address. What it has now lies elsewhere, and
-            # anybody may free it by this very call; what it takes for this stream in a capture comes from the pool.
-            torch._C._cuda_clearCublasWorkspaces()
+            self._stream = torch.cuda.Stream(self.device)
             torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
