@@ -60,6 +60,7 @@ class CudaCapture:
                     remedy = _OUT_OF_MEMORY if isinstance(first, torch.cuda.OutOfMemoryError) else _REFUSED
                     line = user_line(traceback.extract_tb(first.__traceback__))
                     raise CaptureError(f"{name} could not be captured: {first}\n  at {line}\n{remedy}") from error
+            self._pool.add(graph)
             torch.cuda.current_stream().wait_stream(stream)
         return CudaGraph(graph, name)
 

@@ -50,9 +50,11 @@ class Pool:
             self._handles.add(tuple(self._handle))
             self._stream = torch.cuda.Stream(self.device)
             torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
-        graph = torch.cuda.CUDAGraph()
+        return torch.cuda.CUDAGraph(), self._handle, self._stream
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Count a graph that was captured: while there is one, the memory behind the handle lives."""
         self._graphs.add(graph)
-        return graph, self._handle, self._stream
 
     def abandon_handle(self) -> None:
         """Use other memory for later captures, after one in this memory failed."""
