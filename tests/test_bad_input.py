@@ -29,7 +29,7 @@ ROWS = pixels(GRID)
 CALLS = {
     "rows that do not match the grid": (
         (ROWS[:-1],), {"grid_thw": GRID}, vg.LayoutError,
-        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows; pass all rows of exactly these",
+        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows (its shape is [31, 96]); pass all ro",
     ),
     "a grid not divisible by the merge size": (
         (ROWS,), {"grid_thw": [(1, 4, 6), (1, 1, 8)]}, vg.LayoutError,
@@ -55,6 +55,10 @@ CALLS = {
         "hidden_states is torch.int64: expected torch.float32; floating rows are cast, others are not",
     ),
     "a missing layout": ((ROWS,), {}, vg.InputError, "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hid"),
+    "a misspelt layout": (
+        (ROWS,), {"image_grid_thw": GRID}, vg.InputError,
+        "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hidden_states'], and got ['image_grid_thw']",
+    ),
     "missing rows": ((), {"grid_thw": GRID}, vg.InputError, "argument 'hidden_states' is missing"),
     "an argument twice": (
         (ROWS,), {"hidden_states": ROWS, "grid_thw": GRID}, vg.InputError, "'hidden_states' came twice, by position and",
@@ -186,7 +190,7 @@ DECLARATIONS = {
     ),
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
-        "an output of shape [128, 8] is declared as Items(rows=1), which has 8 entries at Budget(rows=128, items=8",
+        "an output of shape [64, 8] is declared as Items(rows=1), which has 1 entries at Budget(rows=64, items=1",
     ),
     "a host buffer of another shape": (
         lambda: attention_encoder(
@@ -212,7 +216,7 @@ def test_rows_an_output_ratio_cuts_are_refused():
 
     spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4))
     encoder = vg.GraphedEncoder(Merging(), [128], spec, backend="tape")
-    with pytest.raises(vg.LayoutError, match=re.escape("lengths[1] is (1, 1, 6), 6 rows: expected a multiple of 4")):
+    with pytest.raises(vg.LayoutError, match=re.escape("lengths[1] has 6 rows: expected a multiple of 4")):
         encoder(torch.ones(10, 2), lengths=[4, 6])
     assert encoder(torch.ones(12, 2), lengths=[4, 8]).tolist() == [[4.0, 4.0]] * 3
     assert encoder.stats.replays.total() == 1
@@ -247,7 +251,9 @@ def test_missing_arguments_without_a_default_are_named():
             return x * how
 
     encoder = vg.GraphedEncoder(Picky(), [128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
-    with pytest.raises(vg.InputError, match=re.escape("arguments ['how'] are missing: Picky has no default for them")):
+    with pytest.raises(
+        vg.InputError, match=re.escape("arguments ['how'] are missing: Picky has no default for them; pass them if")
+    ):
         encoder(torch.ones(2, 1), lengths=[2])
 
 

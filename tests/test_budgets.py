@@ -56,7 +56,11 @@ def test_the_default_ladder_is_fine():
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),
         (lambda: vg.Budget(True), "Budget(rows=True)"),
         (lambda: vg.Ladder(512, 256), "Ladder(512, 256): expected 1 <= min <= max"),
-        (lambda: vg.Ladder(step=1.0), "expected a ratio above 1, for example 1.1"),
+        (
+            lambda: vg.Ladder(step=1.0),
+            "expected the ratio of neighbouring budgets, above 1 and at most 4, for example 1.1",
+        ),
+        (lambda: vg.Ladder(256, 1024, 64), "Ladder(step=64): expected the ratio of neighbouring budgets"),
         (lambda: resolve_budgets([], 1), "budgets is empty: expected at least one row count or Budget, or a Ladder"),
         (lambda: resolve_budgets(["big"], 1), "budget 'big' is a str: expected an integer (rows) or a Budget"),
         (lambda: resolve_budgets([-5], 1), "Budget(rows=-5)"),

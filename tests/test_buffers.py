@@ -126,6 +126,12 @@ def test_a_table_that_is_not_square_is_refused():
         vg.Interpolation(table=torch.randn(10, 3)).produce(table, None)
 
 
+def test_an_unknown_order_is_refused():
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW(merge=2))
+    with pytest.raises(vg.SpecError, match=re.escape("order='rows': expected one of ('raster', 'merge_block')")):
+        vg.RotaryTable(inv_freq=torch.ones(2), order="rows").produce(table, None)
+
+
 def test_an_unknown_mode_is_refused():
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
     with pytest.raises(vg.SpecError, match="mode='nearest': expected 'bilinear'"):
@@ -134,7 +140,9 @@ def test_an_unknown_mode_is_refused():
 
 def test_a_path_that_leads_to_no_tensor_is_refused():
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
-    with pytest.raises(vg.SpecError, match=r"'pos_embed\.wait' is NoneType in Qwen3VLVisionModel: expected the dotted"):
+    with pytest.raises(
+        vg.SpecError, match=r"'pos_embed\.wait' does not exist in Qwen3VLVisionModel: expected the dotted"
+    ):
         vg.Interpolation(table="pos_embed.wait").produce(table, qwen3_vl_tower())
 
 

@@ -32,6 +32,7 @@ class Arena:
         device: torch.device,
     ) -> None:
         self._spec = spec
+        self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
         self._padding = torch.tensor([(0, 0, 0, *(column.pad for column in spec.layout.columns))] * most_items)
@@ -87,6 +88,24 @@ class Arena:
         for buffer in self._spec.host_buffers:
             static = self._host[buffer.name][: math.prod(buffer.capacity(budget))]
             self._upload(buffer.compute(packed, budget).flatten(), static)
+
+    def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
+        """One item without padding, of some 64 rows and of twice as many; host buffers hold their pads."""
+        spec, probes = self._spec, []
+        unit = spec.row_multiple
+        for wanted in (64, 128):
+            rows = max(unit, min(-(-wanted // unit) * unit, self._longest // unit * unit))
+            pads = [column.pad for column in spec.layout.columns]
+            layout = Layout(((1, spec.layout.merge, rows // spec.layout.merge, *pads),))
+            budget = spec.exact_budget(layout)
+            host = {
+                b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)
+                for b in spec.host_buffers
+            }
+            values = torch.tensor(layout.items, device=self.table.device)
+            probe_rows = torch.full_like(self.rows[:1], self._pad(self.rows.dtype)).repeat_interleave(rows, 0)
+            probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
+        return probes
 
     def load_sample(self, budget: Budget) -> None:
         """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""

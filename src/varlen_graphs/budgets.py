@@ -9,6 +9,9 @@ from varlen_graphs.errors import BudgetError
 ROW_ALIGNMENT = 128
 """Plain row counts are rounded up to a multiple of this: the tile height of matrix products."""
 
+LARGEST_STEP = 4
+"""A larger ratio is a mistake: a number of rows, most likely."""
+
 
 @dataclass(frozen=True, order=True, init=False)
 class Budget:
@@ -54,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Budgets in geometric steps, from `min` to `max` rows.
+    """Budgets in geometric steps, from `min` to `max` rows, each rounded up as plain row counts are.
 
     Fine steps are nearly free, because all graphs share one pool and one arena: a step of 1.1 wastes about 5 % of the
     rows on padding, powers of two about a third.
@@ -72,8 +75,11 @@ class Ladder:
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.max:
             raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
-        if not (math.isfinite(self.step) and self.step > 1):
-            raise BudgetError(f"Ladder(step={self.step}): expected a ratio above 1, for example 1.1")
+        if not 1 < self.step <= LARGEST_STEP:
+            raise BudgetError(
+                f"Ladder(step={self.step}): expected the ratio of neighbouring budgets, above 1 and at most "
+                f"{LARGEST_STEP}, for example 1.1"
+            )
 
     def __iter__(self) -> Iterator[int]:
         rows = float(self.min)

@@ -114,7 +114,7 @@ class Signature:
         layout = self._layout(arguments)
         statics, beyond = self.bind_statics(arguments)
         self._check_rows(rows)
-        self._spec.check_layout(layout, rows.shape[0])
+        self._spec.check_layout(layout, rows.shape)
         return Call(rows, layout, statics, original, beyond)
 
     def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -151,7 +151,10 @@ class Signature:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
         missing = [name for name in self._required if name not in arguments]
         if missing:
-            raise InputError(f"arguments {missing} are missing: {self._who} has no default for them")
+            raise InputError(
+                f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
+                "in every call, or declare buffers of these names"
+            )
         return statics, beyond
 
     @property
@@ -175,7 +178,11 @@ class Signature:
             arguments[name] = value
         for name in self._positional:
             if name in self._declared and arguments.get(name) is None:
-                raise InputError(f"argument {name!r} is missing: the call needs {sorted(self._declared)}")
+                others = sorted(arguments.keys() - self._declared)
+                raise InputError(
+                    f"argument {name!r} is missing: the call needs {sorted(self._declared)}"
+                    + (f", and got {others}" if others else "")
+                )
         return arguments
 
     def _layout(self, arguments: dict[str, Any]) -> Layout:

@@ -20,7 +20,7 @@ from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Extent, flatten
+from varlen_graphs.outputs import Extent, check_extents, flatten
 from varlen_graphs.packing import Pack, Span, pack
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
@@ -88,7 +88,8 @@ class GraphedEncoder:
         self.pool = pool or Pool()
         self.stats = Stats()
         self._signature = Signature(module, forward, buffer_spec)
-        self._function = forward or _call_module
+        self._function = forward
+        self._module_forward = module.forward
         self._backend_name: BackendName = backend
         self._on_miss = on_miss
         self._state = State(module)
@@ -222,7 +223,12 @@ class GraphedEncoder:
             arguments[spec.layout.name] = spec.layout.argument(table.values)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
-        return self._function(self.module, **arguments)
+        return self._function(self.module, **arguments) if self._function else self._call_module(**arguments)
+
+    def _call_module(self, **arguments: Any) -> Any:
+        """Run the module itself, also where the encoder was put in the place of its forward."""
+        installed = self.module.__dict__.get("forward") is self
+        return self._module_forward(**arguments) if installed else self.module(**arguments)
 
     def _run_eager(self, call: Call) -> Any:
         """Run a call without a graph: by the original module where `forward` in its place would miss something."""
@@ -231,17 +237,20 @@ class GraphedEncoder:
             if not isinstance(arguments[name], Tensor):
                 arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
             with torch.no_grad():
-                return self.module(**arguments)
-        return self._run_exact(call.rows, call.layout, call.statics)
+                return self._call_module(**arguments)
+        return self._run_exact(call.rows, call.layout, call.statics, call.beyond)
 
-    def _run_exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any]) -> Any:
+    def _run_exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:
         """Run items through the one forward, without a graph and without padding."""
         budget = self.spec.exact_budget(layout)
         with torch.no_grad(), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in self.spec.host_buffers}
             rows = rows.to(self._row_dtype).contiguous()
-            return self._forward(rows, ItemTable(table, budget, self.spec.layout), host, statics)
+            output = self._forward(rows, ItemTable(table, budget, self.spec.layout), host, statics)
+        if not beyond:  # else it is another output than was declared
+            check_extents(flatten(output, self.spec.outputs), budget)
+        return output
 
     def _replay(self, call: Call, packs: list[Pack], backend: Backend) -> Any:
         layout, device = call.layout, call.rows.device
@@ -279,6 +288,7 @@ class GraphedEncoder:
         key = static_key(statics)
         if key not in self._graphs:
             device_type = rows.device.type
+            self._state.warn_of_training()
 
             def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor]) -> Any:
                 with self._state.autocast(device_type):
@@ -324,10 +334,6 @@ class GraphedEncoder:
         return (
             f"GraphedEncoder({type(self.module).__name__}, {len(self.budgets)} budgets of {rows}, {captured} captured)"
         )
-
-
-def _call_module(module: nn.Module, **arguments: Any) -> Any:
-    return module(**arguments)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from varlen_graphs.capture.base import Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory, poison
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Declared, Extent, Parts, flatten
+from varlen_graphs.outputs import Declared, Extent, Parts, check_extents, flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.table import ItemTable
 
@@ -46,6 +46,8 @@ class Graphs:
         self._graphs: dict[Budget, Graph] = {}
         memory = ReadMemory(arena.rows.device, "the module")
         outputs = None
+        for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
+            check_extents(flatten(forward(*probe), declared), probe[1].budget)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             arena.load_sample(budget)
             warm_up = partial(_run_parts, forward, arena, declared, budget)
@@ -113,12 +115,7 @@ class _Outputs:
 def _run_parts(forward: Forward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
     """The forward at a budget, its output taken apart and checked."""
     parts = flatten(forward(*arena.view(budget)), declared)
-    for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
-        if tensor.dim() == 0 or tensor.shape[0] != extent.capacity(budget):
-            raise SpecError(
-                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-                f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
-            )
+    check_extents(parts, budget)
     return parts
 
 

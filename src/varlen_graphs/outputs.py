@@ -112,6 +112,20 @@ CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 """What an output may hold beside tensors: values that nothing can be hidden in."""
 
 
+def check_extents(parts: Parts, budget: Budget) -> None:
+    """Whether every tensor has the entries its declaration gives it at a budget.
+
+    Raises:
+        SpecError: One has not.
+    """
+    for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
+        if tensor.dim() == 0 or tensor.shape[0] != extent.capacity(budget):
+            raise SpecError(
+                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
+                f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
+            )
+
+
 def flatten(output: Any, declared: Declared) -> Parts:
     """Take an output apart.
 

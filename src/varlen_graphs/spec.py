@@ -116,23 +116,23 @@ class BufferSpec:
             max_seqlen=max(1, *(demand.longest for demand in demands)),
         )
 
-    def check_layout(self, layout: Layout, rows: int) -> None:
+    def check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
         """Whether items and rows belong together.
 
         Raises:
             LayoutError: The items have another number of rows than came, or an item that an output ratio cuts.
         """
         name, total = self.layout.name, sum(layout.rows)
-        if total != rows:
+        if total != shape[0]:
             raise LayoutError(
-                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {rows} rows; "
-                f"pass all rows of exactly these items, in their order"
+                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {shape[0]} "
+                f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
             )
         for index, count in enumerate(layout.rows):
             if count % self.row_multiple:
                 raise LayoutError(
-                    f"{name}[{index}] is {layout.items[index][:3]}, {count} rows: expected a multiple of "
-                    f"{self.row_multiple}, because the outputs are declared with that ratio"
+                    f"{name}[{index}] has {count} rows: expected a multiple of {self.row_multiple}, because the outputs"
+                    " are declared with that ratio; pad the item"
                 )
 
     def check_budgets(self, budgets: Sequence[Budget]) -> None:

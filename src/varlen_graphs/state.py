@@ -1,6 +1,7 @@
 """What is fixed when an encoder is made, and how a call can differ from it."""
 
 import os
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,6 +32,16 @@ class State:
         if _autocast(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None
+
+    def warn_of_training(self) -> None:
+        """Warn if a graph would hold the module with dropout at work."""
+        drops = [m for m in self._modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
+        if drops:
+            warnings.warn(
+                f"the module is captured in training mode, with {len(drops)} dropouts at work; call module.eval() "
+                "first",
+                stacklevel=6,
+            )
 
     def has_hooks(self) -> bool:
         """Whether a forward hook would see this call, which no replay runs."""

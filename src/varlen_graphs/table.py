@@ -1,6 +1,7 @@
 """Items on the device: one small table, and the way from a row back to its item."""
 
 from functools import cached_property
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -106,6 +107,8 @@ class ItemTable:
         Args:
             order: How the rows of a frame are ordered; `"merge_block"` uses the merge size of the layout.
         """
+        if order not in get_args(Order):
+            raise SpecError(f"order={order!r}: expected one of {get_args(Order)}")
         if order not in self._positions:
             height, width = self.row_size
             frame = height * width

@@ -30,6 +30,9 @@ TensorSource = str | Tensor
 """A tensor of the module by its dotted path, followed anew at each forward, or a tensor itself."""
 
 
+_MISSING = object()
+
+
 def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
     """The tensor that `source` means in `module`.
 
@@ -40,10 +43,11 @@ def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
         return source
     found: object = module
     for part in source.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, Tensor):
-        raise SpecError(
-            f"{source!r} is {type(found).__name__} in {type(module).__name__}: expected the dotted path of a parameter "
-            "or buffer, for example 'pos_embed.weight'"
-        )
-    return found
+        found = getattr(found, part, _MISSING)
+    if isinstance(found, Tensor):
+        return found
+    what = "does not exist" if found is _MISSING else f"is a {type(found).__name__}"
+    raise SpecError(
+        f"{source!r} {what} in {type(module).__name__}: expected the dotted path of a parameter or buffer, for example "
+        "'pos_embed.weight'"
+    )
