@@ -266,6 +266,7 @@ class GraphedEncoder:
                         outputs.append(torch.empty(shape, dtype=part.dtype, device=device))
                     for there, here in one.spans(layout):
                         outputs[at][extent.place(there)].copy_(part[extent.place(here)])
+            self._weights.check()  # type: ignore[union-attr]  # while the GPU works; what graphs read is held either way
         return graphs.rebuild(outputs)
 
     def _run_pack(self, graphs: Graphs, call: Call, one: Pack) -> list[tuple[Tensor, Extent]]:
@@ -283,10 +284,10 @@ class GraphedEncoder:
 
     def _graphs_for(self, statics: dict[str, Any], rows: Tensor, backend: Backend) -> Graphs:
         """The graphs for these static arguments, captured if this is the first call with them."""
-        if self._weights is not None:
-            self._weights.check()
         key = static_key(statics)
         if key not in self._graphs:
+            if self._weights is not None:
+                self._weights.check()
             device_type = rows.device.type
             self._state.warn_of_training()
 
