@@ -3,7 +3,6 @@
 import warnings
 import weakref
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,16 +10,16 @@ from torch import Tensor, nn
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budgets, resolve_budgets
-from varlen_graphs.buffers import Buffer
 from varlen_graphs.call import Call, Signature, StaticKey, static_key
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName, choose_backend
 from varlen_graphs.capture.memory import Weights
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
+from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Extent, check_extents, flatten
+from varlen_graphs.outputs import Extent, flatten
 from varlen_graphs.packing import Pack, Span, pack
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
@@ -88,8 +87,7 @@ class GraphedEncoder:
         self.pool = pool or Pool()
         self.stats = Stats()
         self._signature = Signature(module, forward, buffer_spec)
-        self._function = forward
-        self._module_forward = module.forward
+        self._forward = Forward(module, forward, buffer_spec, self._signature)
         self._backend_name: BackendName = backend
         self._on_miss = on_miss
         self._state = State(module)
@@ -138,21 +136,21 @@ class GraphedEncoder:
             InputError: A static argument the module does not take.
             CaptureError: Something in the module cannot be captured, or the module's state is not that of construction.
         """
-        packed, first = self.spec.packed, self._first_tensor
-        if packed.shape is None or first is None:
+        packed, device = self.spec.packed, self._forward.device
+        if packed.shape is None or device is None:
             raise SpecError(
                 f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"
                 f" its device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
             )
         bound, beyond = self._signature.bind_statics(statics)
-        reason = beyond or self._state.change(first.device.type)
+        reason = beyond or self._state.change(device.type)
         if reason:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the state of construction"
             )
-        backend = self._backend(first.device)
+        backend = self._backend(device)
         if backend:
-            example = torch.empty(0, *packed.shape, dtype=self._row_dtype, device=first.device)
+            example = torch.empty(0, *packed.shape, dtype=self._forward.row_dtype, device=device)
             with self.pool.exclusive():
                 self._graphs_for(bound, example, backend)
         return self
@@ -181,26 +179,12 @@ class GraphedEncoder:
                 graphs.poison()
             self.pool.poison()
 
-    @property
-    def _first_tensor(self) -> Tensor | None:
-        """The parameter or buffer that tells where the module is now."""
-        return next(chain(self.module.parameters(), self.module.buffers()), None)
-
-    @property
-    def _row_dtype(self) -> torch.dtype:
-        """The dtype in which the module sees its rows."""
-        if self.spec.packed.dtype is not None:
-            return self.spec.packed.dtype
-        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
-        return next(floating, torch.get_default_dtype())
-
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = self._signature.bind(args, kwargs)
-        rows, name, first, expected = call.rows, self.spec.packed.name, self._first_tensor, self._row_dtype
-        if first is not None and rows.device != first.device:
+        rows, name, device, expected = call.rows, self.spec.packed.name, self._forward.device, self._forward.row_dtype
+        if device is not None and rows.device != device:
             raise InputError(
-                f"{name} is on {rows.device}, the module on {first.device}; move it first, for example "
-                f"{name}.to('{first.device}')"
+                f"{name} is on {rows.device}, the module on {device}; move it first, for example {name}.to('{device}')"
             )
         if rows.dtype != expected and not (rows.is_floating_point() and expected.is_floating_point):
             raise InputError(
@@ -215,42 +199,11 @@ class GraphedEncoder:
             return call.beyond
         return "forward hooks" if self._state.has_hooks() else self._state.change(call.rows.device.type)
 
-    def _forward(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
-        """The one forward, of eager calls, warm-up and capture: compute the buffers, run the module."""
-        spec, takes = self.spec, self._signature.takes
-        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
-        if takes(spec.layout.name):
-            arguments[spec.layout.name] = spec.layout.argument(table.values)
-        arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
-        arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
-        return self._function(self.module, **arguments) if self._function else self._call_module(**arguments)
-
-    def _call_module(self, **arguments: Any) -> Any:
-        """Run the module itself, also where the encoder was put in the place of its forward."""
-        installed = self.module.__dict__.get("forward") is self
-        return self._module_forward(**arguments) if installed else self.module(**arguments)
-
     def _run_eager(self, call: Call) -> Any:
         """Run a call without a graph: by the original module where `forward` in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or self._state.has_hooks()):
-            arguments, name = call.original, self.spec.layout.name
-            if not isinstance(arguments[name], Tensor):
-                arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
-            with torch.no_grad():
-                return self._call_module(**arguments)
-        return self._run_exact(call.rows, call.layout, call.statics, call.beyond)
-
-    def _run_exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:
-        """Run items through the one forward, without a graph and without padding."""
-        budget = self.spec.exact_budget(layout)
-        with torch.no_grad(), on_device(rows.device):
-            table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
-            host = {b.name: b.compute(layout, budget).to(rows.device) for b in self.spec.host_buffers}
-            rows = rows.to(self._row_dtype).contiguous()
-            output = self._forward(rows, ItemTable(table, budget, self.spec.layout), host, statics)
-        if not beyond:  # else it is another output than was declared
-            check_extents(flatten(output, self.spec.outputs), budget)
-        return output
+            return self._forward.original(call)
+        return self._forward.exact(call.rows, call.layout, call.statics, call.beyond)
 
     def _replay(self, call: Call, packs: list[Pack], backend: Backend) -> Any:
         layout, device = call.layout, call.rows.device
@@ -276,7 +229,7 @@ class GraphedEncoder:
             self._check_miss(call.layout, one)
             self.stats.count_eager(TOO_LARGE)
             start = sum(call.layout.rows[: one.items[0]])
-            output = self._run_exact(call.rows[start : start + active], layout, call.statics)
+            output = self._forward.exact(call.rows[start : start + active], layout, call.statics)
             parts = flatten(output, self.spec.outputs)
             return list(zip(parts.tensors, parts.extents, strict=True))
         self.stats.count_replay(one.budget, active)
@@ -297,7 +250,7 @@ class GraphedEncoder:
 
             with torch.inference_mode(False), torch.no_grad(), on_device(rows.device):
                 arena = self._arena or Arena(
-                    self.spec, self.budgets, tuple(rows.shape[1:]), self._row_dtype, rows.device
+                    self.spec, self.budgets, tuple(rows.shape[1:]), self._forward.row_dtype, rows.device
                 )
                 self._graphs[key] = Graphs(self.spec.outputs, arena, self.budgets, forward, backend)
                 self._arena = arena

@@ -1,0 +1,90 @@
+"""The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.buffers import Buffer
+from varlen_graphs.call import Call, Signature
+from varlen_graphs.capture.pool import on_device
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import check_extents, flatten
+from varlen_graphs.spec import BufferSpec
+from varlen_graphs.table import ItemTable
+
+
+class Forward:
+    """Computes the declared buffers and runs a module with them.
+
+    Args:
+        module: The module.
+        function: What to run in its place, called as `function(module, **arguments)`; `None` is the module itself.
+        spec: The declaration.
+        signature: Which arguments there are.
+    """
+
+    def __init__(
+        self, module: nn.Module, function: Callable[..., Any] | None, spec: BufferSpec, signature: Signature
+    ) -> None:
+        self._module = module
+        self._module_forward = module.forward
+        self._function = function
+        self._spec = spec
+        self._signature = signature
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the module is now, as its first parameter or buffer tells."""
+        first = next(chain(self._module.parameters(), self._module.buffers()), None)
+        return None if first is None else first.device
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The dtype in which the module sees its rows."""
+        if self._spec.packed.dtype is not None:
+            return self._spec.packed.dtype
+        floating = (p.dtype for p in self._module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+        return next(floating, torch.get_default_dtype())
+
+    def __call__(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
+        """Run at the capacity of `table.budget`; returns the module's output, padding included."""
+        spec, takes = self._spec, self._signature.takes
+        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
+        if takes(spec.layout.name):
+            arguments[spec.layout.name] = spec.layout.argument(table.values)
+        arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
+        arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
+        return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
+
+    def exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:
+        """Run some items without padding.
+
+        Raises:
+            SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
+        """
+        spec = self._spec
+        budget = spec.exact_budget(layout)
+        with torch.no_grad(), on_device(rows.device):
+            table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
+            host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
+            rows = rows.to(self.row_dtype).contiguous()
+            output = self(rows, ItemTable(table, budget, spec.layout), host, statics)
+        if not beyond:
+            check_extents(flatten(output, spec.outputs), budget)
+        return output
+
+    def original(self, call: Call) -> Any:
+        """Run the module itself with the arguments as they came."""
+        arguments, name = call.original, self._spec.layout.name
+        if not isinstance(arguments[name], Tensor):
+            arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
+        with torch.no_grad():
+            return self._call_module(**arguments)
+
+    def _call_module(self, **arguments: Any) -> Any:
+        """Run the module, also where an encoder of it was put in the place of its `forward`."""
+        installed = getattr(self._module.__dict__.get("forward"), "module", None) is self._module
+        return self._module_forward(**arguments) if installed else self._module(**arguments)
