@@ -12,6 +12,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.contract import check_padding_contract
 from tests.encoders import Attention, attention_encoder, attention_spec, load_example
+from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
 
 ATTENTION = Attention()
@@ -372,11 +373,7 @@ def test_calls_from_several_threads_take_turns():
             if distance(encoder(rows, lengths=lengths), original(rows, lengths)) > 1e-5:
                 wrong.append(lengths)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work)
     assert not wrong
 
 
@@ -623,6 +620,53 @@ def test_ordinary_modules_are_captured():
         rows = rows_for([6], seed)
         assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
     assert encoder.stats.replays.total() == 2
+
+
+def test_the_padding_contract_holds_for_host_buffers_columns_and_raster_positions():
+    class Positioned(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, position_ids, kinds, shares):
+            x = super().forward(x, cu_seqlens, max_seqlen) + position_ids.sum(-1, keepdim=True)
+            return x * shares[:, None] + kinds[:, None]
+
+    spec = vg.BufferSpec(
+        rows=vg.PackedRows("x", shape=(8,)),
+        layout=vg.GridTHW("grid_thw", columns=(vg.Column("kind", pad=-1),)),
+        buffers=[
+            vg.CuSeqlens(per="clip"),
+            vg.MaxSeqlen(per="clip"),
+            vg.GridPositions(order="raster", axes=("t", "h", "w")),
+            vg.DeviceBuffer("kinds", lambda table: table.column("kind")[table.row_item]),
+            vg.HostBuffer("shares", shares_of, ("rows",), torch.float32, pad=7),
+        ],
+    )
+    module = Positioned()
+    graphed, eager = (attention_encoder(module=module, spec=spec, backend=backend) for backend in ("tape", "eager"))
+
+    class WithKinds:
+        """The encoder, with a kind for each item of the layout."""
+
+        stats, capture, poison = graphed.stats, graphed.capture, graphed.poison
+
+        def __call__(self, rows, grid_thw):
+            return graphed(rows, grid_thw=grid_thw, kind=range_of(grid_thw))
+
+    layouts = [[(1, 8, 16)], [(1, 1, 1)], [(2, 3, 4), (1, 5, 7)], [(4, 4, 8)], [(1, 1, 2)] * 8]
+    check_padding_contract(
+        WithKinds(),
+        lambda rows, grid: eager(rows, grid_thw=grid, kind=range_of(grid)),
+        lambda grid, seed: rows_for([t * h * w for t, h, w in grid], seed),
+        "grid_thw",
+        layouts,
+        1e-5,
+    )
+
+
+def range_of(items):
+    return list(range(len(items)))
+
+
+def shares_of(layout):
+    return torch.tensor([1 / rows for rows in layout.rows for _ in range(rows)])
 
 
 def test_release_frees_what_was_captured_and_the_next_call_captures_anew():

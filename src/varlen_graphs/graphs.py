@@ -18,8 +18,8 @@ from varlen_graphs.outputs import Declared, Extent, Parts, check_extents, flatte
 from varlen_graphs.packing import Pack
 from varlen_graphs.table import ItemTable
 
-Forward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
-"""The one forward: from rows, items and host buffers to the module's output."""
+BoundForward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
+"""The one forward with its static arguments bound: from rows, items and host buffers to the module's output."""
 
 
 class Graphs:
@@ -40,7 +40,7 @@ class Graphs:
     """
 
     def __init__(
-        self, declared: Declared, arena: Arena, budgets: Sequence[Budget], forward: Forward, backend: Backend
+        self, declared: Declared, arena: Arena, budgets: Sequence[Budget], forward: BoundForward, backend: Backend
     ) -> None:
         self._arena = arena
         self._graphs: dict[Budget, Graph] = {}
@@ -112,14 +112,14 @@ class _Outputs:
             )
 
 
-def _run_parts(forward: Forward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
+def _run_parts(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
     """The forward at a budget, its output taken apart and checked."""
     parts = flatten(forward(*arena.view(budget)), declared)
     check_extents(parts, budget)
     return parts
 
 
-def _run(forward: Forward, arena: Arena, declared: Declared, budget: Budget, outputs: _Outputs) -> None:
+def _run(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget, outputs: _Outputs) -> None:
     """What is captured: the forward at a budget, and the copies of its outputs to where callers find them."""
     parts = _run_parts(forward, arena, declared, budget)
     for tensor, static in zip(parts.tensors, outputs.statics, strict=True):

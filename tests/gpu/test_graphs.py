@@ -9,6 +9,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.contract import check_padding_contract
 from tests.encoders import Attention, attention_spec, load_example
+from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.integrations.transformers import use_attention
 from varlen_graphs.kernels.attention import reference
@@ -176,11 +177,7 @@ def test_calls_on_several_streams_and_threads_are_right(half):
                 if not equal_bits(got, expected[at]):
                     wrong.append(at)
 
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work)
     assert not wrong
 
 

@@ -37,6 +37,8 @@ class Watch(TorchDispatchMode):
         name: What messages call the run.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, device: torch.device, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside = 0
@@ -46,8 +48,6 @@ class Watch(TorchDispatchMode):
         self._made_on_host: dict[int, Tensor] = {}  # by storage, kept alive, so that the key stays unique
         self._functions = _Functions(self)
         self._stance: Any = None
-
-    supports_higher_order_operators = True
 
     def __enter__(self) -> Any:
         """Watch the calling thread."""
