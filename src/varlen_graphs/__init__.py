@@ -4,9 +4,10 @@ Importing this package imports neither triton nor transformers.
 """
 
 from varlen_graphs import recipes
-from varlen_graphs.attention import varlen_attention
+from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.budgets import Budget, Ladder
 from varlen_graphs.buffers import (
+    AttentionSchedule,
     Buffer,
     CuSeqlens,
     DeviceBuffer,
@@ -30,6 +31,7 @@ from varlen_graphs.errors import (
     StaleGraphError,
     VarlenGraphsError,
 )
+from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.outputs import Items, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -39,6 +41,7 @@ from varlen_graphs.table import ItemTable
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionSchedule",
     "Budget",
     "BudgetError",
     "Buffer",
@@ -71,7 +74,10 @@ __all__ = [
     "SpecError",
     "StaleGraphError",
     "Stats",
+    "TileSchedule",
     "VarlenGraphsError",
+    "apply_rotary",
     "recipes",
+    "tile_schedule",
     "varlen_attention",
 ]

@@ -1,23 +1,63 @@
-"""Attention within segments: one entry, several backends, and what each of them promises about padding.
+"""Attention within segments: one entry, several backends, and the tile schedule that all layers share.
 
-Every backend promises the same: rows after `cu_seqlens[-1]` are padding, they may hold anything, NaN included, and no
-other row changes by a bit because of them. What a backend leaves in the padding rows of its own output differs:
-
-- `reference`: zeros.
-- `torch`: anything. FlashAttention 2 loads keys and values under a bound on the length of their segment, so rows that
-  are in no segment are never read, and the row-wise operations between two attentions keep them to themselves.
+Every backend promises: rows after `cu_seqlens[-1]` are padding, they may hold anything, NaN included, and no other row
+changes by a bit because of them. What a backend leaves in the padding rows of its own output differs: zeros (`triton`
+and `reference`), or anything (`torch`).
 """
 
-from typing import Literal, cast, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 import torch
-import torch.nn.attention
 from torch import Tensor
 
 from varlen_graphs.errors import InputError
-from varlen_graphs.kernels.attention import reference
+from varlen_graphs.kernels.attention import op
+from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.kernels.attention.config import tile_rows
 
-Backend = Literal["auto", "torch", "reference"]
+Window = tuple[int, int]
+"""How many keys before and after its own place a query sees; -1: all."""
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """Which tile of queries is which part of which segment: computed once a forward, used by the attention of each layer.
+
+    Attributes:
+        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.attention.reference.tile_schedule`.
+        block: Query rows a tile.
+    """
+
+    tiles: Tensor
+    block: int
+
+
+def tile_schedule(
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    rows: int,
+    heads: int,
+    head_dim: int,
+    cu_seqlens_k: Tensor | None = None,
+) -> TileSchedule:
+    """Compute the schedule that `varlen_attention` would otherwise compute for itself in every layer.
+
+    One small launch, no sync. The number of tiles stays on the device.
+
+    Args:
+        cu_seqlens: int32 `[segments + 1]`, the segments of the queries.
+        max_seqlen: At least the rows of the longest segment.
+        rows: Query rows, padding included.
+        heads: Query heads.
+        head_dim: Channels a head.
+        cu_seqlens_k: int32 `[segments + 1]`, the segments of keys and values; `None`: those of the queries.
+    """
+    _check_boundaries("cu_seqlens", cu_seqlens)
+    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    block = tile_rows(head_dim, heads, rows, max_seqlen)
+    return TileSchedule(op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
 
 
 def varlen_attention(
@@ -27,65 +67,76 @@ def varlen_attention(
     cu_seqlens: Tensor,
     max_seqlen: int,
     *,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
     scale: float | None = None,
+    causal: bool = False,
+    window: Window = (-1, -1),
+    schedule: TileSchedule | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Softmax attention of each packed row over the rows of its segment. Never syncs with the host.
 
     Args:
-        q: Queries, `[rows, heads, head_dim]`, the last dimension contiguous.
-        k: Keys, as `q`.
-        v: Values, as `q`.
+        q: Queries, `[rows, heads, head_dim]`.
+        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.
+        v: Values, as `k`.
         cu_seqlens: int32 `[segments + 1]`: starts at 0, ascends, the tail may repeat the last value.
         max_seqlen: At least the rows of the longest segment. Frozen at capture, so an upper bound.
-        scale: Factor on the scores, default `head_dim ** -0.5`.
-        backend: `"torch"` (`torch.nn.attention.varlen`, CUDA, float16 and bfloat16), `"reference"` (any device and
-            dtype, memory that grows with the square of the rows), or `"auto"`: the first that takes these inputs.
+        cu_seqlens_k: The segments of keys and values, where they are not those of the queries; a segment without keys
+            gives zeros.
+        max_seqlen_k: At least the longest of those.
+        scale: Factor on the scores, not negative; default `head_dim ** -0.5`.
+        causal: No query sees keys after its own place. The last query of a segment is level with the last key.
+        window: How many keys before and after its own place a query sees, `(left, right)`; -1: all.
+        schedule: What `tile_schedule` gave for these segments; `None`: computed here, if the backend needs one.
+        backend: `"triton"` (CUDA; our kernel, whose cost follows the rows that are there), `"torch"`
+            (`torch.nn.attention.varlen`, CUDA, float16 and bfloat16), `"reference"` (any device and dtype, memory that
+            grows with the square of the rows), or `"auto"`: the fastest as measured when graphs are captured, our
+            kernel where nothing was measured, and the reference where neither takes these inputs.
 
     Returns:
         `[rows, heads, head_dim]`, dtype of `q`; padding rows hold what the backend leaves there (see above).
 
     Raises:
-        InputError: Shapes that differ, `cu_seqlens` of another dtype, or a backend that does not take these inputs.
+        InputError: Shapes that do not belong together, boundaries of another dtype, or a backend that does not take
+            these inputs.
     """
     if backend not in get_args(Backend):
         raise InputError(f"attention backend {backend!r}: expected one of {get_args(Backend)}")
-    if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
+    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    _check_shapes(q, k, v)
+    _check_boundaries("cu_seqlens", cu_seqlens)
+    _check_boundaries("cu_seqlens_k", cu_seqlens_k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    left, right = window
+    if causal:
+        right = 0
+    if scale < 0 or left < -1 or right < -1:
+        raise InputError(f"scale={scale}, window={window}: expected a scale of at least 0, and sizes of at least -1")
+    if schedule is None:
+        tiles, block = None, tile_rows(q.shape[2], q.shape[1], q.shape[0], max_seqlen)
+    else:
+        tiles, block = schedule.tiles, schedule.block
+    out: Tensor = op.attention(
+        q, k, v, cu_seqlens, cu_seqlens_k, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend
+    )
+    return out
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    same = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]
+    if not same or q.shape[1] % k.shape[1] or not q.dtype == k.dtype == v.dtype:
         raise InputError(
-            f"varlen_attention got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: "
-            "expected three tensors [rows, heads, head_dim] of one shape"
+            f"varlen_attention got q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, v {v.dtype} "
+            f"{list(v.shape)}: expected [rows, heads, head_dim] of one dtype, k and v alike, with heads that divide "
+            "those of q"
         )
+
+
+def _check_boundaries(name: str, cu_seqlens: Tensor) -> None:
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise InputError(
-            f"cu_seqlens is {cu_seqlens.dtype} {list(cu_seqlens.shape)}: expected int32 [segments + 1]; try .int()"
-        )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if backend == "auto":
-        backend = "torch" if _torch_takes(q) else "reference"
-    if backend == "reference":
-        return cast(Tensor, reference.varlen_attention(q, k, v, cu_seqlens, scale))
-    if not _torch_takes(q):
-        raise InputError(
-            f"attention backend 'torch' got {q.dtype} on {q.device} with head_dim {q.shape[-1]}: expected float16 or "
-            "bfloat16 on CUDA, head_dim a multiple of 8 up to 256; use backend='reference' or 'auto'"
-        )
-    from torch.nn.attention.varlen import varlen_attn
-
-    _refuse_other_than_flash2()
-    out = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scale)
-    return cast(Tensor, out)  # a tuple only if more is asked for
-
-
-def _torch_takes(q: Tensor) -> bool:
-    head_dim = q.shape[-1]
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 256
-
-
-def _refuse_other_than_flash2() -> None:
-    """FA3 and FA4 load whole tiles, past the end of a segment: the promise above would not hold for them."""
-    current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
-    if current not in (None, "FA2"):
-        raise InputError(
-            f"torch runs its varlen attention on {current}, which reads padding rows; expected FlashAttention 2: "
-            "call torch.nn.attention.restore_flash_attention_impl(), or use backend='reference'"
+            f"{name} is {cu_seqlens.dtype} {list(cu_seqlens.shape)}: expected int32 [segments + 1]; try .int()"
         )

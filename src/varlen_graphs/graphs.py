@@ -13,6 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory, poison
 from varlen_graphs.errors import SpecError
+from varlen_graphs.kernels.attention.backends import measuring
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Declared, Extent, Parts, check_extents, flatten
 from varlen_graphs.packing import Pack
@@ -51,7 +52,8 @@ class Graphs:
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             arena.load_sample(budget)
             warm_up = partial(_run_parts, forward, arena, declared, budget)
-            warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+            with measuring():
+                warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
             with memory:
                 parts = warm_up()
             if outputs is None:

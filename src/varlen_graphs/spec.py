@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from varlen_graphs.budgets import Budget
-from varlen_graphs.buffers import Buffer, CuSeqlens, HostBuffer, MaxSeqlen
+from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument, Per, segments_of
 from varlen_graphs.outputs import Declared, Rows, extents
@@ -80,8 +80,8 @@ class BufferSpec:
         return [buffer for buffer in self.buffers if isinstance(buffer, HostBuffer)]
 
     @property
-    def _segmented(self) -> list[CuSeqlens | MaxSeqlen]:
-        return [buffer for buffer in self.buffers if isinstance(buffer, CuSeqlens | MaxSeqlen)]
+    def _segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
+        return [buffer for buffer in self.buffers if isinstance(buffer, AttentionSchedule | CuSeqlens | MaxSeqlen)]
 
     @cached_property
     def _kinds(self) -> set[Per]:

@@ -1,5 +1,6 @@
 """Declared buffers: arguments of a module that follow from the item table, one kind a file."""
 
+from varlen_graphs.buffers.attention import AttentionSchedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.custom import DeviceBuffer, HostBuffer
 from varlen_graphs.buffers.interpolation import Interpolation, InterpolationIndices, InterpolationWeights
@@ -8,6 +9,7 @@ from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
 
 __all__ = [
+    "AttentionSchedule",
     "Buffer",
     "CuSeqlens",
     "DeviceBuffer",

@@ -12,12 +12,13 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention import Backend, varlen_attention
+from varlen_graphs.attention import TileSchedule, varlen_attention
 from varlen_graphs.budgets import Budgets, Ladder
-from varlen_graphs.buffers import CuSeqlens, Interpolation, MaxSeqlen, RotaryTable
+from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Interpolation, MaxSeqlen, RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.kernels.rotary.reference import apply_rotary
+from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -53,6 +54,7 @@ def qwen3_vl(
     classes = [getattr(module, "BaseModelOutputWithDeepstackFeatures", None) for module in modules]
     output_class = next(filter(None, classes), None)
     merged = Rows(every=tower.spatial_merge_size**2)
+    attn = tower.blocks[0].attn
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_class is not None:
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, deepstack_features=merged)
@@ -62,14 +64,19 @@ def qwen3_vl(
         hidden_states: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
+        schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor],
         pos_embeds: Tensor,
     ) -> Any:
         x = _patch_embed(tower.patch_embed, hidden_states) + pos_embeds
         deepstack = []
         for index, block in enumerate(tower.blocks):
-            attended = _attend(block.attn, block.norm1(x), cu_seqlens, max_seqlen, *position_embeddings, attention)
-            x = x + attended
+            q, k, v = _project(block.attn, block.norm1(x))
+            q, k = apply_rotary(q, k, *position_embeddings)
+            attended = varlen_attention(
+                q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention
+            )
+            x = x + block.attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
             x = x + block.mlp(block.norm2(x))
             if index in tower.deepstack_visual_indexes:
                 merger = tower.deepstack_merger_list[tower.deepstack_visual_indexes.index(index)]
@@ -87,6 +94,7 @@ def qwen3_vl(
         buffers=[
             CuSeqlens(per="frame"),
             MaxSeqlen(per="frame"),
+            AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim, per="frame"),
             RotaryTable(order="merge_block"),
             Interpolation(
                 mode=getattr(tower, "interpolation_mode", "bilinear"),
@@ -105,11 +113,7 @@ def _patch_embed(patch_embed: Any, rows: Tensor) -> Tensor:
     return nn.functional.linear(rows, patch_embed.proj.weight.flatten(1), patch_embed.proj.bias)
 
 
-def _attend(
-    attn: Any, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, cos: Tensor, sin: Tensor, backend: Backend
-) -> Tensor:
+def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[rows, heads, dim]`, where they lie in the packed projection."""
     q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
-    q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-    attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, backend=backend)
-    out: Tensor = attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
-    return out
+    return q, k, v

@@ -10,68 +10,140 @@ MAX_SCORES = 2**26
 """Scores `dense` holds at a time: it takes queries in blocks of a size that keeps to this."""
 
 
-@torch.library.custom_op("varlen_graphs::reference_attention", mutates_args=())
-def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-    """Softmax attention of each row over the rows of its segment. No host sync, on any device.
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
+) -> Tensor:
+    """Softmax attention of each query row over the key rows of its segment. No host sync, on any device.
 
-    Rows after `cu_seqlens[-1]` are in no segment: what they hold reaches no other row, NaN included, and their output
-    is zero. Nor does a value that is not finite leave its segment. The arithmetic is float32 (float64 for float64).
+    Rows after the last boundary are in no segment: what they hold reaches no other row, NaN included, and their output
+    is zero; so is that of a query that sees no key. Nor does a value that is not finite leave its segment. The
+    arithmetic is float32 (float64 for float64).
 
     Args:
         q: Queries, `[rows, heads, head_dim]`.
-        k: Keys, `[rows, heads, head_dim]`.
-        v: Values, `[rows, heads, head_dim]`.
-        cu_seqlens: int32 `[segments + 1]`, ascending from 0; segments may be empty.
+        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.
+        v: Values, as `k`.
+        cu_seqlens_q: int32 `[segments + 1]`, ascending from 0; segments may be empty.
+        cu_seqlens_k: The same for keys and values.
         scale: Factor on the scores.
+        left: How many keys before its own place a query sees; -1: all. The last query of a segment is level with the
+            last key.
+        right: How many keys after its own place a query sees; -1: all; 0 is causal attention.
 
     Returns:
         `[rows, heads, head_dim]` in the dtype of `q`, contiguous.
     """
     # On the CPU the boundaries are at hand. Elsewhere reading them would sync.
     implementation = by_segment if q.device.type == "cpu" else dense
-    return implementation(q, k, v, cu_seqlens, scale)
+    return implementation(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, left, right)
 
 
-@varlen_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
-def by_segment(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def by_segment(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
+) -> Tensor:
     """One segment after the other. Arguments as in `varlen_attention`."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     wide = torch.promote_types(q.dtype, torch.float32)
-    for start, end in pairwise(cu_seqlens.tolist()):
-        if start < end:
-            queries, keys, values = (x[start:end].to(wide).transpose(0, 1) for x in (q, k, v))
-            attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], scale=scale)[0]
+    group = q.shape[1] // k.shape[1]
+    for (start, end), (start_k, end_k) in zip(
+        pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
+    ):
+        if start < end and start_k < end_k:
+            queries = q[start:end].to(wide).transpose(0, 1)
+            keys, values = (x[start_k:end_k].to(wide).repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+            mask, blind = None, None
+            if left >= 0 or right >= 0:
+                row, key = torch.arange(start, end, device=q.device), torch.arange(start_k, end_k, device=q.device)
+                mask = _in_window(row[:, None] - end, key - end_k, left, right)
+                blind = ~mask.any(1)
+                mask = mask | blind[:, None]
+            attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], mask, scale=scale)[0]
+            if blind is not None:
+                attended = torch.where(blind[:, None], 0, attended)
             out[start:end] = attended.transpose(0, 1).to(q.dtype)
     return out
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
+) -> Tensor:
     """All rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
-    rows, heads, _ = q.shape
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
-    row = torch.arange(rows, device=q.device, dtype=cu_seqlens.dtype)
-    segment = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
-    active = row < cu_seqlens[-1:]
+    segment, active, place = _places(cu_seqlens_q, q.shape[0])
+    segment_k, active_k, place_k = _places(cu_seqlens_k, k.shape[0])
 
     # A masked product still multiplies, and 0 * NaN is NaN: so what is not finite never enters a product, and the rows
     # that may see it get their NaN afterwards.
-    sound = v.isfinite().flatten(1).all(1) & active
-    tainted = ~sound & active
-    queries, keys = (torch.where(active[:, None, None], x, 0).to(wide).transpose(0, 1) for x in (q, k))
-    values = torch.where(sound[:, None, None], v, 0).to(wide).transpose(0, 1)  # [heads, rows, head_dim]
+    sound = v.isfinite().flatten(1).all(1) & active_k
+    tainted = ~sound & active_k
+    queries = torch.where(active[:, None, None], q, 0).to(wide).transpose(0, 1)
+    keys = torch.where(active_k[:, None, None], k, 0).to(wide).repeat_interleave(group, 1).transpose(0, 1)
+    values = torch.where(sound[:, None, None], v, 0).to(wide).repeat_interleave(group, 1).transpose(0, 1)
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    block = max(1, MAX_SCORES // (rows * heads))
-    for start in range(0, rows, block):
+    block = max(1, MAX_SCORES // (k.shape[0] * heads))
+    for start in range(0, q.shape[0], block):
         at = slice(start, start + block)
-        visible = (segment[at, None] == segment) & active[at, None]  # [block, rows]
+        visible = (segment[at, None] == segment_k) & active[at, None] & active_k  # [block, rows_k]
+        visible = visible & _in_window(place[at, None], place_k, left, right)
         scores = (queries[:, at] @ keys.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
         weights = torch.where(visible, scores.softmax(-1), 0)  # the softmax of a row that sees nothing is NaN
         result = (weights @ values).transpose(0, 1)  # [block, heads, head_dim]
         sees_taint = (visible & tainted).any(1)[:, None, None]
         out[at] = torch.where(sees_taint, torch.nan, result).to(q.dtype)
     return out
+
+
+def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The segment of each row, whether it is in one, and its place, counted back from the end of the segment."""
+    row = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    ends = cu_seqlens[1:].contiguous()
+    segment = torch.searchsorted(ends, row, right=True)
+    return segment, row < cu_seqlens[-1:], row - ends[segment.clamp(max=ends.shape[0] - 1)]
+
+
+def _in_window(place: Tensor, place_k: Tensor, left: int, right: int) -> Tensor:
+    """Which keys each query may see, by their places before the ends of their segments."""
+    distance = place_k - place
+    inside = torch.ones_like(distance, dtype=torch.bool)
+    if left >= 0:
+        inside = inside & (distance >= -left)
+    if right >= 0:
+        inside = inside & (distance <= right)
+    return inside
+
+
+def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
+    """Which tile of `block` query rows is which part of which segment, for a grid that does not know the segments.
+
+    Segments with the most keys come first, so that the tiles that end last are short ones. Rows in no segment come at
+    the end, as a segment without keys.
+
+    Args:
+        cu_seqlens_q: int32 `[segments + 1]`.
+        cu_seqlens_k: int32 `[segments + 1]`.
+        rows: Query rows, padding included.
+        block: Query rows a tile.
+
+    Returns:
+        int32 `[1 + tiles, 5]`, where `tiles` is the most that there can be, `tile_bound(...)`. The first entry holds the
+        number of tiles. The others hold, for the segment that the tile is of: its first query row and the row after its
+        last, the same for its keys, and the index of its first tile. Entries past the number of tiles are arbitrary.
+    """
+    end = torch.tensor([rows], dtype=torch.int32, device=cu_seqlens_q.device)
+    order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
+    order = torch.cat([order, order.new_tensor([cu_seqlens_q.shape[0] - 1])])
+    start, stop = (torch.cat([cu_seqlens_q, end])[order + shift] for shift in (0, 1))
+    start_k, stop_k = (torch.cat([cu_seqlens_k, cu_seqlens_k[-1:]])[order + shift] for shift in (0, 1))
+    counts = (stop - start + block - 1) // block
+    ends = counts.cumsum(0)
+    tile = torch.arange(tile_bound(rows, cu_seqlens_q.shape[0] - 1, block), device=cu_seqlens_q.device)
+    at = torch.searchsorted(ends, tile, right=True).clamp(max=order.shape[0] - 1)
+    tiles = torch.stack([start[at], stop[at], start_k[at], stop_k[at], (ends - counts)[at]], 1)
+    return torch.cat([F.pad(ends[-1:, None], (0, 4)), tiles]).int()
+
+
+def tile_bound(rows: int, segments: int, block: int) -> int:
+    """The most tiles that so many rows in so many segments can have, those of rows in no segment included."""
+    return -(-rows // block) + segments

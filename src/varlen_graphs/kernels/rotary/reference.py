@@ -26,17 +26,22 @@ def rotary_table(positions: Sequence[Tensor], inv_freq: Tensor) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the head dimension: `x * cos + rotate_half(x) * sin`, in float32.
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the head dimension of queries and keys: `x * cos + rotate_half(x) * sin`, in float32.
 
     Args:
-        x: Queries or keys, `[rows, heads, head_dim]`, any float dtype, any strides.
-        cos: `[rows, head_dim]`.
+        q: Queries, `[rows, heads, head_dim]`, any float dtype, any strides; `head_dim` even.
+        k: Keys, `[rows, heads_k, head_dim]`.
+        cos: `[rows, head_dim]`, any float dtype.
         sin: `[rows, head_dim]`.
 
     Returns:
-        `[rows, heads, head_dim]` in the dtype of `x`.
+        `q` and `k`, rotated: contiguous, in their own dtype.
     """
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = x.float()
     first, second = wide.chunk(2, dim=-1)
     rotated = torch.cat([-second, first], dim=-1)

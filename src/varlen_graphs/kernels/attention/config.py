@@ -1,0 +1,70 @@
+"""How the attention kernel is run, by head dimension and size: chosen once, at capture."""
+
+from typing import NamedTuple
+
+import torch
+
+SMS = 132
+"""The multiprocessors of the chip that the table below was measured on."""
+
+
+class Config(NamedTuple):
+    """One way to run the kernel.
+
+    Attributes:
+        keys: Keys a block.
+        warps: Warps a program.
+        stages: How many blocks of keys are on their way at a time.
+        programs: Programs a multiprocessor.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# Head dimensions up to the first number, by the query rows of a tile. Measured on an H200 in bfloat16.
+_TABLE: list[tuple[int, dict[int, Config]]] = [
+    (64, {64: Config(64, 4, 3, 3), 128: Config(64, 4, 3, 2)}),
+    (80, {64: Config(64, 4, 2, 3), 128: Config(64, 4, 3, 2)}),
+    (96, {64: Config(64, 4, 2, 3), 128: Config(64, 4, 3, 2)}),
+    (128, {64: Config(64, 4, 3, 2), 128: Config(128, 8, 3, 1)}),
+    (256, {64: Config(32, 4, 2, 1), 128: Config(32, 8, 2, 1)}),
+]
+
+_FLOAT32 = {64: Config(32, 4, 2, 1), 128: Config(32, 8, 2, 1)}
+
+MAX_HEAD_DIM = 256
+
+
+def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
+    """Query rows a tile: large tiles load keys less often, small ones keep all multiprocessors busy.
+
+    Args:
+        head_dim: Channels a head.
+        heads: Query heads.
+        rows: Query rows, padding included.
+        longest: At least the rows of the longest segment.
+    """
+    enough = (1.5 if head_dim <= 96 else 5) * SMS
+    return 128 if longest > 64 and head_dim <= 128 and rows * heads >= 128 * enough else 64
+
+
+def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
+    """How to run tiles of `block` query rows."""
+    if dtype == torch.float32:
+        return _FLOAT32[block]
+    return next(configs[block] for most, configs in _TABLE if head_dim <= most)
+
+
+def split(head_dim: int) -> tuple[int, int]:
+    """A head dimension as a power of two and a smaller one, or none: 72 as 64 + 16, 112 as 128 + 0.
+
+    Matrix units take powers of two from 16 on; two products of 64 and 16 beat one of 128.
+    """
+    whole = max(16, 1 << (head_dim - 1).bit_length())
+    if whole == head_dim or whole == 16:
+        return whole, 0
+    rest = max(16, 1 << (head_dim - whole // 2 - 1).bit_length())
+    return (whole // 2, rest) if rest < whole // 2 else (whole, 0)

@@ -1,0 +1,288 @@
+"""Attention within segments as one persistent Triton kernel, over a tile schedule that another computes."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varlen_graphs.kernels.attention.config import configuration, split
+from varlen_graphs.kernels.attention.reference import tile_bound
+
+LOG2E = 1.4426950408889634
+SEGMENTS = 16
+"""Segments a program of the schedule."""
+TAIL = 32
+"""Keys a block where blocks are masked: at the end of a segment, and at the edges of a window."""
+
+
+@triton.jit
+def _attend(
+    acc0, acc1, total, largest, q0, q1, k, v, k0_desc, k1_desc, v0_desc, v1_desc, k_column, v_column,
+    rows, offset, start, stop, k_end, scale,
+    K_ROW: tl.constexpr, V_ROW: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The keys from `start` to `stop`, block by block, into the running softmax of one tile of queries."""
+    columns = tl.arange(0, BLOCK_N)
+    dims0 = tl.arange(0, D0)
+    dims1 = D0 + tl.arange(0, D1 if D1 else 16)
+    for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        key = block + columns
+        inside = key < k_end
+        k_at = k + key[None, :].to(tl.int64) * K_ROW
+        v_at = v + key[:, None].to(tl.int64) * V_ROW
+        # Columns past the head are the next head's: Q is zero there. A pointer must not read them, because after the
+        # last head come other rows, which may be padding with NaN; a descriptor knows where the row ends.
+        if MASKED:
+            # Rows past the end of the segment are others' or padding: 0 * NaN is NaN, so they must not be loaded.
+            k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & (dims0 < HEAD_DIM)[:, None], other=0.0)
+        elif DESCRIBED:
+            k0 = k0_desc.load([block, k_column]).T
+        else:
+            k0 = tl.load(k_at + dims0[:, None], mask=(dims0 < HEAD_DIM)[:, None], other=0.0)
+        scores = tl.dot(q0, k0, input_precision=PRECISION)
+        if D1:
+            if MASKED:
+                k1 = tl.load(k_at + dims1[:, None], mask=inside[None, :] & (dims1 < HEAD_DIM)[:, None], other=0.0)
+            elif DESCRIBED:
+                k1 = k1_desc.load([block, k_column + D0]).T
+            else:
+                k1 = tl.load(k_at + dims1[:, None], mask=(dims1 < HEAD_DIM)[:, None], other=0.0)
+            scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
+        if MASKED:
+            visible = inside[None, :]
+            distance = key[None, :] - rows[:, None] - offset
+            if LEFT >= 0:
+                visible = visible & (distance >= -LEFT)
+            if RIGHT >= 0:
+                visible = visible & (distance <= RIGHT)
+            scores = tl.where(visible, scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1) * scale)
+        shift = larger
+        if MASKED and (LEFT >= 0 or RIGHT >= 0):
+            shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that sees nothing yet
+        weights = tl.exp2(scores * scale - shift[:, None])
+        decay = tl.exp2(largest - shift)
+        total = total * decay + tl.sum(weights, 1)
+        largest = larger
+        weights = weights.to(v.dtype.element_ty)
+        if MASKED:
+            v0 = tl.load(v_at + dims0[None, :], mask=inside[:, None] & (dims0 < HEAD_DIM)[None, :], other=0.0)
+        elif DESCRIBED:
+            v0 = v0_desc.load([block, v_column])
+        else:
+            v0 = tl.load(v_at + dims0[None, :], mask=(dims0 < HEAD_DIM)[None, :], other=0.0)
+        acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
+        if D1:
+            if MASKED:
+                v1 = tl.load(v_at + dims1[None, :], mask=inside[:, None] & (dims1 < HEAD_DIM)[None, :], other=0.0)
+            elif DESCRIBED:
+                v1 = v1_desc.load([block, v_column + D0])
+            else:
+                v1 = tl.load(v_at + dims1[None, :], mask=(dims1 < HEAD_DIM)[None, :], other=0.0)
+            acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
+    return acc0, acc1, total, largest
+
+
+# Strides are constants, because Triton knows of an integer argument that 16 divides it, or nothing: with a head stride of
+# 72 loads would lose their vectors.
+@triton.jit
+def _attention(
+    q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
+    Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
+    V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    dims0 = tl.arange(0, D0)
+    dims1 = D0 + tl.arange(0, D1 if D1 else 16)
+    for work in range(tl.program_id(0), tl.load(tiles) * HEADS, tl.num_programs(0)):
+        # All tiles of a head come one after the other: programs that run together read the same keys.
+        tile = tiles + 5 + work // HEADS * 5
+        q_first = tl.load(tile)
+        q_end = tl.load(tile + 1)
+        k_start = tl.load(tile + 2)
+        k_end = tl.load(tile + 3)
+        index = work - tl.load(tile + 4) * HEADS
+        count = tl.cdiv(q_end - q_first, BLOCK_M)
+        head = index // count
+        q_start = q_first + index % count * BLOCK_M
+
+        rows = q_start + tl.arange(0, BLOCK_M)
+        present = (rows < q_end)[:, None]
+        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head * Q_HEAD
+        q0 = tl.load(q_at + dims0[None, :], mask=present & (dims0 < HEAD_DIM)[None, :], other=0.0)
+        q1 = q0
+        if D1:
+            q1 = tl.load(q_at + dims1[None, :], mask=present & (dims1 < HEAD_DIM)[None, :], other=0.0)
+        k_head = k + head // GROUP * K_HEAD
+        v_head = v + head // GROUP * V_HEAD
+        k_column = head // GROUP * K_HEAD
+        v_column = head // GROUP * V_HEAD
+
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc0 = tl.zeros([BLOCK_M, D0], tl.float32)
+        acc1 = tl.zeros([BLOCK_M, D1 if D1 else 16], tl.float32)
+
+        # Keys that some query of the tile sees, and among them those that all of its queries see.
+        offset = k_end - q_end
+        last = tl.minimum(q_start + BLOCK_M, q_end) - 1
+        low = k_start
+        high = k_end
+        all_low = k_start
+        all_high = k_end
+        if LEFT >= 0:
+            low = tl.maximum(k_start, q_start + offset - LEFT)
+            all_low = tl.maximum(k_start, last + offset - LEFT)
+        if RIGHT >= 0:
+            high = tl.minimum(k_end, last + offset + RIGHT + 1)
+            all_high = tl.minimum(k_end, q_start + offset + RIGHT + 1)
+        if LEFT >= 0:
+            all_low = tl.minimum(low + tl.cdiv(tl.maximum(all_low - low, 0), TAIL) * TAIL, tl.maximum(high, low))
+            acc0, acc1, total, largest = _attend(
+                acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+                k_column, v_column, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
+            )  # fmt: skip
+        all_high = all_low + tl.maximum(all_high - all_low, 0) // BLOCK_N * BLOCK_N
+        acc0, acc1, total, largest = _attend(
+            acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+            k_column, v_column, rows, offset, all_low, all_high, k_end, scale,
+            K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
+        )  # fmt: skip
+        acc0, acc1, total, largest = _attend(
+            acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+            k_column, v_column, rows, offset, all_high, high, high, scale,
+            K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
+        )  # fmt: skip
+
+        norm = tl.where(total == 0, 0.0, 1 / total)[:, None]  # a query that sees no key gets zeros
+        out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD
+        kind = out.dtype.element_ty
+        tl.store(out_at + dims0[None, :], (acc0 * norm).to(kind), mask=present & (dims0 < HEAD_DIM)[None, :])
+        if D1:
+            tl.store(out_at + dims1[None, :], (acc1 * norm).to(kind), mask=present & (dims1 < HEAD_DIM)[None, :])
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int
+) -> Tensor:
+    """`reference.varlen_attention` over the tile schedule of its segments.
+
+    A persistent grid reads the number of tiles on the device: the cost follows the rows that are there, and depends
+    neither on the longest segment allowed nor on the number of segment slots. One launch; allocates the output.
+
+    Args:
+        q: Queries, `[rows, heads, head_dim]`, float16, bfloat16 or float32, the last dimension contiguous.
+        k: Keys, `[rows_k, heads_k, head_dim]`.
+        v: Values, as `k`.
+        tiles: What `tile_schedule` gave, int32 `[1 + tiles, 5]`.
+        block: The query rows a tile that it was made for.
+        scale: Factor on the scores, not negative.
+        left: As in the reference.
+        right: As in the reference.
+
+    Returns:
+        `[rows, heads, head_dim]`, contiguous; zeros in rows that are in no segment.
+    """
+    rows, heads, head_dim = q.shape
+    out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
+    if rows == 0:
+        return out
+    config = configuration(head_dim, block, q.dtype)
+    first, rest = split(head_dim)
+    described = _describable(k) and _describable(v)
+    descriptors: list[Any] = [None] * 4
+    if described:
+        descriptors = [_describe(x, config.keys, width) for x in (k, v) for width in (first, rest or 16)]
+    programs = config.programs * (_multiprocessors(q.device.index or 0) if q.is_cuda else 1)
+    _attention[(min(programs, (tiles.shape[0] - 1) * heads),)](
+        q, k, v, out, tiles, *descriptors, scale * LOG2E,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
+        HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
+        BLOCK_M=block, BLOCK_N=config.keys, TAIL=TAIL, STAGES=config.stages, DESCRIBED=described,
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return out
+
+
+def _describable(x: Tensor) -> bool:
+    """Whether the chip's copy engine can load blocks of `x` as of a matrix with one row a row (Hopper and later)."""
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return False
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    return aligned and x.stride(0) >= x.stride(1) * x.shape[1] and x.shape[0] > 0
+
+
+def _describe(x: Tensor, rows: int, columns: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    width = x.stride(1) * (x.shape[1] - 1) + x.shape[2]  # heads side by side
+    return TensorDescriptor(x, [x.shape[0], width], [x.stride(0), 1], [rows, columns])
+
+
+_counts: dict[int, int] = {}
+
+
+def _multiprocessors(device: int) -> int:
+    if device not in _counts:
+        _counts[device] = torch.cuda.get_device_properties(device).multi_processor_count
+    return _counts[device]
+
+
+@triton.jit
+def _schedule(
+    cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, CHUNK: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """The tiles of some segments: how many tiles come before follows from all lengths, so nothing is shared."""
+    own = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    here = own <= segments  # the last one is the rows in no segment
+    start = tl.load(cu_q + own, mask=here, other=0)
+    stop = tl.load(cu_q + own + 1, mask=own < segments, other=rows)
+    start_k = tl.load(cu_k + own, mask=here, other=0)
+    stop_k = tl.load(cu_k + own + 1, mask=own < segments, other=0)
+    stop_k = tl.where(own < segments, stop_k, start_k)
+    length = tl.where(own < segments, stop_k - start_k, -1)
+    count = tl.where(here, tl.cdiv(stop - start, BLOCK), 0)
+
+    first = tl.zeros([SEGMENTS], tl.int32)
+    total = tl.cdiv(rows - tl.load(cu_q + segments), BLOCK)
+    for chunk in range(0, segments, CHUNK):
+        other = chunk + tl.arange(0, CHUNK)
+        there = other < segments
+        lengths = tl.load(cu_k + other + 1, mask=there, other=0) - tl.load(cu_k + other, mask=there, other=0)
+        counts = tl.load(cu_q + other + 1, mask=there, other=0) - tl.load(cu_q + other, mask=there, other=0)
+        counts = tl.cdiv(counts, BLOCK)
+        before = (lengths[None, :] > length[:, None]) | (
+            (lengths[None, :] == length[:, None]) & (other[None, :] < own[:, None])
+        )
+        first += tl.sum(tl.where(before, counts[None, :], 0), 1)
+        total += tl.sum(counts, 0)
+    if tl.program_id(0) == 0:
+        tl.store(tiles + tl.arange(0, 8), tl.where(tl.arange(0, 8) == 0, total, 0), mask=tl.arange(0, 8) < 5)
+    for at in range(0, tl.max(count, 0), TILES):
+        index = at + tl.arange(0, TILES)
+        entry = tiles + 5 + (first[:, None] + index[None, :]) * 5
+        mine = index[None, :] < count[:, None]
+        tl.store(entry, start[:, None] + 0 * index[None, :], mask=mine)
+        tl.store(entry + 1, stop[:, None] + 0 * index[None, :], mask=mine)
+        tl.store(entry + 2, start_k[:, None] + 0 * index[None, :], mask=mine)
+        tl.store(entry + 3, stop_k[:, None] + 0 * index[None, :], mask=mine)
+        tl.store(entry + 4, first[:, None] + 0 * index[None, :], mask=mine)
+
+
+def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
+    """`reference.tile_schedule` in one launch."""
+    segments = cu_seqlens_q.shape[0] - 1
+    tiles = torch.empty((1 + tile_bound(rows, segments, block), 5), dtype=torch.int32, device=cu_seqlens_q.device)
+    _schedule[(triton.cdiv(segments + 1, SEGMENTS),)](
+        cu_seqlens_q, cu_seqlens_k, tiles, segments, rows, BLOCK=block, SEGMENTS=SEGMENTS, CHUNK=128, TILES=64
+    )
+    return tiles

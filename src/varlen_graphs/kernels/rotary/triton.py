@@ -1,0 +1,62 @@
+"""The rotation of queries and keys in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _rotate(
+    x, out, cos, sin, index, rows,
+    X_ROW: tl.constexpr, X_HEAD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr,
+):  # fmt: skip
+    """Both channels of each pair: pairs of a head side by side, then the heads of a row, then rows."""
+    row = (index // (HEADS * HALF)).to(tl.int64)
+    head = index // HALF % HEADS
+    channel = index % HALF
+    here = row < rows
+    at = x + row * X_ROW + head * X_HEAD + channel
+    a = tl.load(at, mask=here).to(tl.float32)
+    b = tl.load(at + HALF, mask=here).to(tl.float32)
+    cos_at = cos + row * COS_ROW + channel
+    sin_at = sin + row * SIN_ROW + channel
+    first = a * tl.load(cos_at, mask=here).to(tl.float32) - b * tl.load(sin_at, mask=here).to(tl.float32)
+    second = b * tl.load(cos_at + HALF, mask=here).to(tl.float32) + a * tl.load(sin_at + HALF, mask=here).to(tl.float32)
+    to = out + (row * HEADS + head) * (2 * HALF) + channel
+    tl.store(to, first.to(out.dtype.element_ty), mask=here)
+    tl.store(to + HALF, second.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _rotary(
+    q, k, q_out, k_out, cos, sin, rows,
+    Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
+    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, HEADS: tl.constexpr, HEADS_K: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    queries = tl.cdiv(rows * (HEADS * HALF), BLOCK)
+    if block < queries:
+        index = block * BLOCK + tl.arange(0, BLOCK)
+        _rotate(q, q_out, cos, sin, index, rows, Q_ROW, Q_HEAD, HEADS, HALF, COS_ROW, SIN_ROW)
+    else:
+        index = (block - queries) * BLOCK + tl.arange(0, BLOCK)
+        _rotate(k, k_out, cos, sin, index, rows, K_ROW, K_HEAD, HEADS_K, HALF, COS_ROW, SIN_ROW)
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """`reference.apply_rotary` in one launch; reads `q` and `k` where they lie in a packed projection."""
+    rows, heads, head_dim = q.shape
+    heads_k, half = k.shape[1], head_dim // 2
+    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    if rows:
+        grid = triton.cdiv(rows * heads * half, BLOCK) + triton.cdiv(rows * heads_k * half, BLOCK)
+        _rotary[(grid,)](
+            q, k, q_out, k_out, cos, sin, rows, *q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0),
+            HEADS=heads, HEADS_K=heads_k, HALF=half, BLOCK=BLOCK,
+        )  # fmt: skip
+    return q_out, k_out
