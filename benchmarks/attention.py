@@ -1,0 +1,178 @@
+"""Varlen attention, microseconds a layer inside a captured graph: ours against FlashAttention 2 and cuDNN.
+
+Run with `make bench-kernels`. 16 heads; q, k and v are views of one packed projection, as in a tower. Nothing is timed
+unless it agrees with a float32 reference.
+
+- *FA2 exact*: `torch.nn.attention.varlen.varlen_attn` with exactly the segments and the longest length of the row.
+- *FA2 padded*: the same with 64 segment slots and `max_seqlen` 8192, as a graph of many layouts must freeze it.
+- *cuDNN*: dense `scaled_dot_product_attention` at the exact shape, where there is one segment.
+- *ours*: with exactly the segments there are, with 64 slots, and with 256, `max_seqlen` 8192 in the last two.
+- *schedule*: the tile schedule with 256 slots, which is computed once and serves every layer.
+"""
+
+import argparse
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
+
+import varlen_graphs as vg
+from benchmarks.common import (
+    distance,
+    facts,
+    failures,
+    gpu_microseconds,
+    headline,
+    table,
+    time_kernel,
+    write_json,
+)
+from varlen_graphs.kernels.attention import reference
+
+HEADS = 16
+LARGEST = 8192
+"""The `max_seqlen` of padded calls."""
+
+ROWS: dict[str, tuple[int, list[int]]] = {
+    "72, 196": (72, [196]),
+    "72, 784": (72, [784]),
+    "72, 1764": (72, [1764]),
+    "72, 3136": (72, [3136]),
+    "72, 7056": (72, [7056]),
+    "72, 4 x 784": (72, [784] * 4),
+    "72, 32 x 196": (72, [196] * 32),
+    "72, 49 x 64": (72, [64] * 49),
+    "80, 7056": (80, [7056]),
+    "64, 3136": (64, [3136]),
+    "64, 7056": (64, [7056]),
+    "128, 3136": (128, [3136]),
+    "128, 7056": (128, [7056]),
+}
+"""Head dim and segment lengths, by name."""
+
+Attend = Callable[[], Tensor]
+
+
+def ours_with_schedule(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Attend, Any]:
+    """Our kernel: what one layer runs, and what is computed once for all layers. The only place that calls it."""
+
+    def tiles() -> Any:
+        return vg.tile_schedule(cu_seqlens, rows=q.shape[0], head_dim=q.shape[-1], heads=q.shape[1])
+
+    schedule = tiles()
+
+    def attend() -> Tensor:
+        return vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen, backend="triton", schedule=schedule)
+
+    return attend, tiles
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
+    """Our kernel, the tile schedule already there."""
+    return ours_with_schedule(q, k, v, cu_seqlens, max_seqlen)[0]
+
+
+def flash2(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
+    """FlashAttention 2, as torch ships it."""
+    return lambda: varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)  # type: ignore[return-value]
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Attend:
+    """The dense attention of cuDNN over all rows; refuses where torch has none for these inputs."""
+    dense = [x.transpose(0, 1)[None] for x in (q, k, v)]  # [1, heads, rows, head_dim]
+
+    def attend() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(*dense)[0].transpose(0, 1)
+
+    return attend
+
+
+def slots(lengths: list[int], count: int) -> Tensor:
+    """`cu_seqlens` with so many segment slots, the tail repeating the last value: int32 `[count + 1]` on the GPU."""
+    ends = list(accumulate(lengths))
+    return torch.tensor([0, *ends, *[ends[-1]] * (count - len(ends))], dtype=torch.int32, device="cuda")
+
+
+def main() -> None:
+    """Run the benchmark, print it, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help=f"rows: {'; '.join(ROWS)}")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    about = facts()
+    print(f"{headline(about)}, {options.dtype}, {HEADS} heads\n")
+    result: dict[str, Any] = {**about, "dtype": options.dtype, "heads": HEADS, "rows": []}
+    for name in options.only or ROWS:
+        row = time_row(name, getattr(torch, options.dtype))
+        result["rows"].append(row)
+        write_json(options.json, result)
+        print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+    print(f"\n{report(result['rows'])}")
+
+
+@torch.no_grad()
+def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Microseconds of every system for one head dim and one set of lengths; a system that fails says why."""
+    head_dim, lengths = ROWS[name]
+    total, exact_slots = sum(lengths), len(lengths)
+    torch.manual_seed(0)
+    qkv = torch.randn(total, 3, HEADS, head_dim, device="cuda", dtype=dtype)
+    q, k, v = qkv.unbind(1)
+    exact, padded, roomy = (slots(lengths, count) for count in (exact_slots, max(64, exact_slots), 256))
+    expected = reference.by_segment(q.float(), k.float(), v.float(), exact, head_dim**-0.5)
+    flash2_error = distance([flash2(q, k, v, exact, max(lengths))()], [expected])
+
+    systems: dict[str, Callable[[], Attend]] = {
+        "fa2_exact": lambda: flash2(q, k, v, exact, max(lengths)),
+        "fa2_padded": lambda: flash2(q, k, v, padded, LARGEST),
+        "ours_exact": lambda: ours(q, k, v, exact, max(lengths)),
+        "ours_64": lambda: ours(q, k, v, padded, LARGEST),
+        "ours_256": lambda: ours(q, k, v, roomy, LARGEST),
+    }
+    if exact_slots == 1:
+        systems["cudnn"] = lambda: cudnn(q, k, v)
+    row: dict[str, Any] = {"row": name, "head_dim": head_dim, "lengths": lengths, "fa2_error": flash2_error}
+    for system, prepare in systems.items():
+        row |= time_kernel(system, prepare, [expected], flash2_error)
+    if "ours_256_us" in row:
+        row["schedule_us"] = gpu_microseconds(ours_with_schedule(q, k, v, roomy, LARGEST)[1])
+    row["tflop"] = 4 * sum(length**2 for length in lengths) * HEADS * head_dim / 1e12
+    return row
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table. Ratios are the other's time over ours, so above 1 is faster."""
+    header = (
+        "head dim, lengths", "FA2 exact", "FA2 padded", "cuDNN", "ours exact", "ours 64", "ours 256", "schedule",
+        "TFLOP/s", "FA2 exact / ours", "at least", "cuDNN / ours", "256 / exact slots",
+    )  # fmt: skip
+    lines = []
+    for row in rows:
+        fa2, dense, best, ours64, ours256 = (
+            row.get(f"{system}_us") for system in ("fa2_exact", "cudnn", "ours_exact", "ours_64", "ours_256")
+        )
+        rate = row["tflop"] / (ours64 * 1e-6) if ours64 else None
+        floor = 1.35 if sum(row["lengths"]) >= 1764 else 1.2
+        lines.append(
+            (
+                row["row"], fa2, row.get("fa2_padded_us"), dense, best, ours64, ours256, row.get("schedule_us"),
+                rate, _ratio(fa2, ours64), floor, _ratio(dense, ours64), _ratio(ours256, best),
+            )
+        )  # fmt: skip
+    return "\n".join([table(header, lines), *failures(rows)])
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+if __name__ == "__main__":
+    main()

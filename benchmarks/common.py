@@ -1,0 +1,246 @@
+"""What all benchmarks share: facts, clocks, captured graphs, the correctness gate, tables and JSON."""
+
+import gc
+import importlib.metadata
+import json
+import math
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST_ERROR = 3e-2
+"""No result further than this from float32, in relative L2, is timed."""
+
+
+class WrongResultError(RuntimeError):
+    """A system's result is too far from the float32 reference: it is not timed."""
+
+
+# Facts
+
+
+def facts() -> dict[str, Any]:
+    """The device and the versions a figure holds for."""
+    device = torch.cuda.get_device_properties(0)
+    return {
+        "device": device.name,
+        "multiprocessors": device.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "transformers": _version("transformers"),
+        "python": platform.python_version(),
+    }
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """The facts in one line."""
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "cuda", "triton", "transformers", "python"))
+    return f"{facts['device']}, {versions}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# Clocks
+
+
+def measure(
+    run: Callable[[], Any], repeats: int, seconds: float, before: Callable[[], Any] | None = None
+) -> tuple[list[float], list[float]]:
+    """Wall milliseconds of each call with a synchronize on both sides, and milliseconds of the host until it returns.
+
+    Stops after `repeats` calls, or once `seconds` have passed. What `before` does ahead of each call is not timed.
+    """
+    walls: list[float] = []
+    hosts: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(walls) < repeats and (not walls or time.perf_counter() < deadline):
+        if before is not None:
+            before()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        output = run()
+        hosts.append((time.perf_counter() - start) * 1e3)
+        torch.cuda.synchronize()
+        walls.append((time.perf_counter() - start) * 1e3)
+        del output
+    return walls, hosts
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def summary(walls: Sequence[float], hosts: Sequence[float]) -> dict[str, float]:
+    """Mean, P50 and P99 of the wall, and the median of the host."""
+    return {
+        "mean_ms": statistics.fmean(walls),
+        "p50_ms": percentile(walls, 0.5),
+        "p99_ms": percentile(walls, 0.99),
+        "host_ms": statistics.median(hosts),
+    }
+
+
+def capture(run: Callable[[], Any], launches: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture so many runs in one graph, after one warm-up run; also returns what the last of them gave.
+
+    The caller keeps alive what `run` reads. Warm-up and capture use one stream, so that what cuBLAS keeps for a stream
+    is not part of the graph's own memory.
+    """
+    stream = _capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph, output = torch.cuda.CUDAGraph(), None
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        for _ in range(launches):
+            output = run()
+    return graph, output
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def gpu_microseconds(run: Callable[[], Any], replays: int = 10) -> float:
+    """Microseconds of GPU time of one run inside a captured graph of many, the median of some replays."""
+    graph, _ = capture(run)
+    estimate = statistics.median(_replay_microseconds(graph) for _ in range(3))
+    launches = max(10, min(200, round(5e3 / estimate)))  # so that launching the graph itself hardly counts
+    graph, _ = capture(run, launches)
+    _replay_microseconds(graph)  # the first replay also uploads the graph
+    return statistics.median(_replay_microseconds(graph) for _ in range(replays)) / launches
+
+
+def _replay_microseconds(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+# Memory
+
+
+def collect() -> None:
+    """Give back what is no longer used, so that the free memory says what is held."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def free_gib() -> float:
+    """GiB of the device that nobody holds."""
+    return torch.cuda.mem_get_info()[0] / 2**30
+
+
+# Correctness
+
+
+def distance(got: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Relative L2, the worst of all pairs; infinite where something is not finite."""
+    worst = 0.0
+    for a, b in zip(got, expected, strict=True):
+        value = ((a.double() - b.double()).norm() / b.double().norm()).item()
+        worst = max(worst, value if math.isfinite(value) else math.inf)
+    return worst
+
+
+def check(error: float, eager_error: float) -> None:
+    """Whether a result may be timed: about as close to float32 as the original's own run in this dtype.
+
+    Raises:
+        WrongResultError: It is not.
+    """
+    allowed = min(max(1.5 * eager_error, 1e-3), LARGEST_ERROR)
+    if not error <= allowed:
+        raise WrongResultError(
+            f"relative L2 to float32 is {error:.2e}, that of the original {eager_error:.2e}, allowed {allowed:.2e}: "
+            "not timed"
+        )
+
+
+def time_kernel(
+    name: str, prepare: Callable[[], Callable[[], Any]], expected: Sequence[Tensor], eager_error: float
+) -> dict[str, Any]:
+    """Check and time what `prepare` gives: `{name}_error` and `{name}_us`, or `{name}_failed` with the reason."""
+    try:
+        run = prepare()
+        output = run()
+        error = distance([output] if isinstance(output, Tensor) else output, expected)
+        check(error, eager_error)
+        return {f"{name}_error": error, f"{name}_us": gpu_microseconds(run)}
+    except Exception as failure:
+        return {f"{name}_failed": reason(failure)}
+
+
+def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """What failed in rows of `time_kernel`, each reason once."""
+    lines = (f"{key}: {value}" for row in rows for key, value in row.items() if key.endswith("_failed"))
+    return list(dict.fromkeys(lines))
+
+
+def reason(error: BaseException) -> str:
+    """Why a row failed, in one short line."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:200]
+
+
+# Tables and JSON
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table, its columns aligned for the terminal: numbers get two decimals, `None` is a dash."""
+    lines = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    padded = [
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in lines
+    ]
+    rule = ["-" * width for width in widths]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Write a result, lists of numbers on one line each. Called after every row, so that a run cut short keeps them."""
+    if path is None:
+        return
+    text = json.dumps(_rounded(result), indent=1)
+    text = re.sub(r"\[[\d\s.,e+-]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text + "\n")
+    unfinished.replace(path)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    return value
