@@ -57,6 +57,10 @@ def _video(dice: random.Random) -> Layout:
     return ((dice.randint(4, 16), *_frame(dice, 224, 448)),)
 
 
+def _eight(dice: random.Random) -> Layout:
+    return tuple((1, *_frame(dice, 224, 448)) for _ in range(8))
+
+
 def _burst(dice: random.Random) -> Layout:
     return tuple((1, *_frame(dice, 224, 448)) for _ in range(32))
 
@@ -65,9 +69,10 @@ TRACES: dict[str, Callable[[random.Random], Layout]] = {
     "mix1": _mix1,
     "mix4": _mix4,
     "video": _video,
+    "eight": _eight,
     "burst": _burst,
 }
-"""How one call of a trace is drawn: one image; 1 to 6 images; a video of 4 to 16 temporal patches; 32 small images."""
+"""How one call is drawn: one image; 1 to 6 images; a video of 4 to 16 temporal patches; 8 and 32 small images."""
 
 
 def trace(name: str, count: int, seed: int = 0) -> list[Layout]:

@@ -1,0 +1,100 @@
+"""Figures from what `benchmarks.qwen3_vl` wrote as JSON: latency against rows, padding, memory.
+
+Run with `make plots`. Needs matplotlib: `pip install "varlen_graphs[bench]"`.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.traces import SINGLES, TRACES
+
+STYLES = {
+    "ours_compile": ("varlen_graphs, compile=True", "#c0392b", "-"),
+    "ours": ("varlen_graphs", "#e67e22", "-"),
+    "eager_varlen": ("eager, FlashAttention 2", "#2c3e50", "-"),
+    "eager_sdpa": ("eager, sdpa", "#7f8c8d", "-"),
+    "compile_dynamic": ("torch.compile, dynamic", "#2980b9", "-"),
+    "compile_reduce_overhead": ("torch.compile, reduce-overhead, warm", "#27ae60", "-"),
+    "oracle_blocks": ("oracle: exact graph of the tower", "#2c3e50", ":"),
+    "oracle_core": ("oracle: exact graph of our forward", "#e67e22", ":"),
+    "oracle_core_compile": ("oracle: the same, compiled", "#c0392b", ":"),
+}
+"""Label, colour and line of each system."""
+
+DPI = 160
+
+
+def main() -> None:
+    """Draw the figures of one result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of benchmarks.qwen3_vl")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="a folder (docs/benchmarks)")
+    options = parser.parse_args()
+    for path in options.results:
+        result = json.loads(path.read_text())
+        for name, draw in (("latency", draw_latency), ("padding", draw_padding), ("memory", draw_memory)):
+            figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+            draw(axes, result)
+            axes.set_title(f"Qwen3-VL {result['tower'].upper()} tower, {result['device']}", fontsize=9, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+            target = options.out / f"{path.stem}_{name}.png"
+            figure.savefig(target, dpi=DPI)
+            plt.close(figure)
+            print(target)
+
+
+def draw_latency(axes: Axes, result: dict[str, Any]) -> None:
+    """Wall of a call against its rows: lines through the single images, dots for the calls of mix1 and mix4."""
+    for system, (label, colour, style) in STYLES.items():
+        rows = {row["input"]: row for row in result["rows"] if row["system"] == system and "failed" not in row}
+        images = [name for name in rows if name in SINGLES and "x" in name and " " not in name]
+        points = sorted((result["inputs"][name][0], statistics.median(rows[name]["wall_ms"])) for name in images)
+        if points:
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=label, marker="o", markersize=3)
+        if system in ("ours", "ours_compile"):
+            for name in ("mix1", "mix4"):
+                walls = rows[name]["wall_ms"] if name in rows else []
+                axes.scatter(result["inputs"].get(name, [])[: len(walls)], walls, s=4, color=colour, alpha=0.35)
+    axes.set(xscale="log", yscale="log", xlabel="rows (patches)", ylabel="ms a call")
+    axes.grid(which="both", alpha=0.2)
+    axes.legend(fontsize=6, frameon=False)
+
+
+def draw_padding(axes: Axes, result: dict[str, Any]) -> None:
+    """Share of padding in the replayed rows, by input."""
+    rows = {row["input"]: row for row in result["rows"] if row["system"] == "ours" and "padding" in row}
+    names = [name for name in (*SINGLES, *TRACES) if name in rows]
+    bars = axes.barh(names, [100 * rows[name]["padding"] for name in names], color="#e67e22")
+    axes.bar_label(bars, fmt="%.1f %%", fontsize=7, padding=2)
+    axes.invert_yaxis()
+    axes.set(xlabel="padding, % of the rows that are replayed")
+    axes.tick_params(axis="y", labelsize=7)
+
+
+def draw_memory(axes: Axes, result: dict[str, Any]) -> None:
+    """GiB beside the weights: what a system holds between calls, and tensors at the peak of a call."""
+    built = result["systems"]
+    systems = [name for name in STYLES if "held_gib" in built.get(name, {}) and not name.startswith("oracle")]
+    places = range(len(systems))
+    held = axes.barh([at - 0.2 for at in places], [built[name]["held_gib"] for name in systems], 0.4, label="held")
+    peak = [built[name].get("peak_gib", 0.0) for name in systems]
+    most = axes.barh([at + 0.2 for at in places], peak, 0.4, label="tensors at the peak of a call")
+    for bars in (held, most):
+        axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
+    axes.set_yticks(list(places), [STYLES[name][0] for name in systems], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="GiB beside the weights")
+    axes.legend(fontsize=7, frameon=False)
+
+
+if __name__ == "__main__":
+    main()
