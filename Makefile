@@ -11,7 +11,10 @@ DEMO_ENV := .venv/.demo
 DEV_ENV := .venv/.dev
 endif
 
-.PHONY: demo test test-gpu check fix bench docs clean
+RESULTS := docs/benchmarks
+KERNELS := $(filter attention rotary metadata interpolation, $(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.PHONY: demo test test-gpu check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -33,7 +36,13 @@ fix: $(DEV_ENV)
 	$(RUN) -m ruff format .
 
 bench: $(DEV_ENV)
-	$(RUN) benchmarks/qwen3_vl.py $(ARGS)
+	$(RUN) -m benchmarks.qwen3_vl $(ARGS)
+
+bench-kernels: $(DEV_ENV)
+	for name in $(KERNELS); do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
+
+plots: $(DEV_ENV)
+	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_*.json) --out $(RESULTS)
 
 docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict

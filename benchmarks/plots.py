@@ -14,8 +14,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from benchmarks.traces import SINGLES, TRACES
+from benchmarks.traces import SINGLES, TRACES, rows_of
 
 STYLES = {
     "ours_compile": ("varlen_graphs, compile=True", "#c0392b", "-"),
@@ -30,6 +31,9 @@ STYLES = {
 }
 """Label, colour and line of each system."""
 
+SQUARES = (196, 784, 1764, 3136, 7056)
+"""Rows of the single images: where the axis of rows is labelled."""
+
 DPI = 160
 
 
@@ -39,6 +43,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of benchmarks.qwen3_vl")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="a folder (docs/benchmarks)")
     options = parser.parse_args()
+    plt.rcParams.update({"font.size": 8})
     for path in options.results:
         result = json.loads(path.read_text())
         for name, draw in (("latency", draw_latency), ("padding", draw_padding), ("memory", draw_memory)):
@@ -56,8 +61,8 @@ def draw_latency(axes: Axes, result: dict[str, Any]) -> None:
     """Wall of a call against its rows: lines through the single images, dots for the calls of mix1 and mix4."""
     for system, (label, colour, style) in STYLES.items():
         rows = {row["input"]: row for row in result["rows"] if row["system"] == system and "failed" not in row}
-        images = [name for name in rows if name in SINGLES and "x" in name and " " not in name]
-        points = sorted((result["inputs"][name][0], statistics.median(rows[name]["wall_ms"])) for name in images)
+        images = [name for name in rows if name in SINGLES and len(SINGLES[name]) == SINGLES[name][0][0] == 1]
+        points = sorted((rows_of(SINGLES[name]), statistics.median(rows[name]["wall_ms"])) for name in images)
         if points:
             axes.plot(*zip(*points, strict=True), style, color=colour, label=label, marker="o", markersize=3)
         if system in ("ours", "ours_compile"):
@@ -65,7 +70,11 @@ def draw_latency(axes: Axes, result: dict[str, Any]) -> None:
                 walls = rows[name]["wall_ms"] if name in rows else []
                 axes.scatter(result["inputs"].get(name, [])[: len(walls)], walls, s=4, color=colour, alpha=0.35)
     axes.set(xscale="log", yscale="log", xlabel="rows (patches)", ylabel="ms a call")
-    axes.grid(which="both", alpha=0.2)
+    axes.set_xticks(SQUARES, map(str, SQUARES))
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.grid(alpha=0.2)
     axes.legend(fontsize=6, frameon=False)
 
 

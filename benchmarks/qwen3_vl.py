@@ -175,7 +175,7 @@ def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], 
         extra = compile_option() if compiled else {}
         system = ways.graphed(tower, grid_on_host=options.grid == "cpu", **extra)
         if not compiled:
-            _, largest = ways.capture_ladder(tower, [system.encoder.budgets[-1]])  # type: ignore[union-attr]
+            _, largest = ways.capture_ladder(tower, [system.encoder.budgets[-1]])
             system.build["largest_gib"] = largest["capture_gib"]
             system.build["gib_to_largest"] = system.build["capture_gib"] / largest["capture_gib"]
         return system
