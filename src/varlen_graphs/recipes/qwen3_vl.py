@@ -20,6 +20,7 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
+from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.outputs import Declared, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
 
@@ -70,14 +71,21 @@ def qwen3_vl(
     ) -> Any:
         x = _patch_embed(tower.patch_embed, hidden_states) + pos_embeds
         deepstack = []
+        normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
-            q, k, v = _project(block.attn, block.norm1(x))
+            q, k, v = _project(block.attn, normed)
             q, k = apply_rotary(q, k, *position_embeddings)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention
             )
-            x = x + block.attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
-            x = x + block.mlp(block.norm2(x))
+            x, normed = add_norm(
+                x, block.attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)")), block.norm2
+            )
+            change = block.mlp.linear_fc2(linear_activation(normed, block.mlp.linear_fc1, block.mlp.act_fn))
+            if index + 1 < len(tower.blocks):
+                x, normed = add_norm(x, change, tower.blocks[index + 1].norm1)
+            else:
+                x = x + change
             if index in tower.deepstack_visual_indexes:
                 merger = tower.deepstack_merger_list[tower.deepstack_visual_indexes.index(index)]
                 deepstack.append(merger(x))

@@ -15,6 +15,8 @@ SEGMENTS = 16
 """Segments a program of the schedule."""
 TAIL = 32
 """Keys a block where blocks are masked: at the end of a segment, and at the edges of a window."""
+SHORT_TAIL = 16
+"""Keys of the last block where no more are left, as in images of 224 or 448 pixels: 196 and 784 rows."""
 
 
 @triton.jit
@@ -96,7 +98,7 @@ def _attention(
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
@@ -155,11 +157,18 @@ def _attention(
             k_column, v_column, rows, offset, all_low, all_high, k_end, scale,
             K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
         )  # fmt: skip
-        acc0, acc1, total, largest = _attend(
-            acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-            k_column, v_column, rows, offset, all_high, high, high, scale,
-            K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
-        )  # fmt: skip
+        if high - all_high <= SHORT_TAIL:
+            acc0, acc1, total, largest = _attend(
+                acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+                k_column, v_column, rows, offset, all_high, high, high, scale,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, SHORT_TAIL, STAGES, True, DESCRIBED, PRECISION,
+            )  # fmt: skip
+        else:
+            acc0, acc1, total, largest = _attend(
+                acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+                k_column, v_column, rows, offset, all_high, high, high, scale,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
+            )  # fmt: skip
 
         norm = tl.where(total == 0, 0.0, 1 / total)[:, None]  # a query that sees no key gets zeros
         out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD
@@ -200,12 +209,14 @@ def attention(
     descriptors: list[Any] = [None] * 4
     if described:
         descriptors = [_describe(x, config.keys, width) for x in (k, v) for width in (first, rest or 16)]
-    programs = config.programs * (_multiprocessors(q.device.index or 0) if q.is_cuda else 1)
-    _attention[(min(programs, (tiles.shape[0] - 1) * heads),)](
+    # Programs beyond those that full tiles keep busy would mostly find none left, and cost their start.
+    chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
+    programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
+    _attention[(programs,)](
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
-        BLOCK_M=block, BLOCK_N=config.keys, TAIL=TAIL, STAGES=config.stages, DESCRIBED=described,
+        BLOCK_M=block, BLOCK_N=config.keys, TAIL=TAIL, SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -1,0 +1,90 @@
+"""The fused parts of transformer blocks: kernels against their references, and the modules they must not replace."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from varlen_graphs.kernels.layer_norm import reference
+from varlen_graphs.kernels.layer_norm import triton as kernel
+from varlen_graphs.kernels.layer_norm.op import add_layer_norm
+from varlen_graphs.kernels.linear_gelu.op import linear_gelu
+from varlen_graphs.recipes.blocks import add_norm, linear_activation
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+def norm_of(dim, seed=0):
+    torch.manual_seed(seed)
+    norm = nn.LayerNorm(dim, eps=1e-6)
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+    return norm
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 128), (2, 1152)])
+def test_the_sum_and_its_norm_in_one_pass(rows, dim, dtype):
+    norm = norm_of(dim).to(dtype)
+    x, delta = torch.randn(2, rows, dim).to(dtype).unbind(0)
+    total, normed = kernel.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    expected = reference.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    assert torch.equal(total, expected[0])
+    one_step = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2e-5}
+    torch.testing.assert_close(normed, expected[1], **one_step)
+
+
+@interpreted
+def test_the_kernel_reads_views_and_keeps_what_is_not_finite_in_its_row():
+    norm = norm_of(24)
+    x, delta = torch.randn(6, 3, 24)[:, 1], torch.randn(6, 48)[:, 24:]
+    x[2] = torch.nan
+    delta[4, 3] = torch.inf
+    total, normed = kernel.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(total, x + delta, equal_nan=True)
+    sound = [0, 1, 3, 5]
+    torch.testing.assert_close(normed[sound], norm(x + delta)[sound])
+
+
+def test_the_operators_are_sound_for_the_compiler():
+    norm, linear = norm_of(16), nn.Linear(16, 24)
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        torch.library.opcheck(add_layer_norm, (x, x + 1, norm.weight, norm.bias, 1e-6))
+        torch.library.opcheck(linear_gelu, (x, linear.weight, linear.bias))
+
+
+@torch.no_grad()
+def test_plain_modules_are_fused_without_a_difference():
+    norm, linear = norm_of(16), nn.Linear(16, 24)
+    x, delta = torch.randn(2, 5, 16).unbind(0)
+    total, normed = add_norm(x, delta, norm)
+    torch.testing.assert_close(total, x + delta)
+    torch.testing.assert_close(normed, norm(x + delta))
+    for activation in (nn.GELU("tanh"), nn.GELU(), nn.ReLU()):
+        torch.testing.assert_close(linear_activation(x, linear, activation), activation(linear(x)))
+
+
+class Adapted(nn.Linear):
+    """A layer that has weights like a plain one, and does something else besides."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@torch.no_grad()
+def test_modules_that_are_not_plain_are_called():
+    x, linear = torch.randn(5, 16), Adapted(16, 24)
+    expected = F.gelu(linear(x), approximate="tanh")
+    assert torch.equal(linear_activation(x, linear, nn.GELU("tanh")), expected)
+    norm = nn.LayerNorm(16, bias=False)
+    torch.testing.assert_close(add_norm(x, x, norm)[1], norm(2 * x))
+
+
+@torch.no_grad()
+def test_under_autocast_the_layers_decide_what_is_cast():
+    x, linear = torch.randn(5, 16), nn.Linear(16, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear_activation(x, linear, nn.GELU("tanh")).dtype == torch.bfloat16
