@@ -19,6 +19,7 @@ from varlen_graphs.buffers import (
     MaxSeqlen,
     RotaryTable,
     RowPositions,
+    interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
@@ -77,6 +78,7 @@ __all__ = [
     "TileSchedule",
     "VarlenGraphsError",
     "apply_rotary",
+    "interpolate_positions",
     "recipes",
     "tile_schedule",
     "varlen_attention",

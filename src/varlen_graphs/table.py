@@ -1,21 +1,25 @@
 """Items on the device: one small table, and the way from a row back to its item."""
 
 from functools import cached_property
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import SpecError
+from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
+from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
+from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layout import LayoutArgument, Order, Per
 
 
 class ItemTable:
     """The items of one replay on the device, and everything that follows from them.
 
-    This is what a producer gets. All of it is tensor operations on `values`, free of host syncs, so inside a captured
-    graph it is computed anew at each replay from the table as it is then. Each property is computed once a forward.
+    This is what a producer gets. All of it is operations on `values`, free of host syncs, so inside a captured graph it
+    is computed anew at each replay from the table as it is then. Each property is computed once a forward; positions
+    and `cu_seqlens` take one launch each, the properties a few torch operations.
 
     Attributes:
         values: int64 `[items, 3 + columns]`: `(t, h, w, *columns)`; items of padding have zeros and the columns' pads.
@@ -28,6 +32,7 @@ class ItemTable:
         self.budget = budget
         self.layout = layout
         self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self._cu_seqlens: dict[bool, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +64,7 @@ class ItemTable:
     @cached_property
     def item_rows(self) -> Tensor:
         """Rows of each item, int64 `[items]`; 0 in padding."""
-        return self.t * self.h * self.w
+        return item_rows(self.values)
 
     @cached_property
     def item_ends(self) -> Tensor:
@@ -82,24 +87,38 @@ class ItemTable:
         return torch.arange(self.budget.rows, device=self.device)
 
     @cached_property
+    def _row_items(self) -> RowItems:
+        return locate(self.values, self.budget.rows)
+
+    @property
     def row_active(self) -> Tensor:
         """Whether a row belongs to an item, bool `[rows]`."""
-        return self.row < self.active_rows
+        return self._row_items.active
 
-    @cached_property
+    @property
     def row_item(self) -> Tensor:
         """The item of each row, int64 `[rows]`; a valid but arbitrary index in padding."""
-        return torch.searchsorted(self.item_ends, self.row, right=True).clamp(max=self.values.shape[0] - 1)
+        return self._row_items.item
 
-    @cached_property
+    @property
     def row_in_item(self) -> Tensor:
         """How many rows of the same item come before each row, int64 `[rows]`; 0 in padding."""
-        return torch.where(self.row_active, self.row - self.item_starts[self.row_item], 0)
+        return self._row_items.within
 
     @cached_property
     def row_size(self) -> tuple[Tensor, Tensor]:
         """Height and width of the item of each row, int64 `[rows]` each; at least 1, also in padding."""
         return self.h[self.row_item].clamp(min=1), self.w[self.row_item].clamp(min=1)
+
+    def merge(self, order: Order) -> int:
+        """The side of the blocks in which the rows of a frame come: the merge size of the layout, or 1 in raster order.
+
+        Raises:
+            SpecError: There is no such order.
+        """
+        if order not in get_args(Order):
+            raise SpecError(f"order={order!r}: expected one of {get_args(Order)}")
+        return self.layout.merge if order == "merge_block" else 1
 
     def positions(self, order: Order) -> tuple[Tensor, Tensor, Tensor]:
         """Where each row lies in its item: `(t, h, w)`, int64 `[rows]` each; 0 in padding.
@@ -107,30 +126,14 @@ class ItemTable:
         Args:
             order: How the rows of a frame are ordered; `"merge_block"` uses the merge size of the layout.
         """
-        if order not in get_args(Order):
-            raise SpecError(f"order={order!r}: expected one of {get_args(Order)}")
         if order not in self._positions:
-            height, width = self.row_size
-            frame = height * width
-            t, within = self.row_in_item // frame, self.row_in_item % frame
-            if order == "raster":
-                position = (t, within // width, within % width)
-            else:
-                m = self.layout.merge
-                blocks = (width // m).clamp(min=1)
-                block, inner = within // (m * m), within % (m * m)
-                position = (t, block // blocks * m + inner // m, block % blocks * m + inner % m)
-            self._positions[order] = position
+            at = positions(self.values, self.budget.rows, "t h w", self.merge(order))
+            self._positions[order] = at.unbind(-1)
         return self._positions[order]
 
     def cu_seqlens(self, per: Per) -> Tensor:
         """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
-        if per == "frame":
-            counts, lengths = self.t, self.h * self.w
-        else:
-            counts, lengths = (self.item_rows > 0).long(), self.item_rows
-        ends = counts.cumsum(0)
-        slot = torch.arange(self.budget.segments + 1, device=self.device)
-        item = torch.searchsorted(ends, slot, right=True).clamp(max=self.values.shape[0] - 1)
-        start = self.item_starts[item] + (slot - (ends - counts)[item]) * lengths[item]
-        return torch.where(slot < ends[-1:], start, self.active_rows).int()
+        whole = per != "frame"
+        if whole not in self._cu_seqlens:
+            self._cu_seqlens[whole] = cast(Tensor, cu_seqlens(self.values, self.budget.segments, not whole))
+        return self._cu_seqlens[whole]

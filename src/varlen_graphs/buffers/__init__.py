@@ -3,7 +3,12 @@
 from varlen_graphs.buffers.attention import AttentionSchedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.custom import DeviceBuffer, HostBuffer
-from varlen_graphs.buffers.interpolation import Interpolation, InterpolationIndices, InterpolationWeights
+from varlen_graphs.buffers.interpolation import (
+    Interpolation,
+    InterpolationIndices,
+    InterpolationWeights,
+    interpolate_positions,
+)
 from varlen_graphs.buffers.positions import GridPositions, RowPositions
 from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
@@ -21,4 +26,5 @@ __all__ = [
     "MaxSeqlen",
     "RotaryTable",
     "RowPositions",
+    "interpolate_positions",
 ]

@@ -1,7 +1,7 @@
 """What every declared buffer is: an argument of the module that the graph computes for itself."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ class Buffer(ABC):
     """
 
     name: str
-    any_segments: ClassVar[bool] = True
+    any_segments: bool = True
 
     @abstractmethod
     def produce(self, table: ItemTable, module: nn.Module) -> Any:

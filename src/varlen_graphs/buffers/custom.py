@@ -21,10 +21,13 @@ class DeviceBuffer(Buffer):
     Attributes:
         name: The argument it fills.
         function: From an `ItemTable` to a tensor (or a tuple of them) whose shape depends on `table.budget` alone.
+            `lambda table: table` hands the table itself to a forward of your own.
+        any_segments: False: it uses no segments, so that none count against budgets on its account.
     """
 
     name: str
     function: Callable[[ItemTable], Any]
+    any_segments: bool = True
 
     def produce(self, table: ItemTable, module: nn.Module) -> Any:
         """Whatever `function` returns."""

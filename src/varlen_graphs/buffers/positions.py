@@ -1,13 +1,13 @@
 """Where rows lie in their item."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
+from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layout import Order
 from varlen_graphs.table import ItemTable
 
@@ -15,12 +15,15 @@ Axis = Literal["t", "h", "w", "row"]
 """A coordinate of a row: its frame, its place in the frame, or its index in the item."""
 
 
-def axis_positions(table: ItemTable, axes: tuple[Axis, ...], order: Order) -> list[Tensor]:
-    """The coordinates of each row on `axes`, int64 `[rows]` each; 0 in padding."""
-    if not axes or not set(axes) <= {"t", "h", "w", "row"}:
+def axis_names(axes: tuple[Axis, ...]) -> str:
+    """The axes as operators take them.
+
+    Raises:
+        SpecError: There is no such axis.
+    """
+    if not axes or not set(axes) <= set(get_args(Axis)):
         raise SpecError(f"axes={axes!r}: expected some of 't', 'h', 'w', 'row'")
-    on_grid = dict(zip(("t", "h", "w"), table.positions(order), strict=True)) if set(axes) != {"row"} else {}
-    return [table.row_in_item if axis == "row" else on_grid[axis] for axis in axes]
+    return " ".join(axes)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class GridPositions(Buffer):
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """int64 `[rows, axes]`."""
-        return torch.stack(axis_positions(table, self.axes, self.order), dim=-1)
+        return cast(Tensor, positions(table.values, table.budget.rows, axis_names(self.axes), table.merge(self.order)))
 
 
 @dataclass(frozen=True)
@@ -56,4 +59,4 @@ class RowPositions(Buffer):
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """int64 `[rows]`."""
-        return table.row_in_item
+        return cast(Tensor, positions(table.values, table.budget.rows, "row", 1)).squeeze(-1)

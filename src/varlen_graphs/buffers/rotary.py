@@ -1,12 +1,13 @@
 """Tables of rotary position embedding."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
-from varlen_graphs.buffers.positions import Axis, axis_positions
-from varlen_graphs.kernels.rotary.reference import rotary_table
+from varlen_graphs.buffers.positions import Axis, axis_names
+from varlen_graphs.kernels.rotary_table.op import rotary_table
 from varlen_graphs.layout import Order
 from varlen_graphs.table import ItemTable
 
@@ -30,4 +31,6 @@ class RotaryTable(Buffer):
 
     def produce(self, table: ItemTable, module: nn.Module) -> tuple[Tensor, Tensor]:
         """`(cos, sin)`, float32."""
-        return rotary_table(axis_positions(table, self.axes, self.order), resolve_tensor(self.inv_freq, module))
+        inv_freq = resolve_tensor(self.inv_freq, module)
+        axes, merge = axis_names(self.axes), table.merge(self.order)
+        return cast(tuple[Tensor, Tensor], rotary_table(table.values, table.budget.rows, inv_freq, axes, merge))

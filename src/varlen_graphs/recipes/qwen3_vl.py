@@ -14,15 +14,23 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention import TileSchedule, varlen_attention
 from varlen_graphs.budgets import Budgets, Ladder
-from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Interpolation, MaxSeqlen, RotaryTable
+from varlen_graphs.buffers import (
+    AttentionSchedule,
+    CuSeqlens,
+    DeviceBuffer,
+    MaxSeqlen,
+    RotaryTable,
+    interpolate_positions,
+)
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.outputs import Declared, Outputs, Rows
+from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.table import ItemTable
 
 PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "deepstack_merger_list")
 
@@ -67,9 +75,17 @@ def qwen3_vl(
         max_seqlen: int,
         schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor],
-        pos_embeds: Tensor,
+        table: ItemTable,
     ) -> Any:
-        x = _patch_embed(tower.patch_embed, hidden_states) + pos_embeds
+        x = interpolate_positions(
+            tower.pos_embed.weight,
+            table,
+            mode=getattr(tower, "interpolation_mode", "bilinear"),
+            align_corners=getattr(tower, "interpolation_align_corners", True),
+            order="merge_block",
+            accum_dtype=accum_dtype,
+            add=_patch_embed(tower.patch_embed, hidden_states),
+        )
         deepstack = []
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
@@ -104,12 +120,7 @@ def qwen3_vl(
             MaxSeqlen(per="frame"),
             AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim, per="frame"),
             RotaryTable(order="merge_block"),
-            Interpolation(
-                mode=getattr(tower, "interpolation_mode", "bilinear"),
-                align_corners=getattr(tower, "interpolation_align_corners", True),
-                order="merge_block",
-                accum_dtype=accum_dtype,
-            ),
+            DeviceBuffer("table", lambda table: table, any_segments=False),
         ],
         outputs=outputs,
     )

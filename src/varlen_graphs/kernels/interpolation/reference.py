@@ -1,61 +1,105 @@
-"""Resampling a square table to grids of any size, in plain torch operations: the specification."""
+"""Resampling a square table to grids of any size, in plain torch operations: the specification.
 
+Sources: torch.nn.functional.interpolate and grid_sample (border), in closed form; for bicubic the convolution kernel of
+Keys, "Cubic convolution interpolation for digital image processing" (1981), with a = -0.75.
+"""
+
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Mode = Literal["bilinear"]
+from varlen_graphs.kernels.items.reference import coordinates
+
+Mode = Literal["bilinear", "bicubic"]
+
+CUBIC = -0.75
 
 
 def interpolation_taps(
-    position: tuple[Tensor, Tensor], size: tuple[Tensor, Tensor], side: int, mode: Mode, align_corners: bool
+    values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
 ) -> tuple[Tensor, Tensor]:
     """Which entries of the table each row is made of, and with what weights.
 
+    A padding row is the only row of a grid of one by one: it takes the middle of the table, or with `align_corners` its
+    first entry.
+
     Args:
-        position: Row and column of each row in its grid, int64 `[rows]` each.
-        size: Height and width of the grid of each row, int64 `[rows]` each, at least 1.
-        side: The table is `side * side` entries, row by row.
-        mode: `"bilinear"`, four taps.
-        align_corners: True: the corners of grid and table coincide. False: pixel centres do (`+ 0.5`), and taps beyond
-            the border repeat it.
+        values: An item table, int64 `[items, 3 + columns]`.
+        rows: The capacity.
+        side: The position table is `side * side` entries, row by row.
+        mode: `"bilinear"` (4 taps) or `"bicubic"` (16).
+        align_corners: True: the corners of grid and table coincide. False: pixel centres do (`+ 0.5`). Taps beyond the
+            border repeat it.
+        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
 
     Returns:
-        Indices into the table, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`.
-
-    Source: torch.nn.functional.interpolate, in closed form.
+        Indices into the position table, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`.
     """
-    (y0, y1, fy), (x0, x1, fx) = (_axis(p, s, side, align_corners) for p, s in zip(position, size, strict=True))
-    indices = torch.stack([y0 * side + x0, y0 * side + x1, y1 * side + x0, y1 * side + x1], dim=1)
-    weights = torch.stack([(1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx], dim=1)
-    return indices, weights
+    place = coordinates(values, rows, merge)
+    y, y_weights = _axis(place.h, place.height, side, mode, align_corners)
+    x, x_weights = _axis(place.w, place.width, side, mode, align_corners)
+    indices = y[:, :, None] * side + x[:, None, :]
+    return indices.flatten(1), (y_weights[:, :, None] * x_weights[:, None, :]).flatten(1)
 
 
-def _axis(position: Tensor, size: Tensor, side: int, align_corners: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The two neighbours on one axis, and how far the second one counts."""
+def _axis(position: Tensor, size: Tensor, side: int, mode: str, align_corners: bool) -> tuple[Tensor, Tensor]:
+    """The taps on one axis, int64 `[rows, 2 or 4]`, and how much each counts."""
     p = position.float()
     source = p * (side - 1) / (size - 1).clamp(min=1) if align_corners else (p + 0.5) * side / size - 0.5
     floor = source.floor()
-    first = floor.long()
-    return first.clamp(0, side - 1), (first + 1).clamp(0, side - 1), source - floor
+    f = source - floor
+    if mode == "bilinear":
+        weights = {0: 1 - f, 1: f}
+    else:
+        weights = {-1: _far(f + 1), 0: _near(f), 1: _near(1 - f), 2: _far(2 - f)}
+    taps = torch.stack([(floor.long() + step).clamp(0, side - 1) for step in weights], dim=1)
+    return taps, torch.stack(list(weights.values()), dim=1)
 
 
-def interpolate(table: Tensor, indices: Tensor, weights: Tensor, accum_dtype: torch.dtype) -> Tensor:
-    """Weighted sums of table entries, one tap after the other, so that no `[rows, taps, dim]` temporary is made.
+def _near(d: Tensor) -> Tensor:
+    """Keys' kernel at a distance of at most 1."""
+    return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+
+
+def _far(d: Tensor) -> Tensor:
+    """Keys' kernel at a distance from 1 to 2."""
+    return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
+
+
+def interpolate(
+    entries: Tensor,
+    values: Tensor,
+    rows: int,
+    mode: str,
+    align_corners: bool,
+    merge: int,
+    accum_dtype: torch.dtype,
+    add: Tensor | None = None,
+) -> Tensor:
+    """The position table resampled to the grid of each item, and added to `add`.
+
+    One tap after the other, so that no `[rows, taps, dim]` temporary is made.
 
     Args:
-        table: `[entries, dim]`.
-        indices: int64 `[rows, taps]`.
-        weights: float32 `[rows, taps]`.
+        entries: The position table, `[side * side, dim]`, row by row.
+        values: An item table, int64 `[items, 3 + columns]`.
+        rows: The capacity.
+        mode: As in `interpolation_taps`, and so are the next two.
+        align_corners: See there.
+        merge: See there.
         accum_dtype: The dtype of weights, products and sums. float32 is exact; the table's own dtype repeats what
             transformers before 5.9 and vLLM do.
+        add: `[rows, dim]`, or `None`. What it holds in a row reaches that row alone.
 
     Returns:
-        `[rows, dim]` in the dtype of the table.
+        `[rows, dim]` in the dtype of the table; with `add`, `add + ` that.
     """
+    indices, weights = interpolation_taps(values, rows, math.isqrt(entries.shape[0]), mode, align_corners, merge)
     weights = weights.to(accum_dtype)
-    total = table[indices[:, 0]].to(accum_dtype) * weights[:, :1]
+    total = entries[indices[:, 0]].to(accum_dtype) * weights[:, :1]
     for tap in range(1, indices.shape[1]):
-        total = total + table[indices[:, tap]].to(accum_dtype) * weights[:, tap : tap + 1]
-    return total.to(table.dtype)
+        total = total + entries[indices[:, tap]].to(accum_dtype) * weights[:, tap : tap + 1]
+    resampled = total.to(entries.dtype)
+    return resampled if add is None else add + resampled

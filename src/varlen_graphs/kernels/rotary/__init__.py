@@ -1,1 +1,1 @@
-"""Rotary position embedding: the table of angles, and its application."""
+"""The application of rotary position embedding."""

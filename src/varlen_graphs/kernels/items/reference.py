@@ -1,0 +1,79 @@
+"""From a row back to its item, in plain torch operations: the specification.
+
+`values` is an item table, int64 `[items, 3 + columns]`: `(t, h, w, *columns)`, zeros where there is no item.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowItems(NamedTuple):
+    """Which item each row belongs to.
+
+    Attributes:
+        item: int64 `[rows]`; a valid but arbitrary index in padding.
+        within: How many rows of the same item come before, int64 `[rows]`; 0 in padding.
+        active: Whether a row belongs to an item, bool `[rows]`.
+    """
+
+    item: Tensor
+    within: Tensor
+    active: Tensor
+
+
+class Coordinates(NamedTuple):
+    """Where each row lies in the grid of its item, and how large that is. All int64 `[rows]`.
+
+    A padding row is the only row of a grid of one by one: its positions are 0 and its sizes 1.
+
+    Attributes:
+        t: Frame.
+        h: Place in the frame, from the top.
+        w: Place in the frame, from the left.
+        row: Index in the item.
+        height: Height of the frame.
+        width: Width of the frame.
+    """
+
+    t: Tensor
+    h: Tensor
+    w: Tensor
+    row: Tensor
+    height: Tensor
+    width: Tensor
+
+
+def item_rows(values: Tensor) -> Tensor:
+    """Rows of each item, int64 `[items]`; 0 in padding."""
+    return values[:, 0] * values[:, 1] * values[:, 2]
+
+
+def locate(values: Tensor, rows: int) -> RowItems:
+    """The item of each of `rows` rows."""
+    counts = item_rows(values)
+    ends = counts.cumsum(0)
+    row = torch.arange(rows, device=values.device)
+    item = torch.searchsorted(ends, row, right=True).clamp(max=values.shape[0] - 1)
+    active = row < ends[-1:]
+    return RowItems(item, torch.where(active, row - (ends - counts)[item], 0), active)
+
+
+def coordinates(values: Tensor, rows: int, merge: int) -> Coordinates:
+    """The place of each of `rows` rows.
+
+    Args:
+        values: The item table.
+        rows: How many rows.
+        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
+    """
+    item, within, active = locate(values, rows)
+    height, width = (torch.where(active, values[item, size].clamp(min=1), 1) for size in (1, 2))
+    frame = height * width
+    t, place = within // frame, within % frame
+    blocks = (width // merge).clamp(min=1)
+    block, inner = place // (merge * merge), place % (merge * merge)
+    h = block // blocks * merge + inner // merge
+    w = block % blocks * merge + inner % merge
+    return Coordinates(t, h, w, within, height, width)

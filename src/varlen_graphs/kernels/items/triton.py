@@ -1,0 +1,87 @@
+"""From a row back to its item, as functions for kernels.
+
+Each program finds the items of its rows for itself: it reads the whole table, some KiB that stay in the cache, and
+compares all items with all of its rows. That costs less than a launch. Kernels here run programs of one warp over few
+rows, so that sums over items need no barrier.
+
+Whatever the table holds, positions are at least 0 and sizes at least 1.
+"""
+
+import triton
+import triton.language as tl
+
+ITEMS = tl.constexpr(128)
+"""Items that are compared with rows at a time."""
+
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
+"""How kernels are compiled: without fusing products and sums they round as the operations of the reference do."""
+
+LAST = tl.constexpr(2**31 - 1)
+"""No capacity reaches this many rows, so what is larger may be cut to it, and 32 bits will do."""
+
+
+@triton.jit
+def read_items(values, item_stride, column_stride, items, first):
+    """Sizes `t`, `h`, `w` of the `ITEMS` items from `first`, int64 `[ITEMS]` each; 0 past the end."""
+    item = first + tl.arange(0, ITEMS)
+    there = item < items
+    sizes = values + item * item_stride
+    t = tl.load(sizes, there, 0)
+    h = tl.load(sizes + column_stride, there, 0)
+    w = tl.load(sizes + 2 * column_stride, there, 0)
+    return t, h, w
+
+
+@triton.jit
+def to_int32(x):
+    """What counts rows, int64, in 32 bits."""
+    return tl.minimum(x, LAST).to(tl.int32)
+
+
+@triton.jit
+def locate(row, values, item_stride, column_stride, items):
+    """Index in the item, height and width of the frame of each row, int32 as `row`; 0, 1 and 1 in padding."""
+    start = tl.zeros_like(row)
+    height = tl.zeros_like(row)
+    width = tl.zeros_like(row)
+    total = tl.full([], 0, tl.int64)
+    for first in range(0, items, ITEMS):
+        t, h, w = read_items(values, item_stride, column_stride, items, first)
+        counts = t * h * w
+        ends = total + tl.cumsum(counts, 0)
+        starts = to_int32(ends - counts)[None, :]
+        own = (starts <= row[:, None]) & (row[:, None] < to_int32(ends)[None, :])
+        start += tl.sum(tl.where(own, starts, 0), 1)
+        height += tl.sum(tl.where(own, to_int32(h)[None, :], 0), 1)
+        width += tl.sum(tl.where(own, to_int32(w)[None, :], 0), 1)
+        total += tl.sum(counts, 0)
+    within = tl.where(height > 0, tl.maximum(row - start, 0), 0)
+    return within, tl.maximum(height, 1), tl.maximum(width, 1)
+
+
+@triton.jit
+def grid_position(within, height, width, MERGE: tl.constexpr):
+    """Frame and place in it, `t`, `h`, `w`, int32 as `within`, of the row at index `within` of its item."""
+    frame = to_int32(height.to(tl.int64) * width)
+    t = within // frame
+    place = within - t * frame
+    blocks = tl.maximum(width // MERGE, 1)
+    block = place // (MERGE * MERGE)
+    inner = place - block * (MERGE * MERGE)
+    block_row = block // blocks
+    h = block_row * MERGE + inner // MERGE
+    w = (block - block_row * blocks) * MERGE + inner % MERGE
+    return t, h, w
+
+
+@triton.jit
+def coordinate(AXES: tl.constexpr, AXIS: tl.constexpr, t, h, w, row):
+    """The coordinate that one of several axes names."""
+    if AXES[AXIS] == "t":
+        return t
+    elif AXES[AXIS] == "h":
+        return h
+    elif AXES[AXIS] == "w":
+        return w
+    else:
+        return row

@@ -1,0 +1,1 @@
+"""The cosines and sines of rotary position embedding."""
