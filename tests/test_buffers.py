@@ -17,6 +17,7 @@ from tests.towers import qwen3_vl_tower
 from varlen_graphs.kernels.rotary.reference import apply_rotary
 
 ORDERS = st.sampled_from(["raster", "merge_block"])
+MODES = st.sampled_from(["bilinear", "bicubic"])
 
 
 @given(strategies.tables(merge=2), ORDERS)
@@ -71,30 +72,81 @@ def test_rotation_equals_the_product_of_complex_numbers():
     torch.testing.assert_close(apply_rotary(x, wide.cos(), wide.sin()), expected)
 
 
-@given(strategies.tables(merge=2), st.booleans(), ORDERS, st.sampled_from([1, 4, 7]))
-def test_interpolation_equals_that_of_torch(case, align_corners, order, side):
+def resampled(entries, items, order, resample):
+    """The rows that `resample(image, height, width)`, `[1, dim, height, width]`, gives for each item."""
+    side, dim = math.isqrt(len(entries)), entries.shape[1]
+    image = entries.T.reshape(1, dim, side, side)
+    for t, h, w in items:
+        grid = resample(image, h, w)[0].permute(1, 2, 0)
+        if order == "merge_block":
+            grid = grid.reshape(h // 2, 2, w // 2, 2, dim).transpose(1, 2)
+        yield grid.reshape(1, h * w, dim).expand(t, -1, -1).flatten(0, 1)
+
+
+@given(strategies.tables(merge=2), MODES, st.booleans(), ORDERS, st.sampled_from([1, 4, 7, 24]))
+def test_interpolation_equals_that_of_torch(case, mode, align_corners, order, side):
     items, table = case
     entries = torch.randn(side * side, 5)
-    got = vg.Interpolation(table=entries, align_corners=align_corners, order=order).produce(table, None)
-    start = 0
-    for t, h, w in items:
-        image = entries.T.reshape(1, 5, side, side)
-        grid = F.interpolate(image, (h, w), mode="bilinear", align_corners=align_corners)[0].permute(1, 2, 0)
-        if order == "merge_block":
-            grid = grid.reshape(h // 2, 2, w // 2, 2, 5).transpose(1, 2)
-        expected = grid.reshape(1, h * w, 5).expand(t, -1, -1).flatten(0, 1)
-        torch.testing.assert_close(got[start : start + len(expected)], expected, rtol=0, atol=2e-5)
-        start += len(expected)
-    assert got.isfinite().all()
+    got = vg.Interpolation(table=entries, mode=mode, align_corners=align_corners, order=order).produce(table, None)
+    expected = torch.cat(
+        list(
+            resampled(
+                entries,
+                items,
+                order,
+                lambda image, h, w: F.interpolate(image, (h, w), mode=mode, align_corners=align_corners),
+            )
+        )
+    )
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-5)
+    at_rest = (
+        entries[0] if align_corners else F.interpolate(entries.T.reshape(1, 5, side, side), 1, mode=mode).flatten()
+    )
+    torch.testing.assert_close(got[len(expected) :], at_rest.expand(len(got) - len(expected), -1), rtol=0, atol=2e-5)
 
 
-@given(strategies.tables(merge=2), st.booleans(), ORDERS)
-def test_interpolation_indices_and_weights_equal_those_of_transformers(case, align_corners, order):
+@given(strategies.tables(merge=2), MODES, ORDERS)
+def test_interpolation_equals_sampling_at_the_centres_of_patches(case, mode, order):
+    """As GLM-4.1V samples: the coordinates of half pixels, with the border repeated."""
+
+    def sample(image, h, w):
+        y, x = ((torch.arange(n) + 0.5) / n * 2 - 1 for n in (h, w))
+        at = torch.stack([x.expand(h, w), y[:, None].expand(h, w)], dim=-1)
+        return F.grid_sample(image, at[None], mode=mode, align_corners=False, padding_mode="border")
+
+    items, table = case
+    entries = torch.randn(576, 5)
+    expected = torch.cat(list(resampled(entries, items, order, sample)))
+    got = vg.interpolate_positions(entries, table, mode=mode, order=order)
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-5)
+
+
+@given(strategies.tables(merge=2), MODES, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_interpolation_adds_what_is_already_there(case, mode, dtype):
+    items, table = case
+    entries, rows = torch.randn(49, 5).to(dtype), torch.randn(table.budget.rows, 5).to(dtype)
+    active = sum(t * h * w for t, h, w in items)
+    rows[active:] = torch.nan
+    got = vg.interpolate_positions(entries, table, mode=mode, add=rows)
+    assert torch.equal(got[:active], (rows + vg.interpolate_positions(entries, table, mode=mode))[:active])
+    assert got[active:].isnan().all()
+
+
+def test_what_is_added_has_the_shape_of_the_result():
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    with pytest.raises(
+        vg.InputError, match=re.escape("add is [4, 3]: expected [rows, dim] = [8, 3], with as many rows")
+    ):
+        vg.interpolate_positions(torch.randn(9, 3), table, add=torch.randn(4, 3))
+
+
+@given(strategies.tables(merge=2), MODES, st.booleans(), ORDERS)
+def test_interpolation_indices_and_weights_equal_those_of_transformers(case, mode, align_corners, order):
     items, table = case
     indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-        torch.tensor(items), 8, align_corners=align_corners, spatial_merge_size=2 if order == "merge_block" else 1
+        torch.tensor(items), 8, mode, align_corners, spatial_merge_size=2 if order == "merge_block" else 1
     )
-    options = {"entries": 64, "align_corners": align_corners, "order": order}
+    options = {"entries": 64, "mode": mode, "align_corners": align_corners, "order": order}
     got_indices = vg.InterpolationIndices(**options).produce(table, None)
     got_weights = vg.InterpolationWeights(**options).produce(table, None)
     entries = torch.randn(64, 3)  # at a border two taps may swap their zero weight: compare what they select

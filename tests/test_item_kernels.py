@@ -1,0 +1,166 @@
+"""The kernels that read the item table against their references: in Triton's interpreter, or on a GPU where there is one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
+from varlen_graphs.kernels.cu_seqlens import triton as cu_seqlens_triton
+from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
+from varlen_graphs.kernels.interpolation import reference as interpolation_reference
+from varlen_graphs.kernels.interpolation import triton as interpolation_triton
+from varlen_graphs.kernels.interpolation.op import interpolate, interpolation_taps
+from varlen_graphs.kernels.positions import reference as positions_reference
+from varlen_graphs.kernels.positions import triton as positions_triton
+from varlen_graphs.kernels.positions.op import positions
+from varlen_graphs.kernels.rotary_table import reference as rotary_reference
+from varlen_graphs.kernels.rotary_table import triton as rotary_triton
+from varlen_graphs.kernels.rotary_table.op import rotary_table
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+MODES = ["bilinear", "bicubic"]
+
+
+@st.composite
+def item_tables(draw):
+    """An item table as an arena slices it, with extra columns and padding anywhere at its end, and some capacity."""
+    side = st.integers(1, 3).map(lambda n: 2 * n)
+    items = draw(st.lists(st.tuples(st.integers(1, 3), side, side), max_size=3))
+    arena = torch.full((len(items) + draw(st.integers(0 if items else 1, 2)) + 1, 5), 7)
+    table = arena[: len(arena) - 1, : draw(st.integers(3, 5))]
+    table[:, :3] = 0
+    for index, item in enumerate(items):
+        table[index, :3] = torch.tensor(item)
+    rows = sum(t * h * w for t, h, w in items)
+    return table.to(DEVICE), max(1, rows + draw(st.integers(0, 9)))
+
+
+small = settings(max_examples=12)
+
+
+@small
+@given(item_tables(), st.integers(0, 20), st.booleans())
+def test_cu_seqlens(case, spare, by_frame):
+    table, _ = case
+    segments = int(table[:, 0].sum()) + spare if by_frame else len(table) + spare
+    got = cu_seqlens_triton.cu_seqlens(table, segments, by_frame)
+    assert got.dtype == torch.int32
+    assert torch.equal(got, cu_seqlens_reference.cu_seqlens(table, segments, by_frame))
+
+
+@small
+@given(item_tables(), st.sampled_from(["h w", "t h w", "row", "w row t"]), st.sampled_from([1, 2]))
+def test_positions(case, axes, merge):
+    table, rows = case
+    got = positions_triton.positions(table, rows, axes, merge)
+    assert torch.equal(got, positions_reference.positions(table, rows, axes, merge))
+
+
+@small
+@given(
+    item_tables(),
+    st.sampled_from(["h w", "row", "t h w"]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 3, 8]),
+    st.data(),
+)
+def test_rotary_table(case, axes, merge, frequencies, data):
+    table, rows = case
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
+    inv_freq = (torch.rand(frequencies, device=DEVICE) * 10).to(dtype)
+    got = rotary_triton.rotary_table(table, rows, inv_freq, axes, merge)
+    expected = rotary_reference.rotary_table(table, rows, inv_freq, axes, merge)
+    active = int(table[:, :3].prod(1).sum())
+    for a, b, at_rest in zip(got, expected, (1, 0), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=3e-7)
+        assert (a[active:] == at_rest).all()
+
+
+@small
+@given(item_tables(), st.sampled_from(MODES), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 5]))
+def test_interpolation_taps(case, mode, align_corners, merge, side):
+    table, rows = case
+    got = interpolation_triton.interpolation_taps(table, rows, side, mode, align_corners, merge)
+    expected = interpolation_reference.interpolation_taps(table, rows, side, mode, align_corners, merge)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "dtype", "accum_dtype", "added", "merge", "side", "dim"),
+    [
+        ("bilinear", torch.float32, torch.float32, True, 2, 5, 130),
+        ("bilinear", torch.float16, torch.float32, True, 1, 1, 5),
+        ("bilinear", torch.float16, torch.float16, False, 2, 7, 72),
+        ("bilinear", torch.float64, torch.float64, True, 1, 2, 5),
+        ("bicubic", torch.float32, torch.float32, False, 1, 5, 5),
+        ("bicubic", torch.float16, torch.float32, True, 2, 2, 72),
+        ("bicubic", torch.float16, torch.float16, True, 1, 7, 5),
+    ],
+    ids=str,
+)
+def test_interpolation(mode, dtype, accum_dtype, added, merge, side, dim, align_corners):
+    """The interpreter rounds bfloat16 down; tests on the GPU have it."""
+    table = torch.tensor([[1, 2, 4], [2, 2, 2], [0, 0, 0]], device=DEVICE)
+    entries = torch.randn(side * side, dim, device=DEVICE).to(dtype)
+    add = torch.randn(17, dim, device=DEVICE).to(dtype) if added else None
+    arguments = (entries, table, 17, mode, align_corners, merge, accum_dtype, add)
+    got, expected = interpolation_triton.interpolate(*arguments), interpolation_reference.interpolate(*arguments)
+    assert got.dtype == expected.dtype
+    assert torch.equal(got, expected)
+
+
+def test_what_padding_rows_hold_stays_there():
+    table = torch.tensor([[1, 2, 2], [0, 0, 0]], device=DEVICE)
+    add = torch.full((7, 3), torch.nan, device=DEVICE)
+    add[:4] = 1
+    got = interpolation_triton.interpolate(
+        torch.zeros(9, 3, device=DEVICE), table, 7, "bicubic", False, 1, torch.float32, add
+    )
+    assert (got[:4] == 1).all()
+    assert got[4:].isnan().all()
+
+
+def test_a_sum_has_the_dtype_torch_gives_it():
+    table = torch.tensor([[1, 2, 2]], device=DEVICE)
+    entries, add = torch.randn(4, 3, device=DEVICE).half(), torch.randn(4, 3, device=DEVICE)
+    arguments = (entries, table, 4, "bilinear", True, 1, torch.float32, add)
+    got = interpolation_triton.interpolate(*arguments)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, interpolation_reference.interpolate(*arguments))
+
+
+def test_a_table_of_more_items_than_are_compared_at_a_time():
+    table = torch.zeros(300, 3, dtype=torch.int64, device=DEVICE)
+    table[:200] = torch.tensor([1, 1, 1])
+    table[200:290, 0] = 1
+    table[200:290, 1:] = torch.tensor([1, 2])
+    assert torch.equal(
+        positions_triton.positions(table, 400, "h w row", 1), positions_reference.positions(table, 400, "h w row", 1)
+    )
+    assert torch.equal(
+        cu_seqlens_triton.cu_seqlens(table, 310, True), cu_seqlens_reference.cu_seqlens(table, 310, True)
+    )
+
+
+def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
+    table = torch.tensor([[-3, 5, 7], [2**40, 2**40, 2], [1, -1, -1], [2**62, 1, 3]], device=DEVICE)
+    indices, _ = interpolation_triton.interpolation_taps(table, 64, 5, "bicubic", False, 2)
+    assert ((indices >= 0) & (indices < 25)).all()
+    assert (positions_triton.positions(table, 64, "t h w row", 2) >= 0).all()
+
+
+def test_the_operators_keep_what_they_declare():
+    table = torch.tensor([[1, 2, 4, 9], [2, 2, 2, 9], [0, 0, 0, 0]], device=DEVICE)
+    entries, add = torch.randn(25, 6, device=DEVICE).bfloat16(), torch.randn(20, 6, device=DEVICE)
+    taps = ("bicubic", True, 2)
+    torch.library.opcheck(cu_seqlens, (table, 7, True))
+    torch.library.opcheck(positions, (table, 20, "t h w row", 2))
+    torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2))
+    torch.library.opcheck(interpolation_taps, (table, 20, 5, *taps))
+    torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.float32))
+    torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.bfloat16, add))
