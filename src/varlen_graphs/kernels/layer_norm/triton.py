@@ -31,7 +31,10 @@ def _add_layer_norm(
 
 
 def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference.add_layer_norm` in one launch, one program a row; `dim` up to `MAX_DIM`, last dimensions contiguous."""
+    """`reference.add_layer_norm` in one launch, one program a row.
+
+    `dim` is at most `MAX_DIM`, and the last dimensions are contiguous.
+    """
     rows, dim = x.shape
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))
     if rows:
