@@ -5,6 +5,7 @@ Importing this package imports neither triton nor transformers.
 
 from varlen_graphs import recipes
 from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
+from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.budgets import Budget, Ladder
 from varlen_graphs.buffers import (
     AttentionSchedule,
@@ -30,12 +31,14 @@ from varlen_graphs.errors import (
     LayoutError,
     SpecError,
     StaleGraphError,
+    StaleOutputError,
     VarlenGraphsError,
 )
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.outputs import Items, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
 
@@ -43,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionSchedule",
+    "Borrowed",
     "Budget",
     "BudgetError",
     "Buffer",
@@ -73,7 +77,9 @@ __all__ = [
     "RowPositions",
     "Rows",
     "SpecError",
+    "Stage",
     "StaleGraphError",
+    "StaleOutputError",
     "Stats",
     "TileSchedule",
     "VarlenGraphsError",

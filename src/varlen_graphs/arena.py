@@ -1,7 +1,10 @@
-"""The static memory of an encoder: what graphs read, and where their outputs lie."""
+"""The static memory that graphs read."""
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +13,8 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.layout import Layout, sample_layout
-from varlen_graphs.packing import Pack
+from varlen_graphs.packing import Span
+from varlen_graphs.ring import Ring
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
@@ -35,8 +39,12 @@ class Arena:
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
-        self._padding = torch.tensor([(0, 0, 0, *(column.pad for column in spec.layout.columns))] * most_items)
-        self.table = self._padding.to(device, copy=True)
+        padding = (0, 0, 0, *(column.pad for column in spec.layout.columns))
+        self._width = len(padding)
+        self._padding = array("q", padding * most_items)
+        self._ring = Ring(len(self._padding), device)
+        self.table = torch.tensor([padding] * most_items, device=device)
+        self._flat = self.table.view(-1)
         self._host = {
             buffer.name: torch.zeros(
                 max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
@@ -72,22 +80,47 @@ class Arena:
             host[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
         return self.rows[: budget.rows], ItemTable(self.table[: budget.items], budget, self._spec.layout), host
 
-    def load(self, rows: Tensor, layout: Layout, pack: Pack, budget: Budget) -> None:
-        """Copy the rows and items of one replay in. Queued on the current stream; no sync.
+    def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]]) -> None:
+        """Copy the rows of one replay in, one copy a span. Queued on the current stream; no sync.
 
         Floating rows are cast to the dtype of the arena.
         """
-        active = 0
-        for there, here in pack.spans(layout):
-            active = here.row + here.rows
-            self.rows[here.row : active].copy_(rows[there.row : there.row + there.rows], non_blocking=True)
+        for there, here in spans:
+            part = rows if there.rows == rows.shape[0] else rows[there.row : there.row + there.rows]
+            self.rows[here.row : here.row + here.rows].copy_(part, non_blocking=True)
+
+    def load_layout(self, layout: Layout, budget: Budget) -> None:
+        """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
+
+        The padding of integer rows is written too.
+        """
+        self._pad_rows(layout.total, budget)
+        self._load_items(layout, budget)
+        for buffer in self._spec.host_buffers:
+            value = buffer.compute(layout, budget).flatten()
+            static = self._host[buffer.name][: len(value)]
+            # Torch's allocator reuses a pinned block only after the copy from it.
+            static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
+
+    def load_table(self, description: Mapping[str, Any], items: int, active: int, budget: Budget) -> None:
+        """Copy the items of one replay in from tensors on the device, unchecked and unpadded. No sync.
+
+        Args:
+            description: The layout argument and the columns, by name.
+            items: How many items there are.
+            active: How many rows came with them.
+            budget: What the replay can hold.
+        """
+        table = self.table[:items]
+        self._spec.layout.write(description[self._spec.layout.name], table)
+        for at, column in enumerate(self._spec.layout.columns, start=3):
+            table[:, at].copy_(description[column.name])
+        self._pad_rows(active, budget)
+
+    def _pad_rows(self, active: int, budget: Budget) -> None:
+        """Write the declared pad past the active rows, if they are integers."""
         if not self.rows.is_floating_point():
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
-        packed = pack.layout(layout)
-        self._load_items(packed, budget)
-        for buffer in self._spec.host_buffers:
-            static = self._host[buffer.name][: math.prod(buffer.capacity(budget))]
-            self._upload(buffer.compute(packed, budget).flatten(), static)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """One item without padding, of some 64 rows and of twice as many; host buffers hold their pads."""
@@ -114,13 +147,7 @@ class Arena:
             self._host[buffer.name].fill_(buffer.pad)
 
     def _load_items(self, layout: Layout, budget: Budget) -> None:
-        items = self._padding[: budget.items].clone()
-        items[: len(layout)] = torch.tensor(layout.items)
-        self._upload(items, self.table[: budget.items])
-
-    @staticmethod
-    def _upload(value: Tensor, static: Tensor) -> None:
-        """Copy from the host without waiting: torch's allocator reuses a pinned block only after the copy from it."""
-        if static.is_cuda:
-            value = value.pin_memory()
-        static.copy_(value, non_blocking=True)
+        size = budget.items * self._width
+        values = array("q", chain.from_iterable(layout.items))
+        values += self._padding[len(values) : size]
+        self._ring.upload(values, self._flat[:size])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.layout import Layout, parse_column
 from varlen_graphs.spec import BufferSpec
 
 StaticKey = tuple[tuple[str, Any], ...]
@@ -28,23 +27,28 @@ OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "retur
 """Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
-    """One call, understood.
+    """One call, its arguments sorted.
 
     Attributes:
         rows: The packed rows `[rows, ...]`.
-        layout: The items.
+        description: What describes the items, as it came: the layout argument and the columns, by name.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
         original: All arguments as they came, by name.
         beyond: Why only the original module can answer this call, if so.
     """
 
     rows: Tensor
-    layout: Layout
+    description: dict[str, Any]
     statics: dict[str, Any]
     original: dict[str, Any]
     beyond: str | None
+
+    @property
+    def items(self) -> int:
+        """How many items there are, of a description by tensors."""
+        return len(next(iter(self.description.values())))
 
 
 class Signature:
@@ -84,6 +88,7 @@ class Signature:
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
+        self._describing = [spec.layout.name, *columns]
         ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._required = [
             name
@@ -98,24 +103,19 @@ class Signature:
         return name in self._captured or self._takes_any
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Understand the arguments of a call.
-
-        Costs a copy to the host when the items are described by a tensor on the GPU.
+        """Sort the arguments of a call. Looks at no values, so nothing syncs.
 
         Raises:
             InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
-            LayoutError: Items that make no sense, or that do not match the rows.
         """
         arguments = self._named(args, kwargs)
-        original = arguments.copy()
-        rows = arguments.pop(self._spec.packed.name)
+        rows = arguments[self._spec.packed.name]
         if not isinstance(rows, Tensor):
             raise InputError(f"{self._spec.packed.name} is a {type(rows).__name__}: expected a tensor [rows, ...]")
-        layout = self._layout(arguments)
-        statics, beyond = self.bind_statics(arguments)
         self._check_rows(rows)
-        self._spec.check_layout(layout, rows.shape)
-        return Call(rows, layout, statics, original, beyond)
+        description = {name: arguments[name] for name in self._describing}
+        statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
+        return Call(rows, description, statics, arguments, beyond)
 
     def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Sort arguments that are neither rows nor items.
@@ -184,14 +184,6 @@ class Signature:
                     + (f", and got {others}" if others else "")
                 )
         return arguments
-
-    def _layout(self, arguments: dict[str, Any]) -> Layout:
-        declared = self._spec.layout
-        items: list[tuple[int, ...]] = list(declared.parse(arguments.pop(declared.name)))
-        for column in declared.columns:
-            values = parse_column(column, arguments.pop(column.name), len(items))
-            items = [(*item, value) for item, value in zip(items, values, strict=True)]
-        return Layout(tuple(items))
 
     def _is_default(self, name: str, value: Any) -> bool:
         if name not in self._captured:

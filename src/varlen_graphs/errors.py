@@ -28,5 +28,9 @@ class CaptureError(VarlenGraphsError, RuntimeError):
     """Something in the module cannot be part of a graph."""
 
 
+class StaleOutputError(VarlenGraphsError, RuntimeError):
+    """A borrowed output that a later replay or capture may have overwritten."""
+
+
 class StaleGraphError(VarlenGraphsError, RuntimeError):
     """Memory that captured graphs read was moved or replaced since the capture."""

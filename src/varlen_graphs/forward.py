@@ -24,6 +24,9 @@ class Forward:
         function: What to run in its place, called as `function(module, **arguments)`; `None` is the module itself.
         spec: The declaration.
         signature: Which arguments there are.
+
+    Attributes:
+        spec: As given.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class Forward:
         self._module = module
         self._module_forward = module.forward
         self._function = function
-        self._spec = spec
+        self.spec = spec
         self._signature = signature
 
     @property
@@ -44,14 +47,14 @@ class Forward:
     @property
     def row_dtype(self) -> torch.dtype:
         """The dtype in which the module sees its rows."""
-        if self._spec.packed.dtype is not None:
-            return self._spec.packed.dtype
+        if self.spec.packed.dtype is not None:
+            return self.spec.packed.dtype
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
     def __call__(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
         """Run at the capacity of `table.budget`; returns the module's output, padding included."""
-        spec, takes = self._spec, self._signature.takes
+        spec, takes = self.spec, self._signature.takes
         arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values)
@@ -65,7 +68,7 @@ class Forward:
         Raises:
             SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
         """
-        spec = self._spec
+        spec = self.spec
         budget = spec.exact_budget(layout)
         with torch.no_grad(), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
@@ -76,9 +79,15 @@ class Forward:
             check_extents(flatten(output, spec.outputs), budget)
         return output
 
+    def without_graph(self, call: Call, layout: Layout, *, hooked: bool) -> Any:
+        """Run a call: by the original module where the function in its place would miss something."""
+        if self._signature.original_takes_call and (call.beyond or hooked):
+            return self.original(call)
+        return self.exact(call.rows, layout, call.statics, call.beyond)
+
     def original(self, call: Call) -> Any:
         """Run the module itself with the arguments as they came."""
-        arguments, name = call.original, self._spec.layout.name
+        arguments, name = call.original, self.spec.layout.name
         if not isinstance(arguments[name], Tensor):
             arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The graphs of an encoder for one set of static arguments: one a budget, and the outputs they share."""
+"""The graphs of an encoder for one set of static arguments: one a budget."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,12 +11,10 @@ from tqdm import tqdm
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import Backend, Graph
-from varlen_graphs.capture.memory import ReadMemory, poison
+from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.backends import measuring
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Declared, Extent, Parts, check_extents, flatten
-from varlen_graphs.packing import Pack
+from varlen_graphs.outputs import Declared, Parts, check_extents, flatten
 from varlen_graphs.table import ItemTable
 
 BoundForward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
@@ -26,8 +24,8 @@ BoundForward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
 class Graphs:
     """Captures a forward once a budget, largest first, and replays it.
 
-    Static outputs are prefixes of one arena: the last operations of each graph copy into it, so that the outputs of a
-    budget need not be kept apart from the memory that other budgets' graphs use.
+    Outputs stay where each graph computes them, in memory that the other graphs of the pool use too: they are to be
+    copied out before the next replay.
 
     Args:
         declared: What the forward's output is.
@@ -37,16 +35,18 @@ class Graphs:
         backend: How.
 
     Attributes:
+        arena: As given.
+        extents: What each tensor of the output is.
         rebuild: Puts tensors in the places of the output, in a new object.
     """
 
     def __init__(
         self, declared: Declared, arena: Arena, budgets: Sequence[Budget], forward: BoundForward, backend: Backend
     ) -> None:
-        self._arena = arena
+        self.arena = arena
         self._graphs: dict[Budget, Graph] = {}
         memory = ReadMemory(arena.rows.device, "the module")
-        outputs = None
+        form = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
             check_extents(flatten(forward(*probe), declared), probe[1].budget)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
@@ -56,37 +56,32 @@ class Graphs:
                 warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
             with memory:
                 parts = warm_up()
-            if outputs is None:
-                outputs = _Outputs(parts, budgets)
-            outputs.check_constants(parts)
+            if form is None:
+                form = _Form(parts)
+            form.check(parts)
             del parts
             memory.hold_state()
-            run = partial(_run, forward, arena, declared, budget, outputs)
+            run = partial(_run, forward, arena, declared, budget)
             self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
-        assert outputs is not None  # noqa: S101 - there is at least one budget
+        assert form is not None  # noqa: S101 - there is at least one budget
         self._held = [*memory.held.values()]
-        self._outputs = outputs
-        self.rebuild = outputs.rebuild
+        self.extents = form.extents
+        self.rebuild = form.rebuild
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(self, rows: Tensor, layout: Layout, pack: Pack, budget: Budget) -> list[tuple[Tensor, Extent]]:
-        """Replay one pack; its outputs stay valid until the next replay in the pool."""
-        self._arena.load(rows, layout, pack, budget)
-        self._graphs[budget].replay()
-        return list(zip(self._outputs.statics, self._outputs.extents, strict=True))
-
-    def poison(self) -> None:
-        """Overwrite the outputs with NaN."""
-        for static in self._outputs.statics:
-            poison(static)
+    def replay(self, budget: Budget) -> list[Tensor]:
+        """Replay what the arena holds; the outputs, padding included, stay valid until the next replay in the pool."""
+        graph = self._graphs[budget]
+        graph.replay()
+        return graph.outputs
 
 
-class _Outputs:
-    """The static outputs of all budgets, allocated by what the largest budget gave."""
+class _Form:
+    """What the outputs of all budgets have in common, by what the largest budget gave."""
 
-    def __init__(self, parts: Parts, budgets: Sequence[Budget]) -> None:
+    def __init__(self, parts: Parts) -> None:
         if not parts.tensors:
             raise SpecError("the module returned no tensor: expected at least one")
         try:
@@ -95,23 +90,28 @@ class _Outputs:
             raise SpecError(f"the module's output cannot be made anew from its parts: {error}") from error
         self.rebuild = parts.rebuild
         self.extents = parts.extents
-        self.constants = parts.constants
-        self.statics = [
-            torch.zeros(
-                (max(extent.capacity(budget) for budget in budgets), *tensor.shape[1:]),
-                dtype=tensor.dtype,
-                device=tensor.device,
-            )
-            for tensor, extent in zip(parts.tensors, parts.extents, strict=True)
-        ]
+        self._constants = parts.constants
+        self._entries = _entries(parts)
 
-    def check_constants(self, parts: Parts) -> None:
-        """Whether the Python values in the output are those of every budget: a replay would give them for any call."""
-        if repr(parts.constants) != repr(self.constants):
+    def check(self, parts: Parts) -> None:
+        """Whether the output at a budget is that of every budget, but for the number of entries.
+
+        A replay gives the Python values in it for any call.
+        """
+        if repr(parts.constants) != repr(self._constants):
             raise SpecError(
-                f"the output holds Python values that depend on the budget, {self.constants} and {parts.constants}: a "
+                f"the output holds Python values that depend on the budget, {self._constants} and {parts.constants}: a "
                 "graph would freeze them; leave them out, or compute them from the layout outside of the module"
             )
+        if _entries(parts) != self._entries:
+            raise SpecError(
+                f"the entries of the outputs depend on the budget: {self._entries} and {_entries(parts)}; expected one "
+                "shape and dtype for all budgets, so return what does not grow with the budget"
+            )
+
+
+def _entries(parts: Parts) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape[1:], tensor.dtype) for tensor in parts.tensors]
 
 
 def _run_parts(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
@@ -121,8 +121,7 @@ def _run_parts(forward: BoundForward, arena: Arena, declared: Declared, budget: 
     return parts
 
 
-def _run(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget, outputs: _Outputs) -> None:
-    """What is captured: the forward at a budget, and the copies of its outputs to where callers find them."""
+def _run(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget) -> list[Tensor]:
+    """What is captured: the forward at a budget, and where its outputs are."""
     parts = _run_parts(forward, arena, declared, budget)
-    for tensor, static in zip(parts.tensors, outputs.statics, strict=True):
-        static[: tensor.shape[0]].copy_(tensor)
+    return [tensor.detach().resolve_conj().resolve_neg() for tensor in parts.tensors]

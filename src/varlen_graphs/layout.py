@@ -34,7 +34,12 @@ class Layout:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Rows of each item, `t * h * w`."""
-        return tuple(item[0] * item[1] * item[2] for item in self.items)
+        return tuple([item[0] * item[1] * item[2] for item in self.items])
+
+    @cached_property
+    def total(self) -> int:
+        """Rows of all items."""
+        return sum(self.rows)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -86,8 +91,11 @@ class GridTHW:
         Raises:
             LayoutError: Not `[items, 3]` integers, no items, a size below 1, or a side that `merge` does not divide.
         """
+        entries = _integers(self.name, value, "[items, 3] of (t, h, w)")
+        if all(map(self._plain, entries)):
+            return list(map(tuple, entries))
         items = []
-        for index, entry in enumerate(_integers(self.name, value, "[items, 3] of (t, h, w)")):
+        for index, entry in enumerate(entries):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
                 raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected three integers (t, h, w)")
             t, h, w = (_positive(f"{self.name}[{index}]", side, entry) for side in entry)
@@ -99,9 +107,26 @@ class GridTHW:
             items.append((t, h, w))
         return items
 
+    def _plain(self, entry: Any) -> bool:
+        """Whether an entry is beyond doubt; any other is looked at more closely."""
+        if type(entry) not in (list, tuple) or len(entry) != 3:
+            return False
+        t, h, w = entry
+        if not type(t) is type(h) is type(w) is int or t > INT64_MAX or h > INT64_MAX or w > INT64_MAX:
+            return False
+        return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
+
     def argument(self, values: Tensor) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items, 3]`."""
         return values[:, :3]
+
+    def is_table(self, value: Any) -> bool:
+        """Whether `value` is a tensor of integers `[items, 3]`."""
+        return is_integers(value, 2) and value.shape[1] == 3
+
+    def write(self, value: Tensor, values: Tensor) -> None:
+        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        values[:, :3].copy_(value)
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,15 @@ class Lengths:
         """What the module gets of the values of an item table: int64 `[items]`."""
         return values[:, 2]
 
+    def is_table(self, value: Any) -> bool:
+        """Whether `value` is a tensor of integers `[items]`."""
+        return is_integers(value, 1)
+
+    def write(self, value: Tensor, values: Tensor) -> None:
+        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        values[:, :2].fill_(1)
+        values[:, 2].copy_(value)
+
 
 LayoutArgument = GridTHW | Lengths
 
@@ -157,6 +191,16 @@ def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
     count = min(count, budget.rows // rows)
     pads = tuple(column.pad for column in layout.columns)
     return Layout(((1, layout.merge, rows // layout.merge, *pads),) * count)
+
+
+def is_integers(value: Any, dims: int) -> bool:
+    """Whether `value` is a tensor of integers with so many dimensions, and not empty."""
+    return (
+        isinstance(value, Tensor)
+        and value.dim() == dims
+        and len(value) > 0
+        and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    )
 
 
 def parse_column(column: Column, value: Any, items: int) -> list[int]:

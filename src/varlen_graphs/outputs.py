@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -155,7 +156,8 @@ def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if dataclasses.is_dataclass(part):
         fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
         makes = _visit_fields(fields, declared, path, parts)
-        return lambda tensors: kind(**{name: make(tensors) for name, make in makes.items()})
+        construct = _constructor(kind, fields)
+        return lambda tensors: construct({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, Mapping):
         makes = _visit_fields(part, declared, path, parts)
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
@@ -171,6 +173,31 @@ def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
         f"{path} is a {kind.__name__}, which may hide tensors: expected tensors, Python values, and tuples, lists, "
         "mappings and dataclasses of them; return one of these, or pass forward= with a function that does"
     )
+
+
+def _constructor(kind: type, fields: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """How to make a dataclass from its fields.
+
+    That of a `ModelOutput`, a dataclass that is an ordered dict too, takes longer than several launches. What it makes
+    of these fields is looked at once: if it keeps each as an attribute, and as an entry unless it is `None`, so does
+    this.
+    """
+    if not issubclass(kind, OrderedDict):
+        return lambda values: kind(**values)
+    entries = [name for name, value in fields.items() if value is not None]
+    made = kind(**fields)
+    plain = list(vars(made)) == list(fields) and all(vars(made)[name] is value for name, value in fields.items())
+    if not plain or list(made) != entries or any(made[name] is not fields[name] for name in entries):
+        return lambda values: kind(**values)
+
+    def construct(values: dict[str, Any]) -> Any:
+        made = kind.__new__(kind)
+        vars(made).update(values)
+        for name in entries:
+            OrderedDict.__setitem__(made, name, values[name])
+        return made
+
+    return construct
 
 
 def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: str, parts: Parts) -> dict[str, Rebuild]:

@@ -1,7 +1,7 @@
 """Items into replays: which items share a budget, and which rows go where."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -63,14 +63,20 @@ class Pack:
     """
 
     budget: Budget | None
-    items: tuple[int, ...]
+    items: Sequence[int]
 
     def layout(self, layout: Layout) -> Layout:
         """The items of this replay, out of those of the call."""
+        if len(self.items) == len(layout):
+            return layout
         return Layout(tuple(layout.items[i] for i in self.items))
 
-    def spans(self, layout: Layout) -> Iterator[tuple[Span, Span]]:
+    def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
+        if len(self.items) == len(layout):
+            everything = Span(0, layout.total, 0, len(layout))
+            return [(everything, everything)]
+        spans = []
         starts = list(accumulate(layout.rows, initial=0))
         row = item = 0
         while item < len(self.items):
@@ -79,9 +85,10 @@ class Pack:
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            yield Span(starts[first], rows, first, count), Span(row, rows, item, count)
+            spans.append((Span(starts[first], rows, first, count), Span(row, rows, item, count)))
             row += rows
             item += count
+        return spans
 
 
 def cost(budget: Budget) -> int:
@@ -107,13 +114,21 @@ def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
     Returns:
         Packs in the order of their first items. A pack without a budget holds one item that fits none.
     """
-    one = smallest(reduce(Load.add, demands, Load()), budgets)
-    if one is not None and (len(demands) == 1 or cost(one) <= sum(demand.rows for demand in demands) + 2 * REPLAY_COST):
-        return [Pack(one, tuple(range(len(demands))))]  # two replays cost at least their rows and twice a replay
+    one = single(reduce(Load.add, demands, Load()), budgets)
+    if one is not None:
+        return [Pack(one, tuple(range(len(demands))))]
     fitting = [i for i, demand in enumerate(demands) if smallest(Load().add(demand), budgets)]
     packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
     packs += _Packer(demands, budgets).pack(fitting)
     return sorted(packs, key=lambda pack: pack.items[0])
+
+
+def single(load: Load, budgets: Sequence[Budget]) -> Budget | None:
+    """The budget of one replay of everything, where no split could cost less."""
+    one = smallest(load, budgets)
+    if one is None or (load.items > 1 and cost(one) > load.rows + 2 * REPLAY_COST):
+        return None  # two replays cost at least their rows and twice a replay
+    return one
 
 
 def smallest(load: Load, budgets: Sequence[Budget]) -> Budget | None:

@@ -1,18 +1,19 @@
 """The declaration of a module: which argument holds the rows, which describes the items, what follows from them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
-from varlen_graphs.layout import Layout, LayoutArgument, Per, segments_of
+from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
 from varlen_graphs.outputs import Declared, Rows, extents
-from varlen_graphs.packing import Demand
+from varlen_graphs.packing import Demand, Load
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class BufferSpec:
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
 
-    @property
+    @cached_property
     def packed(self) -> PackedRows:
         """The rows, as a `PackedRows`."""
         return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
 
-    @property
+    @cached_property
     def host_buffers(self) -> list[HostBuffer]:
         """The buffers that the host computes for each replay."""
         return [buffer for buffer in self.buffers if isinstance(buffer, HostBuffer)]
@@ -91,7 +92,7 @@ class BufferSpec:
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
         return kinds
 
-    @property
+    @cached_property
     def row_multiple(self) -> int:
         """What the rows of every budget must be divisible by."""
         ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows)]
@@ -106,32 +107,80 @@ class BufferSpec:
             longest=max((length for _, length in kinds), default=0),
         )
 
+    def load(self, layout: Layout) -> Load:
+        """What all items together need of a budget: the sum of their demands."""
+        frames, whole = self.segment_kinds
+        segments = longest = 0
+        if whole:
+            segments, longest = len(layout), max(layout.rows)
+        if frames:  # an item has no fewer segments than one, and no frame is longer than its item
+            segments = sum([item[0] for item in layout.items])
+            longest = longest or max([item[1] * item[2] for item in layout.items])
+        return Load(layout.total, len(layout), segments, longest)
+
+    @cached_property
+    def segment_kinds(self) -> tuple[bool, bool]:
+        """Whether frames are segments, and whether items are."""
+        return "frame" in self._kinds, bool(self._kinds - {"frame"})
+
+    def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
+        """The most that so many items of together so many rows can need of a budget, whatever they are.
+
+        Args:
+            rows: Rows of all items.
+            items: Items.
+            min_segment_rows: What no segment is shorter than.
+        """
+        frames, whole = self.segment_kinds
+        segments = rows // max(min_segment_rows, self.layout.row_multiple) if frames else items
+        longest = rows - (items - 1) * self.layout.row_multiple
+        return Load(rows, items, segments if frames or whole else 0, longest if frames or whole else 0)
+
+    def is_on(self, description: Mapping[str, Any], device: torch.device) -> bool:
+        """Whether all that describes the items is tensors on `device`, as the item table takes them."""
+        layout = description[self.layout.name]
+        if not self.layout.is_table(layout) or layout.device != device:
+            return False
+        columns = [description[column.name] for column in self.layout.columns]
+        return all(is_integers(c, 1) and len(c) == len(layout) and c.device == device for c in columns)
+
     def exact_budget(self, layout: Layout) -> Budget:
         """The budget without padding that `layout` needs when it runs eager."""
-        demands = [self.demand(item) for item in layout.items]
-        return Budget(
-            rows=sum(demand.rows for demand in demands),
-            items=len(demands),
-            segments=max(1, sum(demand.segments for demand in demands)),
-            max_seqlen=max(1, *(demand.longest for demand in demands)),
-        )
+        load = self.load(layout)
+        return Budget(load.rows, load.items, max(1, load.segments), max(1, load.longest))
 
-    def check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
-        """Whether items and rows belong together.
+    def read_layout(self, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
+        """The items of a call, checked against the shape of its rows. Costs a sync if they are described on a GPU.
+
+        Args:
+            description: The layout argument and the columns, by name.
+            shape: The shape of the rows; empty where there are none yet.
 
         Raises:
-            LayoutError: The items have another number of rows than came, or an item that an output ratio cuts.
+            LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
         """
-        name, total = self.layout.name, sum(layout.rows)
-        if total != shape[0]:
+        items: list[tuple[int, ...]] = list(self.layout.parse(description[self.layout.name]))
+        for column in self.layout.columns:
+            values = parse_column(column, description[column.name], len(items))
+            items = [(*item, value) for item, value in zip(items, values, strict=True)]
+        layout = Layout(tuple(items))
+        self._check_layout(layout, shape)
+        return layout
+
+    def _check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
+        name, total = self.layout.name, layout.total
+        if shape and total != shape[0]:
             raise LayoutError(
                 f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {shape[0]} "
                 f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
             )
+        multiple = self.row_multiple
+        if multiple == self.layout.row_multiple:  # which the layout has checked
+            return
         for index, count in enumerate(layout.rows):
-            if count % self.row_multiple:
+            if count % multiple:
                 raise LayoutError(
-                    f"{name}[{index}] has {count} rows: expected a multiple of {self.row_multiple}, because the outputs"
+                    f"{name}[{index}] has {count} rows: expected a multiple of {multiple}, because the outputs"
                     " are declared with that ratio; pad the item"
                 )
 

@@ -8,30 +8,45 @@ from typing import Any
 import torch
 import torch.nn.modules.module as torch_module
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules for good. They do nothing unless asked to record outputs."""
+
+INERT = {
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GELU, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleDict,
+    nn.ModuleList, nn.RMSNorm, nn.ReLU, nn.Sequential, nn.SiLU,
+}  # fmt: skip
+"""Most modules of a tower, which do the same in training: nothing depends on their mode."""
 
 
 class State:
     """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = list(module.modules())
-        self._training = [m.training for m in self._modules]
+        self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
+        self._training = self._training_now()
         self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
         self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        self._hooks_seen = -1
+
+    def why_eager(self, device_type: str) -> str | None:
+        """Why no graph can answer a call made now, if so."""
+        return "forward hooks" if self.has_hooks() else self.change(device_type)
 
     def change(self, device_type: str) -> str | None:
         """Why graphs do not hold for a call made now, if they do not."""
         if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
             return "VARLEN_GRAPHS_DISABLE=1"
-        if [m.training for m in self._modules] != self._training:
+        if self._training_now() != self._training:
             return "training mode differs from construction"
         if _autocast(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None
+
+    def _training_now(self) -> list[bool]:
+        return [m.training for m in self._modules]
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module with dropout at work."""
@@ -45,7 +60,13 @@ class State:
 
     def has_hooks(self) -> bool:
         """Whether a forward hook would see this call, which no replay runs."""
-        return any(self._hooks) and any(_acts(hook) for hooks in self._hooks for hook in hooks.values())
+        registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
+        if registered == self._hooks_seen:
+            return False
+        if any(_acts(hook) for hooks in filter(None, self._hooks) for hook in hooks.values()):
+            return True
+        self._hooks_seen = registered
+        return False
 
     def autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""

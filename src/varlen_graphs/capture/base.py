@@ -4,12 +4,20 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from torch import Tensor
+
 CAPTURING = threading.Lock()
 """One capture at a time in a process."""
 
 
 class Graph(Protocol):
-    """A captured run."""
+    """A captured run.
+
+    Attributes:
+        outputs: What the run returned, as aliases of the memory where each replay writes it.
+    """
+
+    outputs: list[Tensor]
 
     def replay(self) -> None:
         """Run again what was captured, over the same memory."""
@@ -18,11 +26,11 @@ class Graph(Protocol):
 class Backend(Protocol):
     """A way to capture a run of tensor operations and replay it."""
 
-    def capture(self, run: Callable[[], None], name: str) -> Graph:
+    def capture(self, run: Callable[[], list[Tensor]], name: str) -> Graph:
         """Capture one `run`, which was run before for warm-up.
 
         Args:
-            run: Reads and writes static memory only. Called once or more.
+            run: Reads static memory only, and returns its outputs. Called once.
             name: What profiles and messages call it.
 
         Raises:

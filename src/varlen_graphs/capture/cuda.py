@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varlen_graphs.capture.base import CAPTURING
+from varlen_graphs.capture.memory import left_to_pool
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.watch import user_line
 from varlen_graphs.errors import CaptureError
@@ -17,7 +19,8 @@ from varlen_graphs.errors import CaptureError
 class CudaGraph:
     """A captured CUDA graph. Replays on the current stream."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, name: str) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, name: str, outputs: list[Tensor]) -> None:
+        self.outputs = outputs
         self._graph = graph
         self._name = name
 
@@ -38,7 +41,7 @@ class CudaCapture:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def capture(self, run: Callable[[], None], name: str) -> CudaGraph:
+    def capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
         """Capture one `run`, which was run before for warm-up.
 
         Raises:
@@ -51,7 +54,7 @@ class CudaCapture:
                 try:
                     graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                     try:
-                        run()
+                        outputs = run()
                     finally:
                         self._end(graph, handle)
                 except RuntimeError as error:
@@ -62,7 +65,7 @@ class CudaCapture:
                     raise CaptureError(f"{name} could not be captured: {first}\n  at {line}\n{remedy}") from error
             self._pool.add(graph)
             torch.cuda.current_stream().wait_stream(stream)
-        return CudaGraph(graph, name)
+            return CudaGraph(graph, name, left_to_pool(outputs))
 
     def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """End a capture, also one that CUDA has invalidated: torch then stops before it has left capture mode."""

@@ -2,14 +2,22 @@
 
 import weakref
 from collections.abc import Iterator
+from itertools import cycle
 from operator import is_
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.watch import Watch
 from varlen_graphs.errors import StaleGraphError
+
+CALLS = 16
+"""A change of a single weight is found within so many calls."""
+
+SAMPLE = 32
+"""At least so many parameters, buffers and submodules are looked at in each call."""
 
 
 class ReadMemory(Watch):
@@ -64,46 +72,118 @@ class Weights:
             for prefix, owner in module.named_modules()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        slots: list[tuple[str, dict[str, Any], str]] = [
-            (f"{prefix}{name}", values, name)
+        slots = [
+            _Slot(f"{prefix}{name}", values, name, value)
             for prefix, owner in owners
             for values in (owner._parameters, owner._buffers, owner._modules)
-            for name in values
+            for name, value in values.items()
         ]
-        self._paths = [path for path, _, _ in slots]
-        self._slots = [(values, name) for _, values, name in slots]
-        self._values = [values[name] for values, name in self._slots]
-        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._memory = [tensor.detach() for tensor in self._tensors]  # param.data = ... must not free it
+        self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
         self._containers = [
             (prefix.rstrip("."), owner, len(owner._modules)) for prefix, owner in owners if _grows(owner)
         ]
+        share = max(SAMPLE, -(-len(slots) // CALLS))
+        self._samples = [_Sample(slots[at : at + share]) for at in range(0, len(slots), share)]
+        self._turns = cycle(self._samples)
 
     def check(self) -> None:
-        """Compare with the module as it is now: one identity a slot, and one address a tensor.
+        """Compare all with the module as it is now: one identity a slot, and one address a tensor.
 
         Raises:
             StaleGraphError: A parameter, buffer or submodule is another object, or its memory is elsewhere.
         """
-        try:
-            now = [values[name] for values, name in self._slots]
-        except KeyError:  # one was removed
-            now = [values.get(name) for values, name in self._slots]
-        same = all(map(is_, now, self._values)) and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-        if not same or any(len(owner._modules) != size for _, owner, size in self._containers):
+        changed = next((path for sample in self._samples for path in sample.changed()), None)
+        grown = next((path for path, owner, size in self._containers if len(owner._modules) != size), None)
+        if changed is not None or grown is not None:
             raise StaleGraphError(
-                f"{next(self._changed(now), 'a submodule')!r} was moved or replaced since the graphs were captured "
+                f"{changed or grown!r} was moved or replaced since the graphs were captured "
                 "(module.to(...), load_state_dict(assign=True), param.data = ...), and graphs read the memory it had; "
                 "call encoder.release(), and the next call captures anew. Changing weights in place needs nothing"
             )
 
-    def _changed(self, now: list[Any]) -> Iterator[str]:
+    def check_some(self) -> None:
+        """Compare a part of them, another part at each call, and all of them if one has changed.
+
+        What changes all weights (moving, casting or loading the module) is found at once, and a change of a single one
+        within `CALLS` calls: comparing all of some hundred weights takes longer than the rest of a call. Modules with
+        at most `SAMPLE` slots are always compared whole.
+
+        Raises:
+            StaleGraphError: As `check`.
+        """
+        sample = next(self._turns, None)
+        if sample is not None and not sample.same():
+            self.check()
+        for _, owner, size in self._containers:
+            if len(owner._modules) != size:
+                self.check()
+
+
+class _Slot(NamedTuple):
+    """A place in a module that holds a parameter, a buffer or a submodule, and what it held at capture."""
+
+    path: str
+    owner: dict[str, Any]
+    name: str
+    value: Any
+
+
+class _Sample:
+    """Some slots of a module."""
+
+    def __init__(self, slots: list[_Slot]) -> None:
+        self._slots = slots
+        self._owners = [slot.owner for slot in slots]
+        self._names = [slot.name for slot in slots]
+        self._values = [slot.value for slot in slots]
+        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+
+    def same(self) -> bool:
+        """Whether all slots are as they were."""
+        now = map(dict.get, self._owners, self._names)
+        return all(map(is_, now, self._values)) and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+
+    def changed(self) -> Iterator[str]:
+        """The paths of those that are not."""
         addresses = dict(zip(map(id, self._tensors), self._addresses, strict=True))
-        for path, value, current in zip(self._paths, self._values, now, strict=True):
-            if current is not value or (isinstance(value, Tensor) and value.data_ptr() != addresses[id(value)]):
+        for path, owner, name, value in self._slots:
+            if owner.get(name) is not value or (isinstance(value, Tensor) and value.data_ptr() != addresses[id(value)]):
                 yield path
-        yield from (path for path, owner, size in self._containers if len(owner._modules) != size)
+
+
+def left_to_pool(outputs: list[Tensor]) -> list[Tensor]:
+    """Aliases of what a capture returned that do not keep its memory from later captures in the pool.
+
+    Replays of one pool take turns, and their outputs are read before the next one, so graphs may share the memory of
+    their outputs like any other. What was not allocated in the capture (a weight, the arena's rows, what the module
+    keeps) is held as usual.
+
+    Args:
+        outputs: On the GPU. Emptied: no other reference to them may be left.
+    """
+    forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in outputs]
+    storages = [tensor.untyped_storage() for tensor in outputs]
+    places = [(storage.data_ptr(), storage.nbytes(), weakref.ref(storage)) for storage in storages]
+    outputs.clear()
+    storages.clear()
+    aliases = []
+    for (dtype, shape, stride, offset), (address, size, reference) in zip(forms, places, strict=True):
+        if (storage := reference()) is not None:
+            alias = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+        elif size == 0:
+            alias = torch.empty(shape, dtype=dtype, device="cuda")
+        else:
+            whole = device_bytes(address, size // dtype.itemsize * dtype.itemsize)
+            alias = whole.view(dtype).as_strided(shape, stride, offset)
+        aliases.append(alias)
+    return aliases
+
+
+def device_bytes(address: int, size: int) -> Tensor:
+    """Memory of the current GPU as uint8 `[size]`, which it does not hold."""
+    interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
 
 
 def _grows(module: nn.Module) -> bool:

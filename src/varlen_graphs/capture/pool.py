@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
+from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import SpecError
 
 
@@ -19,16 +19,23 @@ class Pool:
     takes the pool's lock, and its stream waits for the end of the previous replay, output copies included.
 
     All encoders of a pool are on one device. On the CPU (the tape) a pool is the lock alone.
+
+    Attributes:
+        lock: What a replay takes.
+        device: Where its encoders are; `None` before the first.
+        turn: How often the pool's memory was written: by replays, captures and the like.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.device: torch.device | None = None
+        self.turn = 0
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
+        self._lent_on: torch.cuda.Stream | None = None
 
     def bind(self, device: torch.device) -> None:
         """Fix the device, at the first encoder.
@@ -71,10 +78,23 @@ class Pool:
             if self._done is None:
                 self._done = torch.cuda.Event()
             stream.wait_event(self._done)
+            if self._lent_on is not None and self._lent_on != stream:
+                stream.wait_stream(self._lent_on)  # whoever borrowed there may have queued reads after the replay
             try:
                 yield
             finally:
                 self._done.record(stream)
+
+    def advance(self) -> None:
+        """Count that the memory is about to be written: what was borrowed before is void."""
+        self.turn += 1
+        self._lent_on = None
+
+    def lend(self) -> int:
+        """Let what the last replay wrote be read on the current stream, as long as `turn` stays what this returns."""
+        if self.device is not None and self.device.type == "cuda":
+            self._lent_on = torch.cuda.current_stream(self.device)
+        return self.turn
 
     def synchronize(self) -> None:
         """Wait for the end of the last replay."""
@@ -88,13 +108,7 @@ class Pool:
         with self.exclusive(), torch.cuda.device(self.device):
             for segment in torch.cuda.memory_snapshot():
                 if tuple(segment["segment_pool_id"]) in self._handles:
-                    _bytes(segment["address"], segment["total_size"]).fill_(0xFF)
-
-
-def _bytes(address: int, size: int) -> torch.Tensor:
-    """Device memory as uint8 `[size]`."""
-    interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
+                    device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
 
 
 def on_device(device: torch.device) -> Any:

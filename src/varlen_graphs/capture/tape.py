@@ -52,6 +52,7 @@ class Tape:
     """A recorded run."""
 
     def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
         self.operations: list[_Operation] = []
         self.allocated: list[Tensor] = []
 
@@ -74,7 +75,7 @@ class Tape:
 class TapeCapture:
     """Records on the CPU."""
 
-    def capture(self, run: Callable[[], None], name: str) -> Tape:
+    def capture(self, run: Callable[[], list[Tensor]], name: str) -> Tape:
         """Record one `run`, which was run before for warm-up.
 
         Raises:
@@ -83,7 +84,7 @@ class TapeCapture:
         tape = Tape()
         recorder = _Recorder(tape, name)
         with CAPTURING, torch.inference_mode(False), torch.no_grad(), recorder, _no_raw_triton(recorder):
-            run()
+            tape.outputs = run()
         return tape
 
 

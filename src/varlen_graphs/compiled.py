@@ -1,0 +1,50 @@
+"""A forward under torch's compiler: compiled once, for any number of rows."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch.fx.experimental._config as shape_config
+from torch._dynamo.exc import RecompileError
+
+from varlen_graphs.errors import CaptureError
+
+
+class CompiledForward:
+    """Compiles a function at its first call, with dynamic shapes, and refuses to compile it anew.
+
+    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours.
+
+    Args:
+        function: What to compile.
+
+    Attributes:
+        seconds: How long compiling took; `None` before the first call.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = torch.compile(function, dynamic=True)
+        self.seconds: float | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function.
+
+        Raises:
+            CaptureError: It would have to be compiled again: something in it depends on the budget.
+        """
+        # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant.
+        settings = {"specialize_float": True, "error_on_recompile": self.seconds is not None}
+        with dynamo_config.patch(settings), shape_config.patch(use_duck_shape=False):
+            start = time.perf_counter()
+            try:
+                output = self._function(*args, **kwargs)
+            except RecompileError as error:
+                raise CaptureError(
+                    f"compile=True would compile once for each budget, because of {error}; leave it out, or compute what "
+                    "depends on the budget in a buffer"
+                ) from error
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - start
+        return output

@@ -1,0 +1,79 @@
+"""Checks of layouts that the host has not seen: done on the GPU, told at the next call."""
+
+from ctypes import c_int64
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.errors import LayoutError
+from varlen_graphs.kernels.check.op import check_items_on
+from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
+from varlen_graphs.spec import BufferSpec
+
+
+class Deferred:
+    """Checks item tables on the device, and keeps what was found in pinned memory until the host looks there.
+
+    Args:
+        spec: The declaration the items are checked against.
+        device: Where the tables are.
+
+    Attributes:
+        device: As given.
+    """
+
+    def __init__(self, spec: BufferSpec, device: torch.device) -> None:
+        self.device = device
+        self._spec = spec
+        pads = [column.pad for column in spec.layout.columns]
+        self._padding = torch.tensor([0, 0, 0, *pads], device=device)
+        self._status = torch.zeros(5, dtype=torch.int64, device=device)
+        self._veil = torch.zeros((), dtype=torch.float32, device=device)
+        self._seen = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
+        self._calls = 0
+        self._told = 0
+
+    def check(self, table: Tensor, items: int, rows: int, budget: Budget) -> Tensor:
+        """Check the first items of the table of a budget. Queued on the current stream; no sync.
+
+        Where they are wrong the table becomes all padding, so that every index computed from it is valid.
+
+        Returns:
+            float32 `[]`: NaN if the items are wrong and -0.0 otherwise, to be added to floating outputs.
+        """
+        spec = self._spec
+        self._calls += 1
+        check_items_on(table)(
+            table, self._padding, self._status, self._veil, self._calls, items, rows, spec.layout.merge,
+            spec.row_multiple, budget.segments, budget.max_seqlen, *spec.segment_kinds,
+        )  # fmt: skip
+        self._seen.copy_(self._status, non_blocking=True)
+        return self._veil
+
+    def tell(self) -> None:
+        """Raise what was found by the checks that have run, once.
+
+        Raises:
+            LayoutError: The items of an earlier call made no sense, did not match its rows, or broke a promise.
+        """
+        call, code, item, came, expected = self._host
+        if call <= self._told:
+            return
+        self._told = call
+        name = self._spec.layout.name
+        where = name if item < 0 else f"{name}[{item}]"
+        what = {
+            SIZE: f"{where} has a size of {came}: every size must be at least {expected}; drop empty items",
+            MERGE: f"{where} has a side of {came}: h and w must be divisible by the merge size {expected}",
+            ROWS: f"{where} describes {'more' if came > expected else came} rows in all, but {expected} came; pass all "
+            "rows of exactly these items, in their order",
+            RATIO: f"{where} has {came} rows: expected a multiple of {expected}, the ratio of the outputs",
+            SEGMENTS: f"{where} describes {came} segments, more than the {expected} of the budget chosen for it by "
+            "min_segment_rows; lower that, or pass the layout on the CPU",
+            LONGEST: f"{where} has a segment of {came} rows, but the budget chosen for it holds at most {expected}",
+        }[code]
+        raise LayoutError(
+            f"an earlier call, number {call} of those with {name} on the GPU, was wrong, and its output is NaN: {what}"
+        )

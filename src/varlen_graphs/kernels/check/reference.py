@@ -1,0 +1,86 @@
+"""What is checked of an item table that the host has not seen, and what happens where it is wrong."""
+
+import torch
+from torch import Tensor
+
+SIZE, MERGE, ROWS, RATIO, SEGMENTS, LONGEST = range(1, 7)
+"""What can be wrong: a size below 1, a side that the merge size does not divide, another number of rows in all than
+came, an item that an output ratio cuts, too many segments, a segment that is too long. The first in this order is told.
+"""
+
+
+def check_items(
+    table: Tensor,
+    padding: Tensor,
+    status: Tensor,
+    veil: Tensor,
+    call: int,
+    items: int,
+    rows: int,
+    merge: int,
+    multiple: int,
+    segments: int,
+    longest: int,
+    frames: bool,
+    whole: bool,
+) -> None:
+    """Check the first items of a table; the rest becomes padding, and all of it where they are wrong.
+
+    Numbers of rows are counted up to `rows + 1`, so that no product overflows.
+
+    Args:
+        table: int64 `[items, 3 + columns]`, of `(t, h, w, *columns)`. Changed in place.
+        padding: What an item of padding is, int64 `[3 + columns]`.
+        status: int64 `[5]`. Where something is wrong it becomes `(call, code, item, came, expected)`, with -1 for the
+            item where it is about all of them; otherwise it is left as it is.
+        veil: float32 `[]`. Becomes NaN where something is wrong and -0.0 otherwise: adding that changes no number.
+        call: The number of this call.
+        items: How many items came.
+        rows: How many rows came with them.
+        merge: What divides `h` and `w` of each item.
+        multiple: What divides the rows of each item.
+        segments: The most segments there may be.
+        longest: The most rows that a segment may have.
+        frames: Whether frames are segments.
+        whole: Whether items are segments.
+    """
+    found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole)
+    table[items:] = padding
+    veil.fill_(torch.nan if found else -0.0)
+    if found:
+        table[:] = padding
+        status.copy_(torch.tensor([call, *found]))
+
+
+def _first_fault(
+    items: list[list[int]],
+    rows: int,
+    merge: int,
+    multiple: int,
+    segments: int,
+    longest: int,
+    frames: bool,
+    whole: bool,
+) -> tuple[int, int, int, int] | None:
+    most = rows + 1
+    sizes = [[min(max(size, 0), most) for size in item[:3]] for item in items]
+    areas = [min(h * w, most) for _, h, w in sizes]
+    item_rows = [min(t * area, most) for (t, _, _), area in zip(sizes, areas, strict=True)]
+    for index, (t, h, w, *_) in enumerate(items):
+        if min(t, h, w) < 1:
+            return SIZE, index, min(t, h, w), 1
+    for index, (_, h, w, *_) in enumerate(items):
+        if h % merge or w % merge:
+            return MERGE, index, h if h % merge else w, merge
+    if sum(item_rows) != rows:
+        return ROWS, -1, sum(item_rows), rows
+    for index, count in enumerate(item_rows):
+        if count % multiple:
+            return RATIO, index, count, multiple
+    if frames and sum(t for t, _, _ in sizes) > segments:
+        return SEGMENTS, -1, sum(t for t, _, _ in sizes), segments
+    for index, (area, count) in enumerate(zip(areas, item_rows, strict=True)):
+        length = count if whole else area if frames else 0
+        if length > longest:
+            return LONGEST, index, length, longest
+    return None

@@ -1,0 +1,106 @@
+"""The check as one Triton program over all items."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varlen_graphs.kernels.check import reference
+
+SIZE, MERGE, ROWS = tl.constexpr(reference.SIZE), tl.constexpr(reference.MERGE), tl.constexpr(reference.ROWS)
+RATIO, SEGMENTS = tl.constexpr(reference.RATIO), tl.constexpr(reference.SEGMENTS)
+LONGEST = tl.constexpr(reference.LONGEST)
+
+
+def check_items(
+    table: Tensor,
+    padding: Tensor,
+    status: Tensor,
+    veil: Tensor,
+    call: int,
+    items: int,
+    rows: int,
+    merge: int,
+    multiple: int,
+    segments: int,
+    longest: int,
+    frames: bool,
+    whole: bool,
+) -> None:
+    """See `reference.check_items`. The table is contiguous."""
+    capacity, width = table.shape
+    _check_items[(1,)](
+        table, padding, status, veil, call, items, rows, merge, multiple, segments, longest, capacity,
+        FRAMES=frames, WHOLE=whole, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
+    )  # fmt: skip
+
+
+@triton.jit
+def _first(bad, i_item, BLOCK: tl.constexpr):
+    """The first item where `bad` holds, or BLOCK."""
+    return tl.min(tl.where(bad, i_item, BLOCK), axis=0)
+
+
+@triton.jit
+def _at(value, i_item, index):
+    """The value of one item."""
+    return tl.sum(tl.where(i_item == index, value, 0), axis=0)
+
+
+@triton.jit(do_not_specialize=["call", "items", "rows", "merge", "multiple", "segments", "longest", "capacity"])
+def _check_items(
+    p_table, p_padding, p_status, p_veil, call, items, rows, merge, multiple, segments, longest, capacity,
+    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_item = tl.arange(0, BLOCK)
+    m_item = i_item < items
+    o_item = i_item * WIDTH
+    t = tl.load(p_table + o_item, mask=m_item, other=1)  # [BLOCK]
+    h = tl.load(p_table + o_item + 1, mask=m_item, other=0)
+    w = tl.load(p_table + o_item + 2, mask=m_item, other=0)
+
+    most = rows.to(tl.int64) + 1
+    b_t = tl.minimum(tl.maximum(t, 0), most)
+    b_area = tl.minimum(tl.minimum(tl.maximum(h, 0), most) * tl.minimum(tl.maximum(w, 0), most), most)
+    b_rows = tl.where(m_item, tl.minimum(b_t * b_area, most), 0)
+    total = tl.sum(b_rows, axis=0)
+    frames = tl.sum(tl.where(m_item, b_t, 0), axis=0)
+    smallest = tl.minimum(t, tl.minimum(h, w))
+    b_longest = b_rows * 0
+    if FRAMES:
+        b_longest = b_area
+    if WHOLE:
+        b_longest = b_rows
+
+    small = _first(m_item & (smallest < 1), i_item, BLOCK)
+    uneven = _first(m_item & ((h % merge != 0) | (w % merge != 0)), i_item, BLOCK)
+    cut = _first(m_item & (b_rows % multiple != 0), i_item, BLOCK)
+    long = _first(m_item & (b_longest > longest), i_item, BLOCK)
+
+    # The first fault is told, so it comes last.
+    zero = total * 0
+    code, item, came, expected = zero, zero - 1, zero, zero
+    if long < BLOCK:
+        code, item, came, expected = zero + LONGEST, zero + long, _at(b_longest, i_item, long), zero + longest
+    if FRAMES and frames > segments:
+        code, item, came, expected = zero + SEGMENTS, zero - 1, frames, zero + segments
+    if cut < BLOCK:
+        code, item, came, expected = zero + RATIO, zero + cut, _at(b_rows, i_item, cut), zero + multiple
+    if total != rows:
+        code, item, came, expected = zero + ROWS, zero - 1, total, zero + rows
+    if uneven < BLOCK:
+        b_side = tl.where(h % merge != 0, h, w)
+        code, item, came, expected = zero + MERGE, zero + uneven, _at(b_side, i_item, uneven), zero + merge
+    if small < BLOCK:
+        code, item, came, expected = zero + SIZE, zero + small, _at(smallest, i_item, small), zero + 1
+
+    wrong = code != 0
+    m_padding = (i_item < capacity) & (i_item >= tl.where(wrong, 0, items))
+    for i_column in tl.static_range(WIDTH):
+        tl.store(p_table + o_item + i_column, tl.load(p_padding + i_column), mask=m_padding)
+    tl.store(p_veil, tl.where(wrong, float("nan"), -0.0))
+    if wrong:
+        tl.store(p_status, call.to(tl.int64))
+        tl.store(p_status + 1, code)
+        tl.store(p_status + 2, item)
+        tl.store(p_status + 3, came)
+        tl.store(p_status + 4, expected)

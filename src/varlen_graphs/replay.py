@@ -1,0 +1,135 @@
+"""A call as replays: rows and items in, graphs, outputs out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.borrowed import Borrowed, Lent
+from varlen_graphs.budgets import Budget
+from varlen_graphs.call import Call
+from varlen_graphs.capture.base import Backend
+from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.captured import Captured
+from varlen_graphs.collect import Collected
+from varlen_graphs.deferred import Deferred
+from varlen_graphs.forward import Forward
+from varlen_graphs.graphs import Graphs
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import flatten
+from varlen_graphs.packing import Pack, Span
+from varlen_graphs.stage import Stage, staged
+from varlen_graphs.stats import Stats
+
+TOO_LARGE = "larger than every budget"
+
+
+class Replays:
+    """Answers calls with graphs. Each call has the pool's turn from its first copy in to its last copy out.
+
+    Args:
+        captured: Where graphs come from.
+        forward: Runs the items that no budget holds.
+        pool: Whose turn it is.
+        stats: Counts.
+        lends: Whether the output of a call that is one replay stays in the memory of its graph.
+    """
+
+    def __init__(self, captured: Captured, forward: Forward, pool: Pool, stats: Stats, lends: bool) -> None:
+        self._captured = captured
+        self._forward = forward
+        self._pool = pool
+        self._stats = stats
+        self._lends = lends
+        self._deferred: Deferred | None = None
+
+    def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
+        """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
+        rows = call.rows
+        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
+            graphs = self._graphs(call, rows, backend)
+            for one in packs:
+                part, spans = one.layout(layout), one.spans(layout)
+                if one.budget is None:
+                    outputs = self._run_eager(call, part, spans[0][0])
+                else:
+                    graphs.arena.load_rows(rows, spans)
+                    graphs.arena.load_layout(part, one.budget)
+                    outputs = self._replay(graphs, one.budget, part.total)
+                    if self._lends and len(packs) == 1:
+                        self._captured.check_some_weights()
+                        return Lent(graphs, outputs, collected.everything, self._pool)
+                collected.take(outputs, graphs.extents, spans)
+            self._captured.check_some_weights()  # while the GPU works; what graphs read is held either way
+            output = graphs.rebuild(collected.tensors)
+        return Borrowed(output) if self._lends else output
+
+    def run_unseen(self, call: Call, budget: Budget, backend: Backend) -> Any:
+        """Replay a call whose items are described on the GPU, and fit this budget unless they are wrong."""
+        rows, items = call.rows, call.items
+        collected = Collected(Span(0, rows.shape[0], 0, items))
+        spans = [(collected.everything, collected.everything)]
+        with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
+            graphs = self._graphs(call, rows, backend)
+            graphs.arena.load_rows(rows, spans)
+            graphs.arena.load_table(call.description, items, rows.shape[0], budget)
+            if self._deferred is None or self._deferred.device != rows.device:
+                self._deferred = Deferred(self._forward.spec, rows.device)
+            veil = self._deferred.check(graphs.arena.table[: budget.items], items, rows.shape[0], budget)
+            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans)
+            floating = [tensor for tensor in collected.tensors if tensor.is_floating_point()]
+            torch._foreach_add_(floating, veil)  # a call that is wrong must not pass for one that is right
+            self._captured.check_some_weights()
+            output = graphs.rebuild(collected.tensors)
+        return Borrowed(output) if self._lends else output
+
+    @contextmanager
+    def stage(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Iterator[Stage]:
+        """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example."""
+        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
+            graphs = self._graphs(call, call.rows, backend)
+
+            def run() -> Any:
+                self._captured.staged = False
+                graphs.arena.load_layout(layout, budget)
+                outputs = self._replay(graphs, budget, layout.total)
+                collected.take(outputs, graphs.extents, [(collected.everything, collected.everything)])
+                self._captured.check_some_weights()
+                return graphs.rebuild(collected.tensors)
+
+            self._captured.staged = True
+            try:
+                with staged(graphs.arena.rows[: layout.total], run) as stage:
+                    yield stage
+            finally:
+                self._captured.staged = False
+
+    def tell_deferred(self) -> None:
+        """Raise what was wrong with layouts that only the GPU has seen, as far as it is known by now.
+
+        Raises:
+            LayoutError: Something was.
+        """
+        if self._deferred is not None:
+            self._deferred.tell()
+
+    def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
+        graphs = self._captured.graphs(call.statics, rows.shape[1:], rows.device, backend)
+        graphs.arena.check(rows)
+        return graphs
+
+    def _replay(self, graphs: Graphs, budget: Budget, active: int) -> list[Tensor]:
+        """Replay what is in the arena."""
+        self._stats.count_replay(budget, active)
+        self._pool.advance()
+        return graphs.replay(budget)
+
+    def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:
+        """Run the one item of a pack without a graph."""
+        self._stats.count_eager(TOO_LARGE)
+        output = self._forward.exact(call.rows[where.row : where.row + where.rows], part, call.statics)
+        return flatten(output, self._forward.spec.outputs).tensors

@@ -1,0 +1,59 @@
+"""Uploads that the host never waits for: a ring of pinned blocks."""
+
+from array import array
+from collections import deque
+from ctypes import memmove
+
+import torch
+from torch import Tensor
+
+BLOCKS = 16
+"""How many blocks are pinned at once: pinning takes longer than a whole call."""
+
+
+class Ring:
+    """Sends small arrays of integers to the device, each through a block of pinned memory of its own.
+
+    A block is written again only after the copy from it has run, as its event tells. Where all blocks are still in
+    flight the ring grows instead of waiting. It stays small: CUDA's own queue bounds how many calls can be in flight.
+    Where the device is the CPU a copy is over at once, and one block does.
+
+    Args:
+        size: The most integers an upload may have.
+        device: Where they go.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size = size
+        self._pinned = device.type == "cuda"
+        self._blocks: deque[_Block] = deque()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def upload(self, values: "array[int]", static: Tensor) -> None:
+        """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
+        if not self._blocks or not self._blocks[0].is_free():
+            slab = torch.empty(BLOCKS if self._pinned else 1, self._size, dtype=torch.int64, pin_memory=self._pinned)
+            self._blocks.extendleft(map(_Block, slab.unbind()))
+        block = self._blocks.popleft()
+        block.send(values, static)
+        self._blocks.append(block)
+
+
+class _Block:
+    """One block of host memory, and the end of the last copy from it."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._address = memory.data_ptr()
+        self._copied = torch.cuda.Event() if memory.is_pinned() else None
+
+    def is_free(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def send(self, values: "array[int]", static: Tensor) -> None:
+        memmove(self._address, values.buffer_info()[0], values.itemsize * len(values))
+        static.copy_(self._memory[: len(values)], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
