@@ -82,8 +82,9 @@ class Weights:
         self._containers = [
             (prefix.rstrip("."), owner, len(owner._modules)) for prefix, owner in owners if _grows(owner)
         ]
-        share = max(SAMPLE, -(-len(slots) // CALLS))
-        self._samples = [_Sample(slots[at : at + share]) for at in range(0, len(slots), share)]
+        slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
+        count = min(CALLS, -(-len(slots) // SAMPLE))
+        self._samples = [_Sample([*slots[:1], *slots[at::count]]) for at in range(count)]
         self._turns = cycle(self._samples)
 
     def check(self) -> None:
