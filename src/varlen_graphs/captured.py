@@ -86,7 +86,7 @@ class Captured:
             warnings.warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout",
-                stacklevel=5,
+                stacklevel=6,
             )
         return self._graphs[key]
 

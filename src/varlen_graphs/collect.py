@@ -44,6 +44,12 @@ class Collected:
                 targets += [own[extent.place(there)] for own, extent in zip(self.tensors, extents, strict=True)]
         copy_all(targets, sources)
 
+    def add(self, veil: Tensor) -> None:
+        """Add a scalar on the device to all floating tensors. Queued on the current stream; no sync."""
+        for dtype in {tensor.dtype for tensor in self.tensors if tensor.is_floating_point()}:
+            chosen = [tensor for tensor in self.tensors if tensor.dtype == dtype]
+            torch.ops.aten._foreach_add_.Tensor(chosen, veil.to(dtype))  # by name: the overload for numbers would sync
+
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
         return output.new_empty((extent.place(self.everything).stop, *output.shape[1:]))
 

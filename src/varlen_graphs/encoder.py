@@ -250,7 +250,7 @@ class GraphedEncoder:
             warnings.warn(
                 f"{type(self.module).__name__} is on {device}, where there are no CUDA graphs: calls run eager. Pass "
                 "backend='tape' to replay on the CPU what a graph would, or backend='eager' to say so.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return backend
 

@@ -35,7 +35,7 @@ class Ring:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
         if not self._blocks or not self._blocks[0].is_free():
             slab = torch.empty(BLOCKS if self._pinned else 1, self._size, dtype=torch.int64, pin_memory=self._pinned)
-            self._blocks.extendleft(map(_Block, slab.unbind()))
+            self._blocks.extendleft(_Block(memory, self._pinned) for memory in slab)
         block = self._blocks.popleft()
         block.send(values, static)
         self._blocks.append(block)
@@ -44,10 +44,10 @@ class Ring:
 class _Block:
     """One block of host memory, and the end of the last copy from it."""
 
-    def __init__(self, memory: Tensor) -> None:
+    def __init__(self, memory: Tensor, pinned: bool) -> None:
         self._memory = memory
         self._address = memory.data_ptr()
-        self._copied = torch.cuda.Event() if memory.is_pinned() else None
+        self._copied = torch.cuda.Event() if pinned else None
 
     def is_free(self) -> bool:
         return self._copied is None or self._copied.query()

@@ -55,7 +55,7 @@ class State:
             warnings.warn(
                 f"the module is captured in training mode, with {len(drops)} dropouts at work; call module.eval() "
                 "first",
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def has_hooks(self) -> bool:

@@ -1,0 +1,104 @@
+"""Host time of a call: from the call to its return, for images never seen before, whatever was seen before.
+
+A tower of the depth and outputs of Qwen3-VL-8B's (351 weights) but small, so that the GPU is never what is waited for.
+Correctness first: the output equals the same call run eager. On a machine without a GPU the tape stands in, with graphs
+whose replay does nothing: the time of everything but CUDA.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+import varlen_graphs as vg
+
+IMAGES = 8
+SIZES = {
+    "depth": 27, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4, "out_hidden_size": 64,
+    "num_position_embeddings": 64, "deepstack_visual_indexes": [8, 16, 24],
+}  # fmt: skip
+
+
+class Nothing:
+    """A graph that takes no time."""
+
+    def __init__(self, graph: Any) -> None:
+        self.outputs = graph.outputs
+
+    def replay(self) -> None:
+        """Run nothing."""
+
+
+def time_calls(encoder: Any, calls: list[tuple[torch.Tensor, Any]], device: str) -> list[float]:
+    """Microseconds until each call returns; the device is idle at its begin."""
+    times = []
+    for rows, grid in calls:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        encoder(rows, grid_thw=grid)
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def main() -> None:
+    """Print a table, and write it as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
+    budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
+    options = {"backend": "cuda" if device == "cuda" else "tape"}
+    encoder = vg.recipes.qwen3_vl(tower, budgets, **options).capture()
+    lender = vg.recipes.qwen3_vl(tower, budgets, outputs="borrowed", **options).capture()
+
+    generator = torch.Generator().manual_seed(0)
+    sides = 2 * torch.randint(1, 4, (args.calls, IMAGES, 2), generator=generator)
+    grids = [[(1, h, w) for h, w in sides_of_call] for sides_of_call in sides.tolist()]
+    width = tower.patch_embed.proj.weight[0].numel()
+    rows = torch.randn(512, width, device=device, dtype=dtype)
+    every = [rows[: sum(t * h * w for t, h, w in grid)] for grid in grids]
+    error = max(
+        (encoder(r, grid_thw=g).pooler_output - encoder.eager(r, grid_thw=g).pooler_output).abs().max().item()
+        for r, g in zip(every[:20], grids[:20], strict=True)
+    )
+    assert error < (0.1 if device == "cuda" else 1e-4), f"graphs and eager differ by {error}"  # noqa: S101
+    if device == "cpu":
+        for one in (encoder, lender):
+            for graphs in one._captured._graphs.values():
+                graphs._graphs = {budget: Nothing(graph) for budget, graph in graphs._graphs.items()}
+
+    cases = {
+        "list": (encoder, grids),
+        "tensor on the CPU" if device == "cuda" else "tensor": (encoder, list(map(torch.tensor, grids))),
+        "list, borrowed outputs": (lender, grids),
+    }
+    if device == "cuda":
+        cases["tensor on the GPU"] = (encoder, [torch.tensor(grid, device="cuda") for grid in grids])
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU, replays of nothing"
+    result = {"device": name, "torch": torch.__version__, "calls": args.calls, "host_us": {}}
+    print(f"{name}, torch {torch.__version__}, {len(list(tower.parameters()))} weights, {args.calls} calls")
+    print(f"{'layout':28s} {'median':>8s} {'P90':>8s} {'P99':>8s}   first half / second half, us")
+    for case, (one, layouts) in cases.items():
+        calls = list(zip(every, layouts, strict=True))
+        time_calls(one, calls[:50], device)
+        times = time_calls(one, calls, device)
+        cuts = statistics.quantiles(times, n=100)
+        halves = [statistics.median(half) for half in (times[: len(times) // 2], times[len(times) // 2 :])]
+        result["host_us"][case] = {"median": cuts[49], "p90": cuts[89], "p99": cuts[98], "halves": halves}
+        print(f"{case:28s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}   {halves[0]:.0f} / {halves[1]:.0f}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
