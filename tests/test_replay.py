@@ -1,8 +1,10 @@
 """Where rows, items and outputs go: stages, borrowed outputs, layouts that only the device has seen."""
 
+import ctypes
 import re
 import threading
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.encoders import Attention, attention_encoder, attention_spec
 from tests.towers import distance, equal_bits
+from varlen_graphs.capture import memory
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 
@@ -44,6 +47,34 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
         for tensor in got.values():
             tensor.zero_()
     assert module.qkv.weight.abs().min() > 0
+
+
+def test_what_a_capture_allocated_is_left_to_the_pool_and_the_rest_is_held(monkeypatch):
+    """With the memory of an array in place of a pool's."""
+    aliased = []
+
+    def device_bytes(address, size):
+        aliased.append(size)
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    monkeypatch.setattr(memory, "device_bytes", device_bytes)
+    pool, weight = numpy.arange(64, dtype=numpy.float32), torch.randn(4, 8)
+
+    def run():
+        x = torch.from_numpy(pool).view(8, 8)
+        return [x, x[2:, 3:6], x.mT, x.view(torch.int32), weight[:1].expand(5, 8), torch.empty(0, 3)]
+
+    expected = [output.clone() for output in run()]
+    got = memory.left_to_pool(run())
+    pool[:8] += 1
+    assert aliased == [256] * 4
+    assert got[0][0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    pool[:8] -= 1
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    weight.zero_()
+    assert not got[4].any()
 
 
 def test_outputs_whose_entries_depend_on_the_budget_are_refused():

@@ -36,7 +36,7 @@ class Collected:
         for there, here in spans:
             parts = [output[extent.place(here)] for output, extent in zip(outputs, extents, strict=True)]
             sources += parts
-            if there is self.everything:
+            if there == self.everything:
                 self.tensors = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
                 targets += self.tensors
             else:

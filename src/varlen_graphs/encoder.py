@@ -1,6 +1,5 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,10 @@ from torch import nn
 from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.budgets import Budgets, resolve_budgets
 from varlen_graphs.call import Call, Signature
-from varlen_graphs.capture.base import Backend
-from varlen_graphs.capture.choose import BackendName, choose_backend
+from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured
+from varlen_graphs.choice import Choice
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
@@ -25,8 +24,6 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
-
-NO_GRAPHS = "no CUDA graphs here"
 
 
 class GraphedEncoder:
@@ -95,15 +92,14 @@ class GraphedEncoder:
         buffer_spec.check_budgets(self.budgets)
         self.pool = pool or Pool()
         self.stats = Stats()
-        self._backend_name: BackendName = backend
         self._lends = outputs == "borrowed"
         self._planner = Planner(buffer_spec, self.budgets, on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature)
         self._state = State(module)
+        self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(module, buffer_spec, self.budgets, self._forward, self._state, self.pool)
         self._replays = Replays(self._captured, self._forward, self.pool, self.stats, self._lends)
-        self._warned = False
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +118,7 @@ class GraphedEncoder:
         """
         self._replays.tell_deferred()
         call = self._bind(args, kwargs)
-        reason, backend = self._choose(call)
+        reason, backend = self._choice.of(call)
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
             return self._replays.run_unseen(call, budget, backend)
@@ -168,7 +164,7 @@ class GraphedEncoder:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
         call = self._bind((), {**arguments, packed.name: self._captured.no_rows(), self.spec.layout.name: layout})
         items = self.spec.read_layout(call.description, ())
-        reason, backend = self._choose(call)
+        reason, backend = self._choice.of(call)
         self.stats.count_call(len(items))
         if backend is not None:
             with self._replays.stage(call, items, self._planner.whole(items), backend) as stage:
@@ -176,7 +172,8 @@ class GraphedEncoder:
             return
         self.stats.count_eager(reason)
         call.rows = call.original[packed.name] = call.rows.new_empty((items.total, *call.rows.shape[1:]))
-        with staged(call.rows, lambda: self._run_eager(call, items)) as stage:
+        hooked = self._state.has_hooks()
+        with torch.no_grad(), staged(call.rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
             yield stage
 
     def check(self) -> None:
@@ -205,7 +202,7 @@ class GraphedEncoder:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the state of construction"
             )
-        backend = self._backend(example.device)
+        backend = self._choice.backend(example.device)
         if backend:
             with self.pool.exclusive():
                 self._captured.graphs(bound, example.shape[1:], example.device, backend)
@@ -234,25 +231,9 @@ class GraphedEncoder:
         self._captured.check_rows(call.rows)
         return call
 
-    def _choose(self, call: Call) -> tuple[str, Backend | None]:
-        """What captures, or why no graph can answer this call."""
-        reason = call.beyond or self._state.why_eager(call.rows.device.type)
-        return (reason, None) if reason else (NO_GRAPHS, self._backend(call.rows.device))
-
     def _run_eager(self, call: Call, layout: Layout) -> Any:
-        output = self._forward.without_graph(call, layout, hooked=self._state.has_hooks())
+        output = self._forward.without_graph(call, layout, self._state.has_hooks())
         return Borrowed(output) if self._lends else output
-
-    def _backend(self, device: torch.device) -> Backend | None:
-        backend = choose_backend(self._backend_name, device, self.pool)
-        if backend is None and self._backend_name == "auto" and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self.module).__name__} is on {device}, where there are no CUDA graphs: calls run eager. Pass "
-                "backend='tape' to replay on the CPU what a graph would, or backend='eager' to say so.",
-                stacklevel=4,
-            )
-        return backend
 
     def __repr__(self) -> str:
         name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"

@@ -79,7 +79,7 @@ class Forward:
             check_extents(flatten(output, spec.outputs), budget)
         return output
 
-    def without_graph(self, call: Call, layout: Layout, *, hooked: bool) -> Any:
+    def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or hooked):
             return self.original(call)

@@ -3,6 +3,7 @@
 import os
 import warnings
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,12 +20,16 @@ INERT = {
 }  # fmt: skip
 """Most modules of a tower, which do the same in training: nothing depends on their mode."""
 
+_TRAINING = itemgetter("training")
+
 
 class State:
     """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
+        self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
+        self._scripts = [m for m in self._modules if "training" not in vars(m)]
         self._training = self._training_now()
         self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
         self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
@@ -46,7 +51,7 @@ class State:
         return None
 
     def _training_now(self) -> list[bool]:
-        return [m.training for m in self._modules]
+        return [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)]
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module with dropout at work."""

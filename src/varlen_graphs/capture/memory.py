@@ -163,17 +163,17 @@ def left_to_pool(outputs: list[Tensor]) -> list[Tensor]:
     Args:
         outputs: On the GPU. Emptied: no other reference to them may be left.
     """
-    forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in outputs]
+    forms = [(t.device, t.dtype, t.shape, t.stride(), t.storage_offset()) for t in outputs]
     storages = [tensor.untyped_storage() for tensor in outputs]
     places = [(storage.data_ptr(), storage.nbytes(), weakref.ref(storage)) for storage in storages]
     outputs.clear()
     storages.clear()
     aliases = []
-    for (dtype, shape, stride, offset), (address, size, reference) in zip(forms, places, strict=True):
+    for (device, dtype, shape, stride, offset), (address, size, reference) in zip(forms, places, strict=True):
         if (storage := reference()) is not None:
-            alias = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+            alias = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
         elif size == 0:
-            alias = torch.empty(shape, dtype=dtype, device="cuda")
+            alias = torch.empty(shape, dtype=dtype, device=device)
         else:
             whole = device_bytes(address, size // dtype.itemsize * dtype.itemsize)
             alias = whole.view(dtype).as_strided(shape, stride, offset)
