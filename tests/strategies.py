@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
+from varlen_graphs.costs import Costs
 from varlen_graphs.packing import Demand
 
 
@@ -38,3 +39,12 @@ def make_table(items, budget, layout):
 demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300))
 
 budgets = st.builds(vg.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400))
+
+
+@st.composite
+def costs(draw, most=5):
+    """Some budgets, and what replays of them cost: in rows, or any."""
+    chosen = draw(st.lists(budgets, min_size=1, max_size=most, unique=True))
+    if draw(st.booleans()):
+        return Costs.in_rows(chosen)
+    return Costs({budget: draw(st.floats(0.1, 50)) for budget in chosen})

@@ -6,19 +6,20 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests import strategies
-from varlen_graphs.packing import EXACT_ITEMS, Demand, Load, Pack, cost, pack, smallest, total_cost
+from varlen_graphs.costs import Costs
+from varlen_graphs.packing import EXACT_ITEMS, Demand, Load, Pack, pack, smallest, total_cost
 
 
-@given(st.lists(strategies.demands, min_size=1, max_size=20), st.lists(strategies.budgets, min_size=1, max_size=5))
-def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
-    packs = pack(demands, sorted(budgets))
+@given(st.lists(strategies.demands, min_size=1, max_size=20), strategies.costs(5))
+def test_every_item_is_packed_once_within_every_capacity(demands, costs):
+    packs, budgets = pack(demands, costs), costs.budgets
     assert sorted(i for one in packs for i in one.items) == list(range(len(demands)))
     for one in packs:
         assert list(one.items) == sorted(one.items)
         mine = [demands[i] for i in one.items]
         if one.budget is None:
             assert len(mine) == 1
-            assert smallest(Load().add(*mine), sorted(budgets)) is None
+            assert smallest(Load().add(*mine), budgets) is None
         else:
             assert sum(d.rows for d in mine) <= one.budget.rows
             assert len(mine) <= one.budget.items
@@ -26,11 +27,10 @@ def test_every_item_is_packed_once_within_every_capacity(demands, budgets):
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 
 
-@given(st.lists(strategies.demands, min_size=1, max_size=100), st.lists(strategies.budgets, min_size=1, max_size=5))
-def test_packing_never_costs_more_than_one_item_a_replay(demands, budgets):
-    budgets = sorted(budgets)
-    alone = [smallest(Load().add(d), budgets) for d in demands]
-    assert total_cost(pack(demands, budgets)) <= sum(cost(b) for b in alone if b)
+@given(st.lists(strategies.demands, min_size=1, max_size=100), strategies.costs(5))
+def test_packing_never_costs_more_than_one_item_a_replay(demands, costs):
+    alone = [smallest(Load().add(d), costs.budgets) for d in demands]
+    assert total_cost(pack(demands, costs), costs) <= sum(costs.replays[b] for b in alone if b) + 1e-9
 
 
 def partitions(items):
@@ -45,35 +45,35 @@ def partitions(items):
 
 
 @settings(max_examples=50)
-@given(st.lists(strategies.demands, min_size=1, max_size=5), st.lists(strategies.budgets, min_size=1, max_size=4))
-def test_small_calls_are_packed_at_the_least_cost(demands, budgets):
-    budgets = sorted(budgets)
+@given(st.lists(strategies.demands, min_size=1, max_size=5), strategies.costs(4))
+def test_small_calls_are_packed_at_the_least_cost(demands, costs):
+    budgets = costs.budgets
     fitting = [d for d in demands if smallest(Load().add(d), budgets)]
-    costs = []
+    totals = []
     for partition in partitions(fitting):
         chosen = [smallest(reduce(Load.add, group, Load()), budgets) for group in partition]
         if all(chosen):
-            costs.append(sum(map(cost, chosen)))
+            totals.append(sum(costs.replays[budget] for budget in chosen))
     assert len(demands) <= EXACT_ITEMS
-    assert total_cost(pack(demands, budgets)) == min(costs)
+    assert total_cost(pack(demands, costs), costs) == pytest.approx(min(totals))
 
 
 def test_a_video_counts_its_frames():
     budgets = [vg.Budget(1024, items=8, segments=8), vg.Budget(2048, items=8, segments=64)]
-    (one,) = pack([Demand(rows=400, segments=10, longest=40)], budgets)
+    (one,) = pack([Demand(rows=400, segments=10, longest=40)], Costs.in_rows(budgets))
     assert one.budget.segments == 64
 
 
 def test_two_small_replays_beat_one_that_is_much_larger():
-    packs = pack([Demand(1000, 1, 1000)] * 2, [vg.Budget(1024), vg.Budget(4096)])
+    packs = pack([Demand(1000, 1, 1000)] * 2, Costs.in_rows([vg.Budget(1024), vg.Budget(4096)]))
     assert [one.items for one in packs] == [(0,), (1,)]
-    (one,) = pack([Demand(100, 1, 100)] * 2, [vg.Budget(128), vg.Budget(256)])
+    (one,) = pack([Demand(100, 1, 100)] * 2, Costs.in_rows([vg.Budget(128), vg.Budget(256)]))
     assert one.budget.rows == 256
 
 
 def test_many_items_are_packed_well_by_the_heuristic():
     sizes = [700, 300, 650, 350, 600, 400, 550, 450, 500, 500]
-    packs = pack([Demand(rows, 1, rows) for rows in sizes], [vg.Budget(1000, items=8)])
+    packs = pack([Demand(rows, 1, rows) for rows in sizes], Costs.in_rows([vg.Budget(1000, items=8)]))
     assert len(packs) <= 6
 
 
@@ -96,13 +96,14 @@ def test_spans_cover_the_items_of_a_pack_in_order(data):
 
 def test_hundreds_of_items_are_packed_closely():
     sizes = [60 + 37 * i % 240 for i in range(500)]
-    packs = pack([Demand(rows, 1, rows) for rows in sizes], [vg.Budget(2048), vg.Budget(4096, items=64)])
+    costs = Costs.in_rows([vg.Budget(2048), vg.Budget(4096, items=64)])
+    packs = pack([Demand(rows, 1, rows) for rows in sizes], costs)
     assert sorted(i for one in packs for i in one.items) == list(range(500))
-    assert total_cost(packs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
+    assert total_cost(packs, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])
 def test_a_call_that_fits_one_budget_closely_is_one_replay(count):
     demands = [Demand(100, 1, 100)] * count
-    (one,) = pack(demands, [vg.Budget(rows, items=64, segments=64) for rows in range(128, 4200, 128)])
+    (one,) = pack(demands, Costs.in_rows([vg.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
     assert one.items == tuple(range(count))

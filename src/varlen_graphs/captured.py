@@ -1,7 +1,7 @@
 """What an encoder holds from capture to release."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from varlen_graphs.call import StaticKey, static_key
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.memory import Weights
 from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
+from varlen_graphs.measure import measure
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
 from varlen_graphs.table import ItemTable
@@ -34,6 +36,7 @@ class Captured:
         forward: What to capture.
         state: The state to capture in.
         pool: Where.
+        learn: Told what replays cost, once it was measured.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
@@ -41,7 +44,14 @@ class Captured:
     """
 
     def __init__(
-        self, module: nn.Module, spec: BufferSpec, budgets: Sequence[Budget], forward: Forward, state: State, pool: Pool
+        self,
+        module: nn.Module,
+        spec: BufferSpec,
+        budgets: Sequence[Budget],
+        forward: Forward,
+        state: State,
+        pool: Pool,
+        learn: Callable[[Costs], None],
     ) -> None:
         self.arena: Arena | None = None
         self.staged = False
@@ -51,6 +61,7 @@ class Captured:
         self._forward = forward
         self._state = state
         self._pool = pool
+        self._learn = learn
         self._weights: Weights | None = None
         self._graphs: dict[StaticKey, Graphs] = {}
 
@@ -72,9 +83,9 @@ class Captured:
         self.check_weights()
         self._state.warn_of_training()
 
-        def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor]) -> Any:
+        def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
-                return self._forward(rows, table, host, statics)
+                return self._forward(rows, table, host, statics, compiled)
 
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
@@ -82,6 +93,8 @@ class Captured:
             self._graphs[key] = Graphs(self._spec.outputs, arena, self._budgets, forward, backend)
             self.arena = arena
             self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
+            if device.type == "cuda" and len(self._graphs) == 1:
+                self._learn(measure(self._graphs[key], self._forward, self._budgets, statics))
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "

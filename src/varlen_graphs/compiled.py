@@ -42,8 +42,8 @@ class CompiledForward:
                 output = self._function(*args, **kwargs)
             except RecompileError as error:
                 raise CaptureError(
-                    f"compile=True would compile once for each budget, because of {error}; leave it out, or compute what "
-                    "depends on the budget in a buffer"
+                    f"compile=True would compile once for each budget, because of {error}; leave it out, or compute "
+                    "what depends on the budget in a buffer"
                 ) from error
         if self.seconds is None:
             self.seconds = time.perf_counter() - start

@@ -15,11 +15,12 @@ from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured
 from varlen_graphs.choice import Choice
+from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.plan import Planner
-from varlen_graphs.replay import TOO_LARGE, Replays
+from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
@@ -57,6 +58,8 @@ class GraphedEncoder:
         min_segment_rows: A promise for layouts on the GPU, whose frames the host cannot count: frames have on average
             at least so many rows. Without it each may be one merge block, and few budgets have as many segments. A call
             that breaks it is wrong, as above, if its budget is too small.
+        compile: Whether torch's compiler fuses the forward first: once, for all budgets. It takes some tens of seconds,
+            at the first capture.
 
     Attributes:
         module: As given.
@@ -82,6 +85,7 @@ class GraphedEncoder:
         on_miss: Literal["eager", "error"] = "eager",
         outputs: Literal["owned", "borrowed"] = "owned",
         min_segment_rows: int = 1,
+        compile: bool = False,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -93,12 +97,14 @@ class GraphedEncoder:
         self.pool = pool or Pool()
         self.stats = Stats()
         self._lends = outputs == "borrowed"
-        self._planner = Planner(buffer_spec, self.budgets, on_miss, min_segment_rows)
+        self._planner = Planner(buffer_spec, Costs.in_rows(self.budgets), on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
-        self._forward = Forward(module, forward, buffer_spec, self._signature)
+        self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
         self._choice = Choice(module, self._state, backend, self.pool)
-        self._captured = Captured(module, buffer_spec, self.budgets, self._forward, self._state, self.pool)
+        self._captured = Captured(
+            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._planner.learn
+        )
         self._replays = Replays(self._captured, self._forward, self.pool, self.stats, self._lends)
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
@@ -127,6 +133,8 @@ class GraphedEncoder:
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
             reason, backend = TOO_LARGE, None
+        elif packs and self._planner.eager_is_faster(packs, layout):
+            reason, backend = EAGER_IS_FASTER, None
         if backend is None:
             self.stats.count_eager(reason)
             return self._run_eager(call, layout)

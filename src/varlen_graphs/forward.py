@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from varlen_graphs.buffers import Buffer
 from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.pool import on_device
+from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import check_extents, flatten
 from varlen_graphs.spec import BufferSpec
@@ -24,19 +25,27 @@ class Forward:
         function: What to run in its place, called as `function(module, **arguments)`; `None` is the module itself.
         spec: The declaration.
         signature: Which arguments there are.
+        compile: Whether graphs capture what torch's compiler makes of it. The compiler sees what follows the buffers.
 
     Attributes:
         spec: As given.
+        compiled: What the compiler made of it, if it was asked for.
     """
 
     def __init__(
-        self, module: nn.Module, function: Callable[..., Any] | None, spec: BufferSpec, signature: Signature
+        self,
+        module: nn.Module,
+        function: Callable[..., Any] | None,
+        spec: BufferSpec,
+        signature: Signature,
+        compile: bool,
     ) -> None:
         self._module = module
         self._module_forward = module.forward
         self._function = function
         self.spec = spec
         self._signature = signature
+        self.compiled = CompiledForward(self._run) if compile else None
 
     @property
     def device(self) -> torch.device | None:
@@ -52,7 +61,14 @@ class Forward:
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
-    def __call__(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], statics: dict[str, Any]) -> Any:
+    def __call__(
+        self,
+        rows: Tensor,
+        table: ItemTable,
+        host: dict[str, Tensor],
+        statics: dict[str, Any],
+        compiled: bool = False,
+    ) -> Any:
         """Run at the capacity of `table.budget`; returns the module's output, padding included."""
         spec, takes = self.spec, self._signature.takes
         arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
@@ -60,6 +76,10 @@ class Forward:
             arguments[spec.layout.name] = spec.layout.argument(table.values)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
+        run = self.compiled if compiled and self.compiled else self._run
+        return run(**arguments)
+
+    def _run(self, **arguments: Any) -> Any:
         return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
 
     def exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:

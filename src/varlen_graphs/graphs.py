@@ -15,10 +15,12 @@ from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.backends import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, flatten
-from varlen_graphs.table import ItemTable
 
-BoundForward = Callable[[Tensor, ItemTable, dict[str, Tensor]], Any]
-"""The one forward with its static arguments bound: from rows, items and host buffers to the module's output."""
+BoundForward = Callable[..., Any]
+"""The one forward with its static arguments bound: from rows, items and host buffers to the module's output.
+
+By the compiler's code, if there is one, unless it is called with `compiled=False`.
+"""
 
 
 class Graphs:
@@ -48,7 +50,7 @@ class Graphs:
         memory = ReadMemory(arena.rows.device, "the module")
         form = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            check_extents(flatten(forward(*probe), declared), probe[1].budget)
+            check_extents(flatten(forward(*probe, compiled=False), declared), probe[1].budget)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             arena.load_sample(budget)
             warm_up = partial(_run_parts, forward, arena, declared, budget)

@@ -9,10 +9,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.costs import Costs
 from varlen_graphs.layout import Layout
-
-REPLAY_COST = 512
-"""What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
 
 EXACT_ITEMS = 6
 """Calls of at most this many items are packed at the least cost; larger ones by a heuristic."""
@@ -91,17 +89,12 @@ class Pack:
         return spans
 
 
-def cost(budget: Budget) -> int:
-    """What a replay of `budget` costs, in rows."""
-    return budget.rows + REPLAY_COST
+def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
+    """What all replays cost, attention aside; items that run eager are not counted."""
+    return sum(costs.replays[pack.budget] for pack in packs if pack.budget)
 
 
-def total_cost(packs: Sequence[Pack]) -> int:
-    """What all replays cost, in rows; items that run eager are not counted."""
-    return sum(cost(pack.budget) for pack in packs if pack.budget)
-
-
-def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
+def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     """Split items over replays at the least total cost.
 
     Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
@@ -109,26 +102,24 @@ def pack(demands: Sequence[Demand], budgets: Sequence[Budget]) -> list[Pack]:
 
     Args:
         demands: What each item needs.
-        budgets: Budgets in ascending order.
+        costs: The budgets, and what replays of them cost.
 
     Returns:
         Packs in the order of their first items. A pack without a budget holds one item that fits none.
     """
-    one = single(reduce(Load.add, demands, Load()), budgets)
+    one = single(reduce(Load.add, demands, Load()), costs)
     if one is not None:
         return [Pack(one, tuple(range(len(demands))))]
-    fitting = [i for i, demand in enumerate(demands) if smallest(Load().add(demand), budgets)]
+    fitting = [i for i, demand in enumerate(demands) if smallest(Load().add(demand), costs.budgets)]
     packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
-    packs += _Packer(demands, budgets).pack(fitting)
+    packs += _Packer(demands, costs).pack(fitting)
     return sorted(packs, key=lambda pack: pack.items[0])
 
 
-def single(load: Load, budgets: Sequence[Budget]) -> Budget | None:
+def single(load: Load, costs: Costs) -> Budget | None:
     """The budget of one replay of everything, where no split could cost less."""
-    one = smallest(load, budgets)
-    if one is None or (load.items > 1 and cost(one) > load.rows + 2 * REPLAY_COST):
-        return None  # two replays cost at least their rows and twice a replay
-    return one
+    one = smallest(load, costs.budgets)
+    return None if one is None or (load.items > 1 and costs.replays[one] > costs.of_two(load.rows)) else one
 
 
 def smallest(load: Load, budgets: Sequence[Budget]) -> Budget | None:
@@ -143,9 +134,10 @@ Groups = list[tuple[int, ...]]
 class _Packer:
     """Ways to split one call over replays, of items that each fit some budget."""
 
-    def __init__(self, demands: Sequence[Demand], budgets: Sequence[Budget]) -> None:
+    def __init__(self, demands: Sequence[Demand], costs: Costs) -> None:
         self._demands = demands
-        self._budgets = budgets
+        self._budgets = costs.budgets
+        self._costs = costs
 
     def pack(self, items: list[int]) -> list[Pack]:
         if len(items) <= EXACT_ITEMS:
@@ -156,7 +148,7 @@ class _Packer:
             candidates += [self._neighbours(items), self._neighbours(largest_first)]
         else:
             candidates += [[(item,) for item in items]]  # all alone: the bound that the runs of neighbours keep
-        return min(map(self._packs, candidates), key=total_cost)
+        return min(map(self._packs, candidates), key=lambda packs: total_cost(packs, self._costs))
 
     def _packs(self, groups: Groups) -> list[Pack]:
         return [Pack(self._budget(group), tuple(sorted(group))) for group in groups]
@@ -167,8 +159,9 @@ class _Packer:
     def _exact(self, items: list[int]) -> Groups:
         """The best partition, by dynamic programming over subsets (3^n steps)."""
         groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
-        prices = [0] + [cost(budget) if (budget := self._budget(group)) else None for group in groups[1:]]
-        best: list[tuple[int, int]] = [(0, 0)]
+        chosen = [self._budget(group) for group in groups[1:]]
+        prices = [0.0] + [self._costs.replays[budget] if budget else None for budget in chosen]
+        best: list[tuple[float, int]] = [(0.0, 0)]
         for mask in range(1, len(groups)):
             first = mask & -mask  # the pack of the lowest item is chosen first, so each partition is met once
             choices = []
@@ -188,7 +181,7 @@ class _Packer:
 
     def _neighbours(self, items: list[int]) -> Groups:
         """The best partition into runs of neighbours; in the order of the call it also copies least."""
-        best: list[tuple[int, int]] = [(0, 0)]
+        best: list[tuple[float, int]] = [(0.0, 0)]
         for end in range(1, len(items) + 1):
             choices, load = [], Load()
             for start in range(end - 1, -1, -1):
@@ -196,7 +189,7 @@ class _Packer:
                 budget = smallest(load, self._budgets)
                 if budget is None:
                     break  # a longer run needs no less
-                choices.append((best[start][0] + cost(budget), start))
+                choices.append((best[start][0] + self._costs.replays[budget], start))
             best.append(min(choices))
         split, end = [], len(items)
         while end:

@@ -1,30 +1,35 @@
 """Which replays a call becomes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import Call
+from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, SpecError
 from varlen_graphs.layout import Layout
-from varlen_graphs.packing import Pack, pack, single, smallest
+from varlen_graphs.packing import Pack, pack, single, smallest, total_cost
 from varlen_graphs.spec import BufferSpec
 
+EAGER_MARGIN = 1.03
+"""How much longer than without a graph a call may take with one."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Planner:
     """Chooses budgets for calls.
 
     Attributes:
         spec: What items need of a budget.
-        budgets: The budgets, ascending.
+        costs: The budgets, and what replays of them cost; measured costs take the place of assumed ones.
         on_miss: What becomes of an item that no budget holds.
         min_segment_rows: What frames that the host cannot see are promised to have on average.
     """
 
     spec: BufferSpec
-    budgets: Sequence[Budget]
+    costs: Costs
     on_miss: Literal["eager", "error"]
     min_segment_rows: int
 
@@ -32,24 +37,40 @@ class Planner:
         if self.min_segment_rows < 1:
             raise SpecError(f"min_segment_rows={self.min_segment_rows}: expected an integer of at least 1")
 
+    def learn(self, costs: Costs) -> None:
+        """Plan by these costs from now on."""
+        self.costs = costs
+
     def packs(self, layout: Layout) -> list[Pack]:
         """The replays of a call, at the least cost.
 
         Raises:
             BudgetError: An item that no budget holds, with `on_miss="error"`.
         """
-        one = single(self.spec.load(layout), self.budgets)
+        costs = self.costs
+        one = single(self.spec.load(layout), costs)
         if one is not None:
             return [Pack(one, range(len(layout)))]
-        packs = pack([self.spec.demand(item) for item in layout.items], self.budgets)
+        packs = pack([self.spec.demand(item) for item in layout.items], costs)
         misses = [one.items[0] for one in packs if one.budget is None]
         if misses and self.on_miss == "error":
             item = layout.items[misses[0]]
             raise BudgetError(
                 f"item {misses[0]} is {item[:3]} and needs {self.spec.demand(item)}, but the largest budget is "
-                f"{self.budgets[-1]}; add a larger budget, or set on_miss='eager'"
+                f"{costs.budgets[-1]}; add a larger budget, or set on_miss='eager'"
             )
         return packs
+
+    def eager_is_faster(self, packs: Sequence[Pack], layout: Layout) -> bool:
+        """Whether the call takes less time without graphs and without padding, as far as times were measured."""
+        costs, rows = self.costs, layout.total
+        if costs.host == math.inf or any(one.budget is None for one in packs):
+            return False
+        graphed = total_cost(packs, costs)
+        if graphed <= EAGER_MARGIN * costs.exact(rows):  # attention is the same for both
+            return False
+        squares = self.spec.squares(layout)
+        return graphed + costs.per_square * squares > EAGER_MARGIN * costs.eager(rows, squares)
 
     def whole(self, layout: Layout) -> Budget:
         """The budget of one replay of everything.
@@ -58,11 +79,11 @@ class Planner:
             BudgetError: There is none.
         """
         load = self.spec.load(layout)
-        budget = smallest(load, self.budgets)
+        budget = smallest(load, self.costs.budgets)
         if budget is None:
             raise BudgetError(
-                f"a stage is one replay, but no budget holds {load}: the largest is {self.budgets[-1]}; add a larger "
-                "one, stage fewer items at a time, or call the encoder with the rows, which splits them"
+                f"a stage is one replay, but no budget holds {load}: the largest is {self.costs.budgets[-1]}; add a "
+                "larger one, stage fewer items at a time, or call the encoder with the rows, which splits them"
             )
         return budget
 
@@ -74,4 +95,4 @@ class Planner:
         """
         if self.spec.host_buffers or not self.spec.is_on(call.description, call.rows.device):
             return None
-        return smallest(self.spec.most(call.rows.shape[0], call.items, self.min_segment_rows), self.budgets)
+        return smallest(self.spec.most(call.rows.shape[0], call.items, self.min_segment_rows), self.costs.budgets)

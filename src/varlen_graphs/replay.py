@@ -24,6 +24,7 @@ from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
 
 TOO_LARGE = "larger than every budget"
+EAGER_IS_FASTER = "faster without padding"
 
 
 class Replays:

@@ -118,6 +118,13 @@ class BufferSpec:
             longest = longest or max([item[1] * item[2] for item in layout.items])
         return Load(layout.total, len(layout), segments, longest)
 
+    def squares(self, layout: Layout) -> int:
+        """The sum of squared segment lengths, which attention costs follow; of the longer kind where there are two."""
+        frames, whole = self.segment_kinds
+        if whole:
+            return sum([rows * rows for rows in layout.rows])
+        return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items]) if frames else 0
+
     @cached_property
     def segment_kinds(self) -> tuple[bool, bool]:
         """Whether frames are segments, and whether items are."""

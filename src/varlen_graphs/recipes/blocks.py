@@ -16,9 +16,11 @@ from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 def add_norm(x: Tensor, delta: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm."""
     if type(norm) is nn.LayerNorm and norm.bias is not None and _as_is(x, norm.weight):
-        return add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
-    x = x + delta
-    return x, norm(x)
+        total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    else:
+        total = x + delta
+        normed = norm(total)
+    return total, normed
 
 
 def linear_activation(x: Tensor, linear: nn.Module, activation: Any) -> Tensor:

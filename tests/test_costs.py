@@ -1,0 +1,83 @@
+"""Costs: which budgets are worth using, what a split costs at least, and when a call is faster without graphs."""
+
+import math
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests import strategies
+from varlen_graphs.costs import Costs
+from varlen_graphs.packing import Pack
+from varlen_graphs.plan import Planner
+
+
+@given(strategies.costs(6))
+def test_a_budget_is_dropped_only_for_one_that_holds_as_much_and_costs_no_more(costs):
+    assert sorted([*costs.budgets, *costs.dropped]) == sorted(costs.replays)
+    for dropped in costs.dropped:
+        assert any(
+            kept.holds(dropped.rows, dropped.items, dropped.segments, dropped.max_seqlen)
+            and costs.replays[kept] <= costs.replays[dropped]
+            for kept in costs.budgets
+        )
+
+
+@given(strategies.costs(6), st.data())
+def test_no_two_replays_cost_less_than_the_bound(costs, data):
+    for one, two in combinations_with_replacement(costs.budgets, 2):
+        rows = data.draw(st.integers(1, one.rows + two.rows))
+        assert costs.of_two(rows) <= costs.replays[one] + costs.replays[two] + 1e-9
+
+
+@given(strategies.costs(6), st.integers(1, 2000))
+def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
+    smaller = [b for b in costs.budgets if b.rows <= rows]
+    larger = [b for b in costs.budgets if b.rows >= rows]
+    around = [costs.replays[b] for b in [*smaller[-1:], *larger[:1]]]
+    if not larger:
+        assert costs.exact(rows) > 0
+    elif len({b.rows for b in costs.budgets}) == len(costs.budgets):
+        assert min(around) - 1e-9 <= costs.exact(rows) <= max(around) + 1e-9
+
+
+def planner(costs):
+    spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
+    return Planner(spec, costs, "eager", 1)
+
+
+def replay_of(budget, items=1):
+    return [Pack(budget, range(items))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "squares_matter", "host", "expected"),
+    [
+        (1000, False, 1.0, False),  # fits closely
+        (520, False, 1.0, True),  # half of it is padding, and the host is fast
+        (520, False, 60.0, False),  # the host takes longer than the padding does
+        (520, True, 1.0, False),  # attention takes so long that padding does not show
+    ],
+)
+def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows, squares_matter, host, expected):
+    small, large = vg.Budget(512), vg.Budget(1024)
+    per_square = 1.0 if squares_matter else 0.0
+    costs = Costs({small: 5.0, large: 10.0}, per_square, host)
+    layout = vg.Layout(((1, 1, rows),))
+    assert planner(costs).eager_is_faster(replay_of(large), layout) is expected
+
+
+def test_nothing_runs_eager_for_speed_before_something_was_measured():
+    budget = vg.Budget(1024)
+    costs = Costs.in_rows([budget])
+    assert costs.host == math.inf
+    assert not planner(costs).eager_is_faster(replay_of(budget), vg.Layout(((1, 1, 1),)))
+
+
+def test_frames_are_squared_one_by_one():
+    spec = planner(Costs.in_rows([vg.Budget(8)])).spec
+    assert spec.squares(vg.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
+    whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
+    assert whole.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
