@@ -20,7 +20,7 @@ from torch import Tensor
 
 import varlen_graphs as vg
 from benchmarks.common import distance, facts, failures, headline, table, time_kernel, write_json
-from varlen_graphs.kernels.rotary.reference import apply_rotary, rotary_table
+from varlen_graphs.kernels.rotary.reference import apply_rotary
 
 HEADS = 16
 HEAD_DIMS = (72, 64, 128)

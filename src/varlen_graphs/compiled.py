@@ -5,9 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo.config as dynamo_config
-import torch.fx.experimental._config as shape_config
-from torch._dynamo.exc import RecompileError
 
 from varlen_graphs.errors import CaptureError
 
@@ -34,9 +31,13 @@ class CompiledForward:
         Raises:
             CaptureError: It would have to be compiled again: something in it depends on the budget.
         """
+        import torch._dynamo.config as dynamo_config  # here, because the compiler imports triton
+        import torch.fx.experimental._config as shape_config
+        from torch._dynamo.exc import RecompileError
+
         # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant.
         settings = {"specialize_float": True, "error_on_recompile": self.seconds is not None}
-        with dynamo_config.patch(settings), shape_config.patch(use_duck_shape=False):
+        with dynamo_config.patch(settings), shape_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             start = time.perf_counter()
             try:
                 output = self._function(*args, **kwargs)

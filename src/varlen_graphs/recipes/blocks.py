@@ -13,7 +13,7 @@ from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 
 
-def add_norm(x: Tensor, delta: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm."""
     if type(norm) is nn.LayerNorm and norm.bias is not None and _as_is(x, norm.weight):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
@@ -23,11 +23,12 @@ def add_norm(x: Tensor, delta: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]
     return total, normed
 
 
-def linear_activation(x: Tensor, linear: nn.Module, activation: Any) -> Tensor:
+def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     """`activation(linear(x))`: one matrix product for a plain linear layer and a GELU by tanh."""
     if type(linear) is nn.Linear and linear.bias is not None and _is_tanh_gelu(activation) and _as_is(x, linear.weight):
-        return linear_gelu(x, linear.weight, linear.bias)
-    out: Tensor = activation(linear(x))
+        out: Tensor = linear_gelu(x, linear.weight, linear.bias)
+    else:
+        out = activation(linear(x))
     return out
 
 
