@@ -13,6 +13,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.encoders import Attention, attention_encoder, attention_spec
+from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
 from varlen_graphs.capture import memory
 
@@ -481,3 +482,36 @@ def test_what_was_wrong_outlives_a_release():
     with pytest.raises(vg.LayoutError, match="lengths describes 5 rows in all, but 6 came"):
         encoder(rows_for([6]), lengths=[6])
     assert encoder(rows_for([6]), lengths=[6]).isfinite().all()
+
+
+def test_layouts_on_the_device_work_under_inference_mode_and_after_it():
+    encoder, rows, lengths = attention_encoder(), rows_for([6]), torch.tensor([6])
+    with torch.inference_mode():
+        inside = encoder(rows, lengths=lengths)
+    assert torch.equal(encoder(rows, lengths=lengths), inside)
+    assert encoder(rows, lengths=lengths - 1).isnan().all()
+    with pytest.raises(vg.LayoutError):
+        encoder.check()
+
+
+def test_calls_of_every_kind_from_several_threads_take_turns():
+    encoder = attention_encoder(spec=SHAPED).capture()
+    wrong = []
+
+    def work(seed):
+        for i in range(15):
+            lengths = [1 + (seed * 7 + i * 3) % 60, 1 + i]
+            rows = rows_for(lengths, seed)
+            expected = encoder.eager(rows, lengths=lengths)
+            if seed % 2:
+                got = encoder(rows, lengths=torch.tensor(lengths))
+            else:
+                with encoder.stage(lengths) as stage:
+                    stage.rows.copy_(rows)
+                got = stage.output
+            if distance(got, expected) > 1e-5:
+                wrong.append(lengths)
+
+    run_in_threads(work)
+    encoder.check()
+    assert not wrong

@@ -27,7 +27,7 @@ MANY_KEYS = 8
 
 
 class Captured:
-    """One arena, the weights, and the graphs of each set of static arguments. Used under the pool's lock.
+    """One arena, the weights, and the graphs of each set of static arguments. Changed under the pool's lock only.
 
     Args:
         module: The module whose weights the graphs read.
@@ -110,9 +110,9 @@ class Captured:
             InputError: Rows on another device, or of a dtype that is not cast.
             StaleGraphError: The module was moved to another device since the capture.
         """
-        name = self._spec.packed.name
-        if self.arena is not None:
-            device, expected = self.arena.rows.device, self.arena.rows.dtype
+        name, arena = self._spec.packed.name, self.arena  # which another thread may release
+        if arena is not None:
+            device, expected = arena.rows.device, arena.rows.dtype
         else:
             device, expected = self._forward.device or rows.device, self._forward.row_dtype
         if rows.device != device:
@@ -132,9 +132,9 @@ class Captured:
         Raises:
             SpecError: These are not known yet.
         """
-        if self.arena is not None:
-            return self.arena.rows[:0]
-        packed, device = self._spec.packed, self._forward.device
+        arena, packed, device = self.arena, self._spec.packed, self._forward.device
+        if arena is not None:
+            return arena.rows[:0]
         if packed.shape is None or device is None:
             raise SpecError(
                 f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"

@@ -27,10 +27,11 @@ class Deferred:
         self.device = device
         self._spec = spec
         pads = [column.pad for column in spec.layout.columns]
-        self._padding = torch.tensor([0, 0, 0, *pads], device=device)
-        self._status = torch.zeros(5, dtype=torch.int64, device=device)
-        self._veil = torch.zeros((), dtype=torch.float32, device=device)
-        self._seen = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
+        with torch.inference_mode(False):
+            self._padding = torch.tensor([0, 0, 0, *pads], device=device)
+            self._status = torch.zeros(5, dtype=torch.int64, device=device)
+            self._veil = torch.zeros((), dtype=torch.float32, device=device)
+            self._seen = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
         self._calls = 0
         self._told = 0

@@ -55,6 +55,21 @@ def test_calls_queued_behind_a_long_kernel_keep_their_own_layouts(encoder, where
     encoder.check()
 
 
+def test_uploads_in_flight_have_blocks_of_their_own(encoder):
+    grids, rows = hundred_calls()
+    ring = encoder.capture()._captured.arena._ring
+    torch.cuda._sleep(LONG)
+    for r, g in zip(rows, grids, strict=True):
+        encoder(r, grid_thw=g)
+    assert len(ring) >= 100
+    torch.cuda.synchronize()
+    before = len(ring)
+    for r, g in zip(rows, grids, strict=True):
+        encoder(r, grid_thw=g)
+        torch.cuda.synchronize()
+    assert len(ring) == before
+
+
 def test_stages_queued_behind_a_long_kernel_keep_their_own_rows(encoder):
     grids, rows = hundred_calls()
     expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
