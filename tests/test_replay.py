@@ -280,6 +280,11 @@ def test_padding_of_staged_integer_rows_is_the_declared_one():
 # Borrowed outputs
 
 
+def begin(stage):
+    with stage as writing:
+        writing.rows.zero_()
+
+
 def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
     pool, rows = vg.Pool(), rows_for([5, 9])
     encoder = attention_encoder(outputs="borrowed", pool=pool, spec=SHAPED)
@@ -290,6 +295,7 @@ def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
         lambda: other(rows, lengths=[5, 9]),
         lambda: other.capture(scale=3.0),
         lambda: other.release(),
+        lambda: begin(other.stage([5])),
         lambda: encoder.poison(),
         lambda: encoder.release(),
     ]
@@ -303,7 +309,7 @@ def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
         assert not handle.valid
         for read in (lambda: handle.output, handle.clone):  # noqa: B023
             with pytest.raises(
-                vg.StaleOutputError, match=r"\d replays or captures later, which write to the same memory"
+                vg.StaleOutputError, match=r"\d calls or captures later, which write to the same memory"
             ):
                 read()
         assert distance(own, expected) < 1e-5

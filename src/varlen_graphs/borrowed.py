@@ -89,7 +89,7 @@ class Lent(Borrowed):
     def _check(self) -> None:
         if not self.valid:
             raise StaleOutputError(
-                f"a borrowed output was read {self._pool.turn - self._turn} replays or captures later, which write to "
+                f"a borrowed output was read {self._pool.turn - self._turn} calls or captures later, which write to "
                 "the same memory; read it before the next call of any encoder of this pool, call clone() in time, or "
                 "use outputs='owned'"
             )

@@ -118,6 +118,8 @@ class Replays:
             self._deferred.tell()
 
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
+        """What answers a call. From here on its memory is written, which voids what was lent of it."""
+        self._pool.advance()
         graphs = self._captured.graphs(call.statics, rows.shape[1:], rows.device, backend)
         graphs.arena.check(rows)
         return graphs
@@ -125,7 +127,6 @@ class Replays:
     def _replay(self, graphs: Graphs, budget: Budget, active: int) -> list[Tensor]:
         """Replay what is in the arena."""
         self._stats.count_replay(budget, active)
-        self._pool.advance()
         return graphs.replay(budget)
 
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:

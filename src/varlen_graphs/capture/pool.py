@@ -23,7 +23,7 @@ class Pool:
     Attributes:
         lock: What a replay takes.
         device: Where its encoders are; `None` before the first.
-        turn: How often the pool's memory was written: by replays, captures and the like.
+        turn: How often the pool was used: by calls, captures and the like, which write its memory.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Pool:
                 self._done.record(stream)
 
     def advance(self) -> None:
-        """Count that the memory is about to be written: what was borrowed before is void."""
+        """Count that memory is about to be written: what was lent before is void."""
         self.turn += 1
         self._lent_on = None
 
