@@ -14,7 +14,6 @@ import varlen_graphs as vg
 from tests import strategies
 from tests.strategies import make_table
 from tests.towers import qwen3_vl_tower
-from varlen_graphs.kernels.rotary.reference import apply_rotary
 
 ORDERS = st.sampled_from(["raster", "merge_block"])
 MODES = st.sampled_from(["bilinear", "bicubic"])
@@ -61,16 +60,6 @@ def test_unknown_axes_are_refused():
     table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
     with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected some of 't', 'h', 'w', 'row'")):
         vg.GridPositions(axes=("z",)).produce(table, None)
-
-
-def test_rotation_equals_the_product_of_complex_numbers():
-    x = torch.randn(7, 2, 8)
-    angles = torch.randn(7, 4)
-    turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(torch.ones(7, 4), angles)[:, None]
-    expected = torch.cat([turned.real, turned.imag], -1)
-    wide = torch.cat([angles, angles], -1)
-    for rotated in apply_rotary(x, x, wide.cos(), wide.sin()):
-        torch.testing.assert_close(rotated, expected)
 
 
 def resampled(entries, items, order, resample):

@@ -15,6 +15,7 @@ from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.attention import op
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.attention.config import tile_rows
+from varlen_graphs.kernels.attention.reference import tile_bound
 
 Window = tuple[int, int]
 """How many keys before and after its own place a query sees; -1: all."""
@@ -22,7 +23,7 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """Which tile of queries is which part of which segment: computed once a forward, used by the attention of each layer.
+    """Which tile of queries is which part of which segment: computed once a forward, used by all layers.
 
     Attributes:
         tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.attention.reference.tile_schedule`.
@@ -54,8 +55,8 @@ def tile_schedule(
         head_dim: Channels a head.
         cu_seqlens_k: int32 `[segments + 1]`, the segments of keys and values; `None`: those of the queries.
     """
-    _check_boundaries("cu_seqlens", cu_seqlens)
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
     block = tile_rows(head_dim, heads, rows, max_seqlen)
     return TileSchedule(op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
 
@@ -86,7 +87,7 @@ def varlen_attention(
         cu_seqlens_k: The segments of keys and values, where they are not those of the queries; a segment without keys
             gives zeros.
         max_seqlen_k: At least the longest of those.
-        scale: Factor on the scores, not negative; default `head_dim ** -0.5`.
+        scale: Factor on the scores, above 0; default `head_dim ** -0.5`.
         causal: No query sees keys after its own place. The last query of a segment is level with the last key.
         window: How many keys before and after its own place a query sees, `(left, right)`; -1: all.
         schedule: What `tile_schedule` gave for these segments; `None`: computed here, if the backend needs one.
@@ -99,26 +100,31 @@ def varlen_attention(
         `[rows, heads, head_dim]`, dtype of `q`; padding rows hold what the backend leaves there (see above).
 
     Raises:
-        InputError: Shapes that do not belong together, boundaries of another dtype, or a backend that does not take
-            these inputs.
+        InputError: Shapes, devices or a schedule that do not belong together, boundaries of another dtype, or a backend
+            that does not take these inputs.
     """
     if backend not in get_args(Backend):
         raise InputError(f"attention backend {backend!r}: expected one of {get_args(Backend)}")
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
     _check_shapes(q, k, v)
-    _check_boundaries("cu_seqlens", cu_seqlens)
-    _check_boundaries("cu_seqlens_k", cu_seqlens_k)
+    _check_boundaries(cu_seqlens, cu_seqlens_k, q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     left, right = window
     if causal:
         right = 0
-    if scale < 0 or left < -1 or right < -1:
-        raise InputError(f"scale={scale}, window={window}: expected a scale of at least 0, and sizes of at least -1")
+    if not scale > 0 or left < -1 or right < -1:
+        raise InputError(f"scale={scale}, window={window}: expected a scale above 0, and sizes of at least -1")
     if schedule is None:
         tiles, block = None, tile_rows(q.shape[2], q.shape[1], q.shape[0], max_seqlen)
     else:
         tiles, block = schedule.tiles, schedule.block
+        entries = 1 + tile_bound(q.shape[0], cu_seqlens.shape[0] - 1, block)
+        if tiles.shape[0] != entries:
+            raise InputError(
+                f"the schedule has {tiles.shape[0]} entries: expected {entries} for {q.shape[0]} rows and "
+                f"{cu_seqlens.shape[0] - 1} segments; compute it for these rows and segments"
+            )
     out: Tensor = op.attention(
         q, k, v, cu_seqlens, cu_seqlens_k, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend
     )
@@ -127,16 +133,25 @@ def varlen_attention(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     same = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]
-    if not same or q.shape[1] % k.shape[1] or not q.dtype == k.dtype == v.dtype:
+    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    if not same or not alike or 0 in (q.shape[1], q.shape[2], k.shape[1]) or q.shape[1] % k.shape[1]:
+        tensors = zip("qkv", (q, k, v), strict=True)
+        described = ", ".join(f"{name} {x.dtype} {list(x.shape)} on {x.device}" for name, x in tensors)
         raise InputError(
-            f"varlen_attention got q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, v {v.dtype} "
-            f"{list(v.shape)}: expected [rows, heads, head_dim] of one dtype, k and v alike, with heads that divide "
-            "those of q"
+            f"varlen_attention got {described}: expected [rows, heads, head_dim] of one dtype and device, k and v "
+            "alike, with heads that divide those of q"
         )
 
 
-def _check_boundaries(name: str, cu_seqlens: Tensor) -> None:
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
+def _check_boundaries(cu_seqlens: Tensor, cu_seqlens_k: Tensor, device: torch.device) -> None:
+    for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
+        if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 2 or x.device != device:
+            raise InputError(
+                f"{name} is {x.dtype} {list(x.shape)} on {x.device}: expected int32 [segments + 1] on {device}, with "
+                "at least one segment; try .int()"
+            )
+    if cu_seqlens.shape != cu_seqlens_k.shape:
         raise InputError(
-            f"{name} is {cu_seqlens.dtype} {list(cu_seqlens.shape)}: expected int32 [segments + 1]; try .int()"
+            f"cu_seqlens_k is {list(cu_seqlens_k.shape)}, cu_seqlens {list(cu_seqlens.shape)}: expected as many "
+            "segments of keys as of queries; a segment without keys repeats its start"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.attention
@@ -38,11 +38,10 @@ def run(call: Call, backend: str) -> Tensor:
     Raises:
         InputError: The backend does not take these inputs.
     """
-    if backend == "auto":
-        backend = _choose(call)
-    elif reason := _REFUSALS[backend](call):
+    if backend != "auto" and (reason := _REFUSALS[backend](call)):
         raise InputError(f"attention backend {backend!r} got {reason}; use backend='auto' or 'reference'")
-    return _RUN[backend](call)
+    with torch.cuda.device_of(call.q):  # Triton and events go to the current device, wherever the tensors are
+        return _RUN[_choose(call) if backend == "auto" else backend](call)
 
 
 def _triton(call: Call) -> Tensor:
@@ -70,7 +69,7 @@ def _torch(call: Call) -> Tensor:
         row = torch.arange(v.shape[0], device=v.device)
         active = (row < call.cu_seqlens_k[-1:])[:, None, None]
         k, v = (torch.where(active, x, 0) for x in (k, v))
-    window = {} if (call.left, call.right) == (-1, -1) else {"window_size": (call.left, call.right)}
+    window: dict[str, Any] = {} if (call.left, call.right) == (-1, -1) else {"window_size": (call.left, call.right)}
     out = varlen_attn(
         call.q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k,
         scale=call.scale, **window,
@@ -93,8 +92,8 @@ def _triton_refuses(call: Call) -> str | None:
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16, torch.float32) and q.shape[2] <= MAX_HEAD_DIM:
         return None
     return (
-        f"{q.dtype} on {q.device} with head_dim {q.shape[2]}: expected float16, bfloat16 or float32 on CUDA, head_dim up "
-        f"to {MAX_HEAD_DIM}"
+        f"{q.dtype} on {q.device} with head_dim {q.shape[2]}: expected float16, bfloat16 or float32 on CUDA, head_dim "
+        f"up to {MAX_HEAD_DIM}"
     )
 
 
@@ -161,4 +160,4 @@ def _milliseconds(function: Callable[[Call], Tensor], call: Call, repeats: int =
         function(call)
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / repeats
+    return float(start.elapsed_time(end)) / repeats

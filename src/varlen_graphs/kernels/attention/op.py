@@ -41,7 +41,8 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
         return reference.tile_schedule(cu_seqlens_q, cu_seqlens_k, rows, block)
     from varlen_graphs.kernels.attention import triton
 
-    return triton.tile_schedule(cu_seqlens_q, cu_seqlens_k, rows, block)
+    with torch.cuda.device_of(cu_seqlens_q):
+        return triton.tile_schedule(cu_seqlens_q, cu_seqlens_k, rows, block)
 
 
 @tile_schedule.register_fake

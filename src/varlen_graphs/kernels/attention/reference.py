@@ -25,7 +25,7 @@ def varlen_attention(
         v: Values, as `k`.
         cu_seqlens_q: int32 `[segments + 1]`, ascending from 0; segments may be empty.
         cu_seqlens_k: The same for keys and values.
-        scale: Factor on the scores.
+        scale: Factor on the scores, above 0.
         left: How many keys before its own place a query sees; -1: all. The last query of a segment is level with the
             last key.
         right: How many keys after its own place a query sees; -1: all; 0 is causal attention.
@@ -82,7 +82,7 @@ def dense(
     values = torch.where(sound[:, None, None], v, 0).to(wide).repeat_interleave(group, 1).transpose(0, 1)
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    block = max(1, MAX_SCORES // (k.shape[0] * heads))
+    block = MAX_SCORES // max(1, k.shape[0] * heads) or 1
     for start in range(0, q.shape[0], block):
         at = slice(start, start + block)
         visible = (segment[at, None] == segment_k) & active[at, None] & active_k  # [block, rows_k]

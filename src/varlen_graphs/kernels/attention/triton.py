@@ -112,19 +112,20 @@ def _attention(
         index = work - tl.load(tile + 4) * HEADS
         count = tl.cdiv(q_end - q_first, BLOCK_M)
         head = index // count
+        kv_head = head // GROUP
         q_start = q_first + index % count * BLOCK_M
 
         rows = q_start + tl.arange(0, BLOCK_M)
         present = (rows < q_end)[:, None]
-        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head * Q_HEAD
+        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head.to(tl.int64) * Q_HEAD
         q0 = tl.load(q_at + dims0[None, :], mask=present & (dims0 < HEAD_DIM)[None, :], other=0.0)
         q1 = q0
         if D1:
             q1 = tl.load(q_at + dims1[None, :], mask=present & (dims1 < HEAD_DIM)[None, :], other=0.0)
-        k_head = k + head // GROUP * K_HEAD
-        v_head = v + head // GROUP * V_HEAD
-        k_column = head // GROUP * K_HEAD
-        v_column = head // GROUP * V_HEAD
+        k_head = k + kv_head.to(tl.int64) * K_HEAD
+        v_head = v + kv_head.to(tl.int64) * V_HEAD
+        k_column = kv_head * K_HEAD
+        v_column = kv_head * V_HEAD
 
         largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -192,7 +193,7 @@ def attention(
         v: Values, as `k`.
         tiles: What `tile_schedule` gave, int32 `[1 + tiles, 5]`.
         block: The query rows a tile that it was made for.
-        scale: Factor on the scores, not negative.
+        scale: Factor on the scores, above 0.
         left: As in the reference.
         right: As in the reference.
 
@@ -205,7 +206,7 @@ def attention(
         return out
     config = configuration(head_dim, block, q.dtype)
     first, rest = split(head_dim)
-    described = _describable(k) and _describable(v)
+    described = all(_describable(x, first + rest) for x in (k, v))
     descriptors: list[Any] = [None] * 4
     if described:
         descriptors = [_describe(x, config.keys, width) for x in (k, v) for width in (first, rest or 16)]
@@ -223,19 +224,28 @@ def attention(
     return out
 
 
-def _describable(x: Tensor) -> bool:
-    """Whether the chip's copy engine can load blocks of `x` as of a matrix with one row a row (Hopper and later)."""
+def _describable(x: Tensor, columns: int) -> bool:
+    """Whether the chip's copy engine can load blocks of `x` as of a matrix with one row a row (Hopper and later).
+
+    It loads `columns` of a head. Where these are more than the head has, they must be the next head's, and not what lies
+    between two heads: that is not ours, and may be NaN.
+    """
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
-    return aligned and x.stride(0) >= x.stride(1) * x.shape[1] and x.shape[0] > 0
+    own = columns == x.shape[2] or x.stride(1) == x.shape[2] or x.shape[1] == 1
+    return aligned and own and x.stride(0) >= _width(x) and x.shape[0] > 0
 
 
 def _describe(x: Tensor, rows: int, columns: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    width = x.stride(1) * (x.shape[1] - 1) + x.shape[2]  # heads side by side
-    return TensorDescriptor(x, [x.shape[0], width], [x.stride(0), 1], [rows, columns])
+    return TensorDescriptor(x, [x.shape[0], _width(x)], [x.stride(0), 1], [rows, columns])
+
+
+def _width(x: Tensor) -> int:
+    """Elements from the first of a row to its last, with its heads side by side."""
+    return x.stride(1) * (x.shape[1] - 1) + x.shape[2]
 
 
 _counts: dict[int, int] = {}
@@ -247,7 +257,7 @@ def _multiprocessors(device: int) -> int:
     return _counts[device]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments", "rows"])  # sizes differ from call to call: one kernel for all
 def _schedule(
     cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, CHUNK: tl.constexpr,
     TILES: tl.constexpr,

@@ -10,13 +10,15 @@ BLOCK = 1024
 
 @triton.jit
 def _rotate(
-    x, out, cos, sin, index, rows,
+    x, out, cos, sin, first, rows,
     X_ROW: tl.constexpr, X_HEAD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr,
+    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Both channels of each pair: pairs of a head side by side, then the heads of a row, then rows."""
-    row = (index // (HEADS * HALF)).to(tl.int64)
-    head = index // HALF % HEADS
+    """Both channels of each pair from `first` on: pairs of a head side by side, then the heads of a row, then rows."""
+    # Large numbers are divided once a block, small ones once a pair: 64-bit divisions are slow.
+    index = (first % (HEADS * HALF)).to(tl.int32) + tl.arange(0, BLOCK)
+    row = first // (HEADS * HALF) + index // (HEADS * HALF)
+    head = (index // HALF % HEADS).to(tl.int64)
     channel = index % HALF
     here = row < rows
     at = x + row * X_ROW + head * X_HEAD + channel
@@ -31,21 +33,20 @@ def _rotate(
     tl.store(to + HALF, second.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # differs from call to call: one kernel for all
 def _rotary(
     q, k, q_out, k_out, cos, sin, rows,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, HEADS: tl.constexpr, HEADS_K: tl.constexpr, HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
-    queries = tl.cdiv(rows * (HEADS * HALF), BLOCK)
+    block = tl.program_id(0).to(tl.int64)
+    queries = tl.cdiv(rows.to(tl.int64) * (HEADS * HALF), BLOCK)
     if block < queries:
-        index = block * BLOCK + tl.arange(0, BLOCK)
-        _rotate(q, q_out, cos, sin, index, rows, Q_ROW, Q_HEAD, HEADS, HALF, COS_ROW, SIN_ROW)
+        _rotate(q, q_out, cos, sin, block * BLOCK, rows, Q_ROW, Q_HEAD, HEADS, HALF, COS_ROW, SIN_ROW, BLOCK)
     else:
-        index = (block - queries) * BLOCK + tl.arange(0, BLOCK)
-        _rotate(k, k_out, cos, sin, index, rows, K_ROW, K_HEAD, HEADS_K, HALF, COS_ROW, SIN_ROW)
+        first = (block - queries) * BLOCK
+        _rotate(k, k_out, cos, sin, first, rows, K_ROW, K_HEAD, HEADS_K, HALF, COS_ROW, SIN_ROW, BLOCK)
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
