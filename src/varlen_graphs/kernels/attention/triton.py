@@ -89,8 +89,8 @@ def _attend(
     return acc0, acc1, total, largest
 
 
-# Strides are constants, because Triton knows of an integer argument that 16 divides it, or nothing: with a head stride of
-# 72 loads would lose their vectors.
+# Strides are constants, because Triton knows of an integer argument that 16 divides it, or nothing: with a head stride
+# of 72 loads would lose their vectors.
 @triton.jit
 def _attention(
     q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
@@ -98,7 +98,8 @@ def _attention(
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
@@ -171,7 +172,7 @@ def _attention(
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
 
-        norm = tl.where(total == 0, 0.0, 1 / total)[:, None]  # a query that sees no key gets zeros
+        norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key has zeros, and keeps them
         out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD
         kind = out.dtype.element_ty
         tl.store(out_at + dims0[None, :], (acc0 * norm).to(kind), mask=present & (dims0 < HEAD_DIM)[None, :])
@@ -227,8 +228,8 @@ def attention(
 def _describable(x: Tensor, columns: int) -> bool:
     """Whether the chip's copy engine can load blocks of `x` as of a matrix with one row a row (Hopper and later).
 
-    It loads `columns` of a head. Where these are more than the head has, they must be the next head's, and not what lies
-    between two heads: that is not ours, and may be NaN.
+    It loads `columns` of a head. Where these are more than the head has, they must be the next head's, and not what
+    lies between two heads: that is not ours, and may be NaN.
     """
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
