@@ -12,7 +12,6 @@ from tests.encoders import Attention, attention_spec, load_example
 from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.integrations.transformers import use_attention
-from varlen_graphs.kernels.attention import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -345,23 +344,3 @@ def test_the_example_keeps_the_contract_on_the_gpu():
 
     encoder(ids([5]), lengths=[5])
     check_padding_contract(encoder, eager, ids, "lengths", [[512] * 4, [1], [100, 3, 400], [16] * 32], 3e-2)
-
-
-@pytest.mark.parametrize("head_dim", [32, 64, 72, 80, 96, 112, 128, 256])
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_torch_attention_equals_the_reference_and_reads_no_padding(dtype, head_dim):
-    lengths = [1, 0, 130, 64, 0, 33, 300]
-    rows = sum(lengths) + 100
-    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0), *[sum(lengths)] * 3], dtype=torch.int32).cuda()
-    q, k, v = torch.randn(3, rows, 2, head_dim, device="cuda").to(dtype).unbind(0)
-    expected = reference.by_segment(q, k, v, cu_seqlens, head_dim**-0.5)
-    torch.testing.assert_close(reference.dense(q, k, v, cu_seqlens, head_dim**-0.5), expected, rtol=2e-2, atol=2e-3)
-    got = vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="torch")[: sum(lengths)]
-    torch.testing.assert_close(got, expected[: sum(lengths)], rtol=2e-2, atol=2e-2)
-    for x in (q, k, v):
-        x[sum(lengths) :] = torch.nan
-    assert torch.equal(vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="torch")[: sum(lengths)], got)
-    assert torch.equal(
-        vg.varlen_attention(q, k, v, cu_seqlens, rows, backend="reference")[: sum(lengths)],
-        reference.dense(*(x.nan_to_num() for x in (q, k, v)), cu_seqlens, head_dim**-0.5)[: sum(lengths)],
-    )

@@ -128,8 +128,9 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
 
     Returns:
         int32 `[1 + tiles, 5]`, where `tiles` is the most that there can be, `tile_bound(...)`. The first entry holds
-        the number of tiles. The others hold, for the segment that the tile is of: its first query row and the row after its
-        last, the same for its keys, and the index of its first tile. Entries past the number of tiles are arbitrary.
+        the number of tiles. The others hold, for the segment that the tile is of: its first query row and the row
+        after its last, the same for its keys, and the index of its first tile. Entries past the number of tiles are
+        arbitrary.
     """
     end = torch.tensor([rows], dtype=torch.int32, device=cu_seqlens_q.device)
     order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)

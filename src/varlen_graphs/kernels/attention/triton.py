@@ -113,7 +113,7 @@ def _attention(
         index = work - tl.load(tile + 4) * HEADS
         count = tl.cdiv(q_end - q_first, BLOCK_M)
         head = index // count
-        kv_head = head // GROUP
+        kv_head = (head // GROUP).to(tl.int64)
         q_start = q_first + index % count * BLOCK_M
 
         rows = q_start + tl.arange(0, BLOCK_M)
@@ -123,10 +123,10 @@ def _attention(
         q1 = q0
         if D1:
             q1 = tl.load(q_at + dims1[None, :], mask=present & (dims1 < HEAD_DIM)[None, :], other=0.0)
-        k_head = k + kv_head.to(tl.int64) * K_HEAD
-        v_head = v + kv_head.to(tl.int64) * V_HEAD
-        k_column = kv_head * K_HEAD
-        v_column = kv_head * V_HEAD
+        k_head = k + kv_head * K_HEAD
+        v_head = v + kv_head * V_HEAD
+        k_column = (kv_head * K_HEAD).to(tl.int32)
+        v_column = (kv_head * V_HEAD).to(tl.int32)
 
         largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
