@@ -100,7 +100,7 @@ def test_any_segments_and_windows(segments, heads, window, padding):
 
 @pytest.mark.parametrize(
     ("rows", "rows_k", "lengths", "lengths_k"),
-    [(0, 0, [0], [0]), (0, 4, [0, 0], [4, 0]), (5, 0, [5], [0]), (5, 0, [0, 3], [0, 0]), (70, 3, [0], [3]), (9, 9, [4, 5], [0, 9])],
+    [(0, 0, [0], [0]), (0, 4, [0, 0], [4, 0]), (5, 0, [5], [0]), (5, 0, [0, 3], [0, 0]), (70, 3, [0], [3]), (9, 9, [4, 5], [0, 9]), (5, 5, [], [])],
 )  # fmt: skip
 def test_no_rows_no_keys_and_no_segments(rows, rows_k, lengths, lengths_k):
     q, k, v = torch.randn(rows, 2, 16), torch.randn(rows_k, 2, 16), torch.randn(rows_k, 2, 16)

@@ -145,10 +145,10 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_boundaries(cu_seqlens: Tensor, cu_seqlens_k: Tensor, device: torch.device) -> None:
     for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
-        if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 2 or x.device != device:
+        if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1 or x.device != device:
             raise InputError(
-                f"{name} is {x.dtype} {list(x.shape)} on {x.device}: expected int32 [segments + 1] on {device}, with "
-                "at least one segment; try .int()"
+                f"{name} is {x.dtype} {list(x.shape)} on {x.device}: expected int32 [segments + 1] on {device}; "
+                "try .int()"
             )
     if cu_seqlens.shape != cu_seqlens_k.shape:
         raise InputError(

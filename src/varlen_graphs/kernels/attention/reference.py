@@ -100,7 +100,7 @@ def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     row = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     ends = cu_seqlens[1:].contiguous()
     segment = torch.searchsorted(ends, row, right=True)
-    return segment, row < cu_seqlens[-1:], row - ends[segment.clamp(max=ends.shape[0] - 1)]
+    return segment, row < cu_seqlens[-1:], row - cu_seqlens[(segment + 1).clamp(max=ends.shape[0])]
 
 
 def _in_window(place: Tensor, place_k: Tensor, left: int, right: int) -> Tensor:
