@@ -127,7 +127,7 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
     qkv = torch.randn(total, 3, HEADS, head_dim, device="cuda", dtype=dtype)
     q, k, v = qkv.unbind(1)
     exact, padded, roomy = (slots(lengths, count) for count in (exact_slots, max(64, exact_slots), 256))
-    expected = reference.by_segment(q.float(), k.float(), v.float(), exact, head_dim**-0.5)
+    expected = reference.by_segment(q.float(), k.float(), v.float(), exact, exact, head_dim**-0.5, -1, -1)
     flash2_error = distance([flash2(q, k, v, exact, max(lengths))()], [expected])
 
     systems: dict[str, Callable[[], Attend]] = {
