@@ -116,7 +116,7 @@ def varlen_attention(
     if not scale > 0 or left < -1 or right < -1:
         raise InputError(f"scale={scale}, window={window}: expected a scale above 0, and sizes of at least -1")
     if schedule is None:
-        tiles, block = None, tile_rows(q.shape[2], q.shape[1], q.shape[0], max_seqlen)
+        tiles, block = None, 0  # the operator chooses: a choice by size here would be one for the compiler to guard
     else:
         tiles, block = schedule.tiles, schedule.block
         entries = 1 + tile_bound(q.shape[0], cu_seqlens.shape[0] - 1, block)

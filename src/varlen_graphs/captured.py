@@ -85,7 +85,7 @@ class Captured:
 
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
-                return self._forward(rows, table, host, statics, compiled)
+                return self._forward(rows, table, host, statics, compiled and device.type == "cuda")
 
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)

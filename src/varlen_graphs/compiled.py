@@ -16,13 +16,14 @@ class CompiledForward:
 
     Args:
         function: What to compile.
+        backend: What torch's compiler hands its graphs to.
 
     Attributes:
         seconds: How long compiling took; `None` before the first call.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = torch.compile(function, dynamic=True)
+    def __init__(self, function: Callable[..., Any], backend: str = "inductor") -> None:
+        self._function = torch.compile(function, dynamic=True, backend=backend)
         self.seconds: float | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

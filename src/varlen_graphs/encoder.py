@@ -59,7 +59,7 @@ class GraphedEncoder:
             at least so many rows. Without it each may be one merge block, and few budgets have as many segments. A call
             that breaks it is wrong, as above, if its budget is too small.
         compile: Whether torch's compiler fuses the forward first: once, for all budgets. It takes some tens of seconds,
-            at the first capture.
+            at the first capture. The tape and eager calls run the forward as it is.
 
     Attributes:
         module: As given.

@@ -1,7 +1,7 @@
 """Kernels, one folder an operation.
 
 `reference.py` is the specification, in plain torch operations. `triton.py` holds the kernel and a launcher of the same
-signature. `op.py` registers both as one custom operator, which runs the kernel on CUDA and the reference elsewhere; it
+signature. `op.py` makes both one operator of torch, which runs the kernel on CUDA and the reference elsewhere; it
 imports triton when the kernel is first launched. All of them can be captured: no host syncs, and the shapes of results
 follow from integers.
 """

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.attention import reference
-from varlen_graphs.kernels.attention.config import MAX_HEAD_DIM
+from varlen_graphs.kernels.attention.config import MAX_HEAD_DIM, tile_rows
 
 Backend = Literal["auto", "triton", "torch", "reference"]
 
 
 class Call(NamedTuple):
-    """The arguments of one attention; see `varlen_graphs.varlen_attention`."""
+    """The arguments of one attention; see `varlen_graphs.varlen_attention`. Without `tiles`, `block` means nothing."""
 
     q: Tensor
     k: Tensor
@@ -48,11 +48,24 @@ def _triton(call: Call) -> Tensor:
     """Our kernel. Padding rows are never read, and zero in the output."""
     from varlen_graphs.kernels.attention import triton
 
-    tiles = call.tiles
+    tiles, block = call.tiles, call.block
     if tiles is None:
-        tiles = triton.tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, call.q.shape[0], call.block)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
-    return triton.attention(q, k, v, tiles, call.block, call.scale, call.left, call.right)
+        rows, heads, head_dim = call.q.shape
+        block = tile_rows(head_dim, heads, rows, call.max_seqlen_q)
+        tiles = triton.tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block)
+    q, k, v = map(_row_by_row, (call.q, call.k, call.v))
+    return triton.attention(q, k, v, tiles, block, call.scale, call.left, call.right)
+
+
+def _row_by_row(x: Tensor) -> Tensor:
+    """`x`, copied unless the heads of a row lie in it, and rows begin where vectors can be loaded.
+
+    Strides are constants of the kernel: heads that lie rows apart would make for a kernel for each number of rows.
+    """
+    rows, heads, channels = x.stride()
+    aligned = x.data_ptr() % 16 == 0 and rows * x.element_size() % 16 == 0
+    sound = channels == 1 and heads <= rows and aligned
+    return x if sound else x.clone(memory_format=torch.contiguous_format)
 
 
 def _torch(call: Call) -> Tensor:

@@ -33,7 +33,10 @@ _TABLE: list[tuple[int, dict[int, Config]]] = [
     (256, {64: Config(32, 4, 2, 1), 128: Config(32, 8, 2, 1)}),
 ]
 
-_FLOAT32 = {64: Config(32, 4, 2, 1), 128: Config(32, 8, 2, 1)}
+_FLOAT32 = [
+    (128, {64: Config(32, 4, 2, 1), 128: Config(32, 8, 2, 1)}),
+    (256, {64: Config(16, 4, 2, 1), 128: Config(16, 8, 2, 1)}),
+]
 
 MAX_HEAD_DIM = 256
 
@@ -53,9 +56,8 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
 
 def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
     """How to run tiles of `block` query rows."""
-    if dtype == torch.float32:
-        return _FLOAT32[block]
-    return next(configs[block] for most, configs in _TABLE if head_dim <= most)
+    table = _FLOAT32 if dtype == torch.float32 else _TABLE
+    return next(configs[block] for most, configs in table if head_dim <= most)
 
 
 def split(head_dim: int) -> tuple[int, int]:

@@ -218,8 +218,8 @@ def attention(
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
-        BLOCK_M=block, BLOCK_N=config.keys, TAIL=TAIL, SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
-        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+        BLOCK_M=block, BLOCK_N=config.keys, TAIL=min(TAIL, config.keys), SHORT_TAIL=SHORT_TAIL,
+        STAGES=config.stages, DESCRIBED=described, PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 """The check where the table is: the reference on the CPU, the Triton kernel on CUDA.
 
-No custom operator, unlike kernels that are part of a module: it runs before a replay, outside of any graph or compiled
-code, where the dispatch of an operator in Python would take longer than everything else.
+No operator of torch, unlike kernels that are part of a module: it runs before a replay, outside of any graph or
+compiled code, where the dispatch of an operator in Python would take longer than everything else.
 """
 
 from collections.abc import Callable

@@ -1,21 +1,20 @@
-"""Where segments begin, as a custom operator."""
+"""Where segments begin, as an operator of torch."""
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.cu_seqlens import reference
+from varlen_graphs.kernels.operator import operator
 
-cu_seqlens = torch.library.custom_op("varlen_graphs::cu_seqlens", reference.cu_seqlens, mutates_args=())
 
-
-@cu_seqlens.register_fake
-def _(values: Tensor, segments: int, by_frame: bool) -> Tensor:
+def _fake(values: Tensor, segments: int, by_frame: bool) -> Tensor:
     return values.new_empty(segments + 1, dtype=torch.int32)
 
 
-@cu_seqlens.register_kernel("cuda")
-def _(values: Tensor, segments: int, by_frame: bool) -> Tensor:
+def _cuda(values: Tensor, segments: int, by_frame: bool) -> Tensor:
     from varlen_graphs.kernels.cu_seqlens import triton
 
-    with torch.cuda.device_of(values):
-        return triton.cu_seqlens(values, segments, by_frame)
+    return triton.cu_seqlens(values, segments, by_frame)
+
+
+cu_seqlens = operator(reference.cu_seqlens, fake=_fake, cuda=_cuda)

@@ -1,33 +1,28 @@
-"""Resampling a square table to grids of any size, as custom operators."""
+"""Resampling a square table to grids of any size, as operators of torch."""
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.interpolation import reference
-
-interpolation_taps = torch.library.custom_op(
-    "varlen_graphs::interpolation_taps", reference.interpolation_taps, mutates_args=()
-)
-
-interpolate = torch.library.custom_op("varlen_graphs::interpolate", reference.interpolate, mutates_args=())
+from varlen_graphs.kernels.operator import operator
 
 
-@interpolation_taps.register_fake
-def _(values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int) -> tuple[Tensor, Tensor]:
+def _fake_taps(
+    values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
+) -> tuple[Tensor, Tensor]:
     shape = (rows, 4 if mode == "bilinear" else 16)
     return values.new_empty(shape), values.new_empty(shape, dtype=torch.float32)
 
 
-@interpolation_taps.register_kernel("cuda")
-def _(values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int) -> tuple[Tensor, Tensor]:
+def _cuda_taps(
+    values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
+) -> tuple[Tensor, Tensor]:
     from varlen_graphs.kernels.interpolation import triton
 
-    with torch.cuda.device_of(values):
-        return triton.interpolation_taps(values, rows, side, mode, align_corners, merge)
+    return triton.interpolation_taps(values, rows, side, mode, align_corners, merge)
 
 
-@interpolate.register_fake
-def _(
+def _fake(
     entries: Tensor,
     values: Tensor,
     rows: int,
@@ -41,8 +36,7 @@ def _(
     return entries.new_empty(rows, entries.shape[1], dtype=dtype)
 
 
-@interpolate.register_kernel("cuda")
-def _(
+def _cuda(
     entries: Tensor,
     values: Tensor,
     rows: int,
@@ -54,5 +48,8 @@ def _(
 ) -> Tensor:
     from varlen_graphs.kernels.interpolation import triton
 
-    with torch.cuda.device_of(values):
-        return triton.interpolate(entries, values, rows, mode, align_corners, merge, accum_dtype, add)
+    return triton.interpolate(entries, values, rows, mode, align_corners, merge, accum_dtype, add)
+
+
+interpolation_taps = operator(reference.interpolation_taps, fake=_fake_taps, cuda=_cuda_taps)
+interpolate = operator(reference.interpolate, fake=_fake, cuda=_cuda)

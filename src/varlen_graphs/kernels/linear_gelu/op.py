@@ -4,17 +4,17 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.linear_gelu import reference
+from varlen_graphs.kernels.operator import operator
 
 
-@torch.library.custom_op("varlen_graphs::linear_gelu", mutates_args=())
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`reference.linear_gelu`; on CUDA cuBLAS applies the GELU to the products, before they are rounded and written."""
-    if not x.is_cuda:
-        return reference.linear_gelu(x, weight, bias)
+def _fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _cuda(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """By cuBLAS, which applies the GELU to the products before they are rounded and written."""
     out: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return out
 
 
-@linear_gelu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
+linear_gelu = operator(reference.linear_gelu, fake=_fake, cuda=_cuda)
