@@ -81,3 +81,24 @@ def test_frames_are_squared_one_by_one():
     assert spec.squares(vg.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
     whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
     assert whole.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+
+
+def test_a_report_shows_budgets_times_and_counts():
+    from varlen_graphs.report import report
+    from varlen_graphs.stats import Stats
+
+    small, large, useless = vg.Budget(512), vg.Budget(1024), vg.Budget(640)
+    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, eager=9.0)
+    stats = Stats(calls=3, items=7)
+    stats.count_replay(small, 500)
+    stats.count_eager("larger than every budget")
+    text = report("the encoder", costs, stats, {"captured in": 1.25})
+    assert "captured in 1.25 s" in text
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
+    assert rows[1][5:] == ["not", "used:", "a", "larger", "one", "takes", "no", "longer"]
+    assert "adds 1.049 ms" in text
+    assert "takes 9.00 ms or more" in text
+    assert "2.3% padding" in text
+    assert "1 runs without a graph: larger than every budget" in text
+    assert report("new", Costs.in_rows([small]), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]

@@ -1,5 +1,6 @@
 """What an encoder holds from capture to release."""
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class Captured:
     Attributes:
         arena: What all graphs read; `None` before the first capture.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
+        seconds: How long the parts of the first capture took.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Captured:
     ) -> None:
         self.arena: Arena | None = None
         self.staged = False
+        self.seconds: dict[str, float] = {}
         self._module = module
         self._spec = spec
         self._budgets = budgets
@@ -90,11 +93,18 @@ class Captured:
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
+            start = time.perf_counter()
             self._graphs[key] = Graphs(self._spec.outputs, arena, self._budgets, forward, backend)
             self.arena = arena
             self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
-            if device.type == "cuda" and len(self._graphs) == 1:
-                self._learn(measure(self._graphs[key], self._forward, self._budgets, statics))
+            if len(self._graphs) == 1:
+                captured = time.perf_counter()
+                self.seconds = {"captured, kernels compiled, in": captured - start}
+                if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
+                    self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
+                if device.type == "cuda":
+                    self._learn(measure(self._graphs[key], self._forward, self._budgets, statics))
+                    self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "

@@ -21,6 +21,7 @@ from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.plan import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
+from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
@@ -215,6 +216,10 @@ class GraphedEncoder:
             with self.pool.exclusive():
                 self._captured.graphs(bound, example.shape[1:], example.device, backend)
         return self
+
+    def report(self) -> str:
+        """Budgets, the times measured for them, replays, padding and eager runs, as a table for people."""
+        return report(repr(self), self._planner.costs, self.stats, self._captured.seconds)
 
     def release(self) -> None:
         """Free graphs and arena, once what was queued has run: this waits for the last replay.

@@ -344,3 +344,23 @@ def test_the_example_keeps_the_contract_on_the_gpu():
 
     encoder(ids([5]), lengths=[5])
     check_padding_contract(encoder, eager, ids, "lengths", [[512] * 4, [1], [100, 3, 400], [16] * 32], 3e-2)
+
+
+def test_compiled_code_is_captured_and_keeps_the_padding_contract():
+    tower = tower_of(torch.bfloat16)
+    tower.rotary_pos_emb.float()
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, compile=True)
+    original, rows = original_of(tower), rows_of(torch.bfloat16)
+    check_padding_contract(encoder, original, rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
+    assert "torch.compile took of that" in encoder.report()
+
+
+def test_budgets_are_timed_and_reported(half):
+    _, _, encoder = half
+    encoder.capture()
+    text = encoder.report()
+    assert "budgets timed in" in text
+    assert "a call without a graph takes" in text
+    costs = encoder._planner.costs
+    assert costs.budgets[-1] == max(BUDGETS)  # nothing replaces the largest
+    assert all(0 < ms < 1e3 for ms in costs.replays.values())

@@ -1,0 +1,41 @@
+"""What an encoder is made of and did so far, for people."""
+
+import math
+
+from varlen_graphs.costs import Costs
+from varlen_graphs.stats import Stats
+
+
+def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> str:
+    """A table of the budgets, and what happened.
+
+    Args:
+        name: What to call the encoder.
+        costs: The budgets, and what was measured of them.
+        stats: The counters.
+        seconds: What was done before the first replay, and how long each part took.
+    """
+    measured = costs.host < math.inf
+    lines = [name]
+    if seconds:
+        lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
+    lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
+    for budget in sorted(costs.replays):
+        cost = f"{costs.replays[budget]:.3f}" if measured else "-"
+        note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
+        lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
+    if measured:
+        long = costs.per_square * 1024**2
+        lines += [
+            "",
+            f"ms of one replay, attention aside; attention adds {long:.3f} ms for each segment of 1024 rows, and four "
+            "times as much for twice the rows",
+            f"a call without a graph takes {costs.host:.2f} ms or more",
+        ]
+    lines += [
+        "",
+        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "
+        f"{stats.padding_share:.1%} padding",
+    ]
+    lines += [f"{count} runs without a graph: {reason}" for reason, count in stats.eager.most_common()]
+    return "\n".join(lines)
