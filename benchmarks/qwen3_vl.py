@@ -388,7 +388,8 @@ def costs_table(result: dict[str, Any]) -> str:
         "to the largest alone", "held GiB", "peak GiB",
     )  # fmt: skip
     keys = (
-        "compile_s", "capture_cold_s", "capture_s", "timing_s", "budgets", "capture_gib", "gib_to_largest", "held_gib", "peak_gib",
+        "compile_s", "capture_cold_s", "capture_s", "timing_s", "budgets", "capture_gib", "gib_to_largest", "held_gib",
+        "peak_gib",
     )  # fmt: skip
     return table(header, [(name, *(built.get(key) for key in keys)) for name, built in result["systems"].items()])
 
