@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests import strategies
 from varlen_graphs.kernels.check import reference
+from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
 
 sizes = st.one_of(st.integers(-2, 9), st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63)]))
@@ -34,13 +35,14 @@ def cases(draw):
     return items, capacity, rows, limits
 
 
-def run(check, items, capacity, rows, limits, columns=1, call=7):
+def run(check, items, capacity, rows, limits, columns=1, call=7, unseen=1):
     width = 3 + columns
     table = torch.full((capacity, width), 99, dtype=torch.int64)
     table[: len(items)] = torch.tensor([[*item, *[5] * columns] for item in items])
     padding = torch.tensor([0, 0, 0, *[-1] * columns])
     status, veil = torch.full((5,), -9), torch.tensor(3.0)
-    check(table, padding, status, veil, call, len(items), rows, **limits)
+    header = torch.tensor([call, len(items), rows, unseen])
+    check(header, table, padding, status, veil, **limits)
     return table, status, veil
 
 
@@ -71,6 +73,21 @@ def test_what_the_host_would_refuse_is_found(case):
         assert veil.isnan()
 
 
+@given(cases())
+def test_what_the_host_has_seen_is_left_alone(case):
+    items, capacity, _, _ = case
+    table, status, veil = run(reference.check_items, *case, unseen=0)
+    assert status.tolist() == [-9] * 5
+    assert table.tolist() == [[*item, 5] for item in items] + [[99] * 4] * (capacity - len(items))
+    assert torch.signbit(veil)
+
+
+def test_the_operator_is_sound_for_the_compiler():
+    header, table = torch.tensor([1, 1, 6, 1]), torch.tensor([[1, 2, 3], [9, 9, 9]])
+    tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(5, dtype=torch.int64), torch.tensor(0.0)
+    torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False))
+
+
 def test_a_veil_that_hides_nothing_changes_no_bit():
     x = torch.tensor([0.0, -0.0, 1e-45, -3.0, torch.inf, -torch.inf])
     y = x + torch.tensor(-0.0)
@@ -88,17 +105,18 @@ def compare_kernel_and_reference(device):
     """Bit for bit, over the same cases."""
     from varlen_graphs.kernels.check import triton
 
-    def on_device(table, padding, status, veil, *args, **kwargs):
-        moved = [x.to(device) for x in (table, padding, status, veil)]
-        triton.check_items(*moved, *args, **kwargs)
-        for x, y in zip((table, padding, status, veil), moved, strict=True):
+    def on_device(*tensors, **limits):
+        moved = [x.to(device) for x in tensors]
+        triton.check_items(*moved, **limits)
+        for x, y in zip(tensors, moved, strict=True):
             x.copy_(y)
 
     @settings(max_examples=60, deadline=None, database=None)
-    @given(cases(), st.integers(0, 2))
-    def compare(case, columns):
+    @given(cases(), st.integers(0, 2), st.integers(0, 1))
+    def compare(case, columns, unseen):
+        options = {"columns": columns, "unseen": unseen}
         for got, expected in zip(
-            run(on_device, *case, columns), run(reference.check_items, *case, columns), strict=True
+            run(on_device, *case, **options), run(reference.check_items, *case, **options), strict=True
         ):
             assert torch.equal(got.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9)), case
 

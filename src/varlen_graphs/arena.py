@@ -18,6 +18,9 @@ from varlen_graphs.ring import Ring
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
+HEADER = 4
+"""Integers in front of the item table."""
+
 
 class Arena:
     """Rows, item table and host buffers, shared by all budgets: what a budget uses is a prefix of each.
@@ -25,6 +28,7 @@ class Arena:
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: whatever was there before (integers: the declared pad).
         table: int64 `[largest items, 3 + columns]`.
+        header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
     """
 
     def __init__(
@@ -42,9 +46,9 @@ class Arena:
         padding = (0, 0, 0, *(column.pad for column in spec.layout.columns))
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
-        self._ring = Ring(len(self._padding), device)
-        self.table = torch.tensor([padding] * most_items, device=device)
-        self._flat = self.table.view(-1)
+        self._ring = Ring(HEADER + len(self._padding), device)
+        self._flat = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
+        self.header, self.table = self._flat[:HEADER], self._flat[HEADER:].view(most_items, self._width)
         self._host = {
             buffer.name: torch.zeros(
                 max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
@@ -86,8 +90,8 @@ class Arena:
         Floating rows are cast to the dtype of the arena.
         """
         for there, here in spans:
-            part = rows if there.rows == rows.shape[0] else rows[there.row : there.row + there.rows]
-            self.rows[here.row : here.row + here.rows].copy_(part, non_blocking=True)
+            part = rows if there.rows == rows.shape[0] else rows.narrow(0, there.row, there.rows)
+            self.rows.narrow(0, here.row, here.rows).copy_(part, non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
         """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
@@ -102,11 +106,12 @@ class Arena:
             # Torch's allocator reuses a pinned block only after the copy from it.
             static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
 
-    def load_table(self, description: Mapping[str, Any], items: int, active: int, budget: Budget) -> None:
-        """Copy the items of one replay in from tensors on the device, unchecked and unpadded. No sync.
+    def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int, budget: Budget) -> None:
+        """Copy the items of one replay in from tensors on the device, for the graph to check. No sync.
 
         Args:
             description: The layout argument and the columns, by name.
+            call: The number of this call among those of its kind.
             items: How many items there are.
             active: How many rows came with them.
             budget: What the replay can hold.
@@ -116,6 +121,7 @@ class Arena:
         for at, column in enumerate(self._spec.layout.columns, start=3):
             table[:, at].copy_(description[column.name])
         self._pad_rows(active, budget)
+        self._ring.upload(array("q", (call, items, active, 1)), self.header)
 
     def _pad_rows(self, active: int, budget: Budget) -> None:
         """Write the declared pad past the active rows, if they are integers."""
@@ -147,7 +153,8 @@ class Arena:
             self._host[buffer.name].fill_(buffer.pad)
 
     def _load_items(self, layout: Layout, budget: Budget) -> None:
-        size = budget.items * self._width
-        values = array("q", chain.from_iterable(layout.items))
-        values += self._padding[len(values) : size]
-        self._ring.upload(values, self._flat[:size])
+        size = HEADER + budget.items * self._width
+        values = array("q", (0, len(layout), layout.total, 0))
+        values.extend(chain.from_iterable(layout.items))
+        values += self._padding[len(values) - HEADER : size - HEADER]
+        self._ring.upload(values, self._flat.narrow(0, 0, size))

@@ -15,6 +15,7 @@ from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.memory import Weights
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.costs import Costs
+from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
@@ -41,6 +42,7 @@ class Captured:
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
+        deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first capture took.
     """
@@ -56,6 +58,7 @@ class Captured:
         learn: Callable[[Costs], None],
     ) -> None:
         self.arena: Arena | None = None
+        self.deferred: Deferred | None = None
         self.staged = False
         self.seconds: dict[str, float] = {}
         self._module = module
@@ -91,10 +94,12 @@ class Captured:
                 return self._forward(rows, table, host, statics, compiled and device.type == "cuda")
 
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
+            if self.deferred is None or self.deferred.device != device:
+                self.deferred = Deferred(self._spec, device)
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
             start = time.perf_counter()
-            self._graphs[key] = Graphs(self._spec.outputs, arena, self._budgets, forward, backend)
+            self._graphs[key] = Graphs(self._spec.outputs, arena, self.deferred, self._budgets, forward, backend)
             self.arena = arena
             self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
             if len(self._graphs) == 1:

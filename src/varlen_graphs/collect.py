@@ -24,38 +24,66 @@ class Collected:
         self.everything = everything
         self.tensors: list[Tensor] = []
 
-    def take(self, outputs: Sequence[Tensor], extents: Sequence[Extent], spans: Sequence[tuple[Span, Span]]) -> None:
+    def take(
+        self,
+        outputs: Sequence[Tensor],
+        extents: Sequence[Extent],
+        spans: Sequence[tuple[Span, Span]],
+        veil: Tensor | None = None,
+    ) -> None:
         """Copy what a run gave to its places, in one launch for each dtype. Queued on the current stream; no sync.
 
         Args:
             outputs: The outputs of the run, padding included.
             extents: What each of them is.
             spans: Where its rows and items are in the call, and where in the run.
+            veil: A scalar to add to floating outputs, for a run of the whole call.
         """
+        if spans[0][0] == self.everything:
+            self.tensors = copies([_narrow(*pair, spans[0][1]) for pair in zip(outputs, extents, strict=True)], veil)
+            return
+        self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []
         for there, here in spans:
-            parts = [output[extent.place(here)] for output, extent in zip(outputs, extents, strict=True)]
-            sources += parts
-            if there == self.everything:
-                self.tensors = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
-                targets += self.tensors
-            else:
-                self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
-                targets += [own[extent.place(there)] for own, extent in zip(self.tensors, extents, strict=True)]
-        copy_all(targets, sources)
-
-    def add(self, veil: Tensor) -> None:
-        """Add a scalar on the device to all floating tensors. Queued on the current stream; no sync."""
-        for dtype in {tensor.dtype for tensor in self.tensors if tensor.is_floating_point()}:
-            chosen = [tensor for tensor in self.tensors if tensor.dtype == dtype]
-            torch.ops.aten._foreach_add_.Tensor(chosen, veil.to(dtype))  # by name: the overload for numbers would sync
+            targets += [_narrow(*pair, there) for pair in zip(self.tensors, extents, strict=True)]
+            sources += [_narrow(*pair, here) for pair in zip(outputs, extents, strict=True)]
+        for at in _by_dtype(sources):
+            torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
         return output.new_empty((extent.place(self.everything).stop, *output.shape[1:]))
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy many tensors in one launch for each dtype. Queued on the current stream; no sync."""
-    for dtype in {source.dtype for source in sources}:
-        chosen = [at for at, source in enumerate(sources) if source.dtype == dtype]
-        torch._foreach_copy_([targets[at] for at in chosen], [sources[at] for at in chosen])
+def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor]:
+    """New tensors with the same bits, made in one launch for each dtype. Queued on the current stream; no sync.
+
+    Args:
+        tensors: What to copy.
+        veil: A scalar to add to floating ones.
+    """
+    made: list[Tensor] = [*tensors]
+    for at in _by_dtype(tensors):
+        some = [tensors[i] for i in at]
+        if veil is not None and some[0].is_floating_point():
+            # By name: the overload for numbers would sync.
+            new = torch.ops.aten._foreach_add.Tensor(some, veil.to(some[0].dtype))
+        elif some[0].is_floating_point() and all(tensor.is_contiguous() for tensor in some):
+            new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
+        else:
+            new = [tensor.clone(memory_format=torch.contiguous_format) for tensor in some]
+        for i, tensor in zip(at, new, strict=True):
+            made[i] = tensor
+    return made
+
+
+def _narrow(tensor: Tensor, extent: Extent, span: Span) -> Tensor:
+    place = extent.place(span)
+    return tensor.narrow(0, place.start, place.stop - place.start)
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The indices of tensors of each dtype."""
+    indices: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        indices.setdefault(tensor.dtype, []).append(index)
+    return list(indices.values())

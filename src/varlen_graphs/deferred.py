@@ -7,13 +7,13 @@ from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.kernels.check.op import check_items_on
+from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
 from varlen_graphs.spec import BufferSpec
 
 
 class Deferred:
-    """Checks item tables on the device, and keeps what was found in pinned memory until the host looks there.
+    """Keeps what graphs find wrong with layouts on the device until the host looks there.
 
     Args:
         spec: The declaration the items are checked against.
@@ -21,37 +21,38 @@ class Deferred:
 
     Attributes:
         device: As given.
+        calls: How many calls had such layouts.
+        veil: float32 `[]`, written by every replay: NaN if its items were wrong and -0.0 otherwise, to be added to
+            floating outputs.
     """
 
     def __init__(self, spec: BufferSpec, device: torch.device) -> None:
         self.device = device
+        self.calls = 0
         self._spec = spec
         pads = [column.pad for column in spec.layout.columns]
         with torch.inference_mode(False):
+            self.veil = torch.zeros((), dtype=torch.float32, device=device)
             self._padding = torch.tensor([0, 0, 0, *pads], device=device)
             self._status = torch.zeros(5, dtype=torch.int64, device=device)
-            self._veil = torch.zeros((), dtype=torch.float32, device=device)
             self._seen = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
-        self._calls = 0
         self._told = 0
 
-    def check(self, table: Tensor, items: int, rows: int, budget: Budget) -> Tensor:
-        """Check the first items of the table of a budget. Queued on the current stream; no sync.
+    def check(self, header: Tensor, table: Tensor, budget: Budget) -> None:
+        """Check the table of a budget as its header asks for: the first operation of a graph.
 
-        Where they are wrong the table becomes all padding, so that every index computed from it is valid.
-
-        Returns:
-            float32 `[]`: NaN if the items are wrong and -0.0 otherwise, to be added to floating outputs.
+        Where it is wrong the table becomes all padding, so that every index computed from it is valid.
         """
         spec = self._spec
-        self._calls += 1
-        check_items_on(table)(
-            table, self._padding, self._status, self._veil, self._calls, items, rows, spec.layout.merge,
-            spec.row_multiple, budget.segments, budget.max_seqlen, *spec.segment_kinds,
+        check_items(
+            header, table, self._padding, self._status, self.veil, spec.layout.merge, spec.row_multiple,
+            budget.segments, budget.max_seqlen, *spec.segment_kinds,
         )  # fmt: skip
+
+    def fetch(self) -> None:
+        """Copy what was found to where the host looks. Queued on the current stream; no sync."""
         self._seen.copy_(self._status, non_blocking=True)
-        return self._veil
 
     def tell(self) -> None:
         """Raise what was found by the checks that have run, once.

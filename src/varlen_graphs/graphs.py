@@ -12,6 +12,7 @@ from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory
+from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.backends import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, flatten
@@ -32,6 +33,7 @@ class Graphs:
     Args:
         declared: What the forward's output is.
         arena: Where the forward finds its inputs.
+        deferred: Checks the item table, first of all.
         budgets: Which graphs to capture.
         forward: What to capture. Not kept.
         backend: How.
@@ -43,7 +45,13 @@ class Graphs:
     """
 
     def __init__(
-        self, declared: Declared, arena: Arena, budgets: Sequence[Budget], forward: BoundForward, backend: Backend
+        self,
+        declared: Declared,
+        arena: Arena,
+        deferred: Deferred,
+        budgets: Sequence[Budget],
+        forward: BoundForward,
+        backend: Backend,
     ) -> None:
         self.arena = arena
         self._graphs: dict[Budget, Graph] = {}
@@ -53,7 +61,7 @@ class Graphs:
             check_extents(flatten(forward(*probe, compiled=False), declared), probe[1].budget)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             arena.load_sample(budget)
-            warm_up = partial(_run_parts, forward, arena, declared, budget)
+            warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
             with measuring():
                 warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
             with memory:
@@ -63,7 +71,7 @@ class Graphs:
             form.check(parts)
             del parts
             memory.hold_state()
-            run = partial(_run, forward, arena, declared, budget)
+            run = partial(_run, forward, arena, deferred, declared, budget)
             self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
         assert form is not None  # noqa: S101 - there is at least one budget
         self._held = [*memory.held.values()]
@@ -116,14 +124,15 @@ def _entries(parts: Parts) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape[1:], tensor.dtype) for tensor in parts.tensors]
 
 
-def _run_parts(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget) -> Parts:
+def _run_parts(forward: BoundForward, arena: Arena, deferred: Deferred, declared: Declared, budget: Budget) -> Parts:
     """The forward at a budget, its output taken apart and checked."""
+    deferred.check(arena.header, arena.table[: budget.items], budget)
     parts = flatten(forward(*arena.view(budget)), declared)
     check_extents(parts, budget)
     return parts
 
 
-def _run(forward: BoundForward, arena: Arena, declared: Declared, budget: Budget) -> list[Tensor]:
+def _run(forward: BoundForward, arena: Arena, deferred: Deferred, declared: Declared, budget: Budget) -> list[Tensor]:
     """What is captured: the forward at a budget, and where its outputs are."""
-    parts = _run_parts(forward, arena, declared, budget)
+    parts = _run_parts(forward, arena, deferred, declared, budget)
     return [tensor.detach().resolve_conj().resolve_neg() for tensor in parts.tensors]

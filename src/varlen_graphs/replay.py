@@ -14,7 +14,6 @@ from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.captured import Captured
 from varlen_graphs.collect import Collected
-from varlen_graphs.deferred import Deferred
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
@@ -44,7 +43,6 @@ class Replays:
         self._pool = pool
         self._stats = stats
         self._lends = lends
-        self._deferred: Deferred | None = None
 
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
         """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
@@ -75,13 +73,14 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
+            deferred = self._captured.deferred
+            assert deferred is not None  # noqa: S101 - graphs have one
+            deferred.calls += 1
             graphs.arena.load_rows(rows, spans)
-            graphs.arena.load_table(call.description, items, rows.shape[0], budget)
-            if self._deferred is None or self._deferred.device != rows.device:
-                self._deferred = Deferred(self._forward.spec, rows.device)
-            veil = self._deferred.check(graphs.arena.table[: budget.items], items, rows.shape[0], budget)
-            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans)
-            collected.add(veil)  # a call that is wrong must not pass for one that is right
+            graphs.arena.load_table(call.description, deferred.calls, items, rows.shape[0], budget)
+            # A call that is wrong must not pass for one that is right.
+            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veil)
+            deferred.fetch()
             self._captured.check_some_weights()
             output = graphs.rebuild(collected.tensors)
         return Borrowed(output) if self._lends else output
@@ -114,8 +113,8 @@ class Replays:
         Raises:
             LayoutError: Something was.
         """
-        if self._deferred is not None:
-            self._deferred.tell()
+        if self._captured.deferred is not None:
+            self._captured.deferred.tell()
 
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
         """What answers a call. From here on its memory is written, which voids what was lent of it."""

@@ -7,6 +7,8 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.pool import current_stream
+
 BLOCKS = 16
 """How many blocks are pinned at once: pinning takes longer than a whole call."""
 
@@ -54,6 +56,6 @@ class _Block:
 
     def send(self, values: "array[int]", static: Tensor) -> None:
         memmove(self._address, values.buffer_info()[0], values.itemsize * len(values))
-        static.copy_(self._memory[: len(values)], non_blocking=True)
+        static.copy_(self._memory.narrow(0, 0, len(values)), non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(current_stream(static.device))

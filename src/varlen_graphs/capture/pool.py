@@ -74,7 +74,7 @@ class Pool:
             if self.device is None or self.device.type != "cuda":
                 yield
                 return
-            stream = torch.cuda.current_stream(self.device)
+            stream = current_stream(self.device)
             if self._done is None:
                 self._done = torch.cuda.Event()
             stream.wait_event(self._done)
@@ -93,7 +93,7 @@ class Pool:
     def lend(self) -> int:
         """Let what the last replay wrote be read on the current stream, as long as `turn` stays what this returns."""
         if self.device is not None and self.device.type == "cuda":
-            self._lent_on = torch.cuda.current_stream(self.device)
+            self._lent_on = current_stream(self.device)
         return self.turn
 
     def synchronize(self) -> None:
@@ -109,6 +109,17 @@ class Pool:
             for segment in torch.cuda.memory_snapshot():
                 if tuple(segment["segment_pool_id"]) in self._handles:
                     device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
+
+
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream:
+    """`torch.cuda.current_stream(device)`, whose lookup takes longer than all that is queued here."""
+    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    if key not in _streams:
+        _streams[key] = torch.cuda.current_stream(device)
+    return _streams[key]
 
 
 def on_device(device: torch.device) -> Any:

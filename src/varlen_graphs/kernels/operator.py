@@ -10,7 +10,11 @@ _LIBRARY = torch.library.Library("varlen_graphs", "FRAGMENT")
 
 
 def operator(
-    function: Callable[..., Any], *, fake: Callable[..., Any], cuda: Callable[..., Any] | None = None
+    function: Callable[..., Any],
+    *,
+    fake: Callable[..., Any],
+    cuda: Callable[..., Any] | None = None,
+    changes: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """Register `function` as `torch.ops.varlen_graphs.<its name>`.
 
@@ -18,13 +22,14 @@ def operator(
     operators many times where a module runs without a graph. No gradients.
 
     Args:
-        function: What runs, on every device that nothing else is given for. Its annotations are the schema; it changes
-            no argument and returns none.
+        function: What runs, on every device that nothing else is given for. Its annotations are the schema; it returns
+            no argument.
         fake: The shapes and dtypes of the result, for the compiler.
         cuda: What runs on CUDA; the device of the first tensor is the current one inside.
+        changes: The arguments that it writes to.
     """
     name = function.__name__.lstrip("_")
-    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=changes))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     if cuda is not None:
         _LIBRARY.impl(name, _on_device_of_first(cuda), "CUDA")

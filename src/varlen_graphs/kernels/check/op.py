@@ -1,20 +1,43 @@
-"""The check where the table is: the reference on the CPU, the Triton kernel on CUDA.
-
-No operator of torch, unlike kernels that are part of a module: it runs before a replay, outside of any graph or
-compiled code, where the dispatch of an operator in Python would take longer than everything else.
-"""
-
-from collections.abc import Callable
+"""The check of items that the host has not seen, as an operator of torch."""
 
 from torch import Tensor
 
 from varlen_graphs.kernels.check import reference
+from varlen_graphs.kernels.operator import operator
 
 
-def check_items_on(table: Tensor) -> Callable[..., None]:
-    """`reference.check_items` for where `table` is."""
-    if not table.is_cuda:
-        return reference.check_items
+def _fake(
+    header: Tensor,
+    table: Tensor,
+    padding: Tensor,
+    status: Tensor,
+    veil: Tensor,
+    merge: int,
+    multiple: int,
+    segments: int,
+    longest: int,
+    frames: bool,
+    whole: bool,
+) -> None:
+    pass
+
+
+def _cuda(
+    header: Tensor,
+    table: Tensor,
+    padding: Tensor,
+    status: Tensor,
+    veil: Tensor,
+    merge: int,
+    multiple: int,
+    segments: int,
+    longest: int,
+    frames: bool,
+    whole: bool,
+) -> None:
     from varlen_graphs.kernels.check import triton
 
-    return triton.check_items
+    triton.check_items(header, table, padding, status, veil, merge, multiple, segments, longest, frames, whole)
+
+
+check_items = operator(reference.check_items, fake=_fake, cuda=_cuda, changes=("table", "status", "veil"))

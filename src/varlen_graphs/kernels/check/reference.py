@@ -10,13 +10,11 @@ came, an item that an output ratio cuts, too many segments, a segment that is to
 
 
 def check_items(
+    header: Tensor,
     table: Tensor,
     padding: Tensor,
     status: Tensor,
     veil: Tensor,
-    call: int,
-    items: int,
-    rows: int,
     merge: int,
     multiple: int,
     segments: int,
@@ -26,17 +24,17 @@ def check_items(
 ) -> None:
     """Check the first items of a table; the rest becomes padding, and all of it where they are wrong.
 
-    Numbers of rows are counted up to `rows + 1`, so that no product overflows.
+    Where the host has seen them there is nothing to do. Numbers of rows are counted up to `rows + 1`, so that no
+    product overflows.
 
     Args:
+        header: int64 `[4]`: the number of this call, how many items and rows came, and whether the host has not seen
+            the items.
         table: int64 `[items, 3 + columns]`, of `(t, h, w, *columns)`. Changed in place.
         padding: What an item of padding is, int64 `[3 + columns]`.
         status: int64 `[5]`. Where something is wrong it becomes `(call, code, item, came, expected)`, with -1 for the
             item where it is about all of them; otherwise it is left as it is.
         veil: float32 `[]`. Becomes NaN where something is wrong and -0.0 otherwise: adding that changes no number.
-        call: The number of this call.
-        items: How many items came.
-        rows: How many rows came with them.
         merge: What divides `h` and `w` of each item.
         multiple: What divides the rows of each item.
         segments: The most segments there may be.
@@ -44,11 +42,15 @@ def check_items(
         frames: Whether frames are segments.
         whole: Whether items are segments.
     """
-    found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole)
+    call, items, rows, unseen = header.tolist()
+    veil.fill_(-0.0)
+    if not unseen:
+        return
     table[items:] = padding
-    veil.fill_(torch.nan if found else -0.0)
+    found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole)
     if found:
         table[:] = padding
+        veil.fill_(torch.nan)
         status.copy_(torch.tensor([call, *found]))
 
 

@@ -12,13 +12,11 @@ LONGEST = tl.constexpr(reference.LONGEST)
 
 
 def check_items(
+    header: Tensor,
     table: Tensor,
     padding: Tensor,
     status: Tensor,
     veil: Tensor,
-    call: int,
-    items: int,
-    rows: int,
     merge: int,
     multiple: int,
     segments: int,
@@ -29,7 +27,7 @@ def check_items(
     """See `reference.check_items`. The table is contiguous."""
     capacity, width = table.shape
     _check_items[(1,)](
-        table, padding, status, veil, call, items, rows, merge, multiple, segments, longest, capacity,
+        header, table, padding, status, veil, merge, multiple, segments, longest, capacity,
         FRAMES=frames, WHOLE=whole, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
     )  # fmt: skip
 
@@ -46,11 +44,26 @@ def _at(value, i_item, index):
     return tl.sum(tl.where(i_item == index, value, 0), axis=0)
 
 
-@triton.jit(do_not_specialize=["call", "items", "rows", "merge", "multiple", "segments", "longest", "capacity"])
+@triton.jit(do_not_specialize=["merge", "multiple", "segments", "longest", "capacity"])
 def _check_items(
-    p_table, p_padding, p_status, p_veil, call, items, rows, merge, multiple, segments, longest, capacity,
+    p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    tl.store(p_veil, -0.0)
+    if tl.load(p_header + 3) != 0:
+        _check_unseen(
+            p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
+            FRAMES, WHOLE, WIDTH, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _check_unseen(
+    p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
+    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    items = tl.load(p_header + 1)
+    rows = tl.load(p_header + 2)
     i_item = tl.arange(0, BLOCK)
     m_item = i_item < items
     o_item = i_item * WIDTH
@@ -58,7 +71,7 @@ def _check_items(
     h = tl.load(p_table + o_item + 1, mask=m_item, other=0)
     w = tl.load(p_table + o_item + 2, mask=m_item, other=0)
 
-    most = rows.to(tl.int64) + 1
+    most = rows + 1
     b_t = tl.minimum(tl.maximum(t, 0), most)
     b_area = tl.minimum(tl.minimum(tl.maximum(h, 0), most) * tl.minimum(tl.maximum(w, 0), most), most)
     b_rows = tl.where(m_item, tl.minimum(b_t * b_area, most), 0)
@@ -97,9 +110,9 @@ def _check_items(
     m_padding = (i_item < capacity) & (i_item >= tl.where(wrong, 0, items))
     for i_column in tl.static_range(WIDTH):
         tl.store(p_table + o_item + i_column, tl.load(p_padding + i_column), mask=m_padding)
-    tl.store(p_veil, tl.where(wrong, float("nan"), -0.0))
     if wrong:
-        tl.store(p_status, call.to(tl.int64))
+        tl.store(p_veil, float("nan"))
+        tl.store(p_status, tl.load(p_header))
         tl.store(p_status + 1, code)
         tl.store(p_status + 2, item)
         tl.store(p_status + 3, came)
