@@ -90,8 +90,8 @@ class Arena:
         Floating rows are cast to the dtype of the arena.
         """
         for there, here in spans:
-            part = rows if there.rows == rows.shape[0] else rows.narrow(0, there.row, there.rows)
-            self.rows.narrow(0, here.row, here.rows).copy_(part, non_blocking=True)
+            part = rows if there.rows == rows.shape[0] else rows[there.row : there.row + there.rows]
+            self.rows[here.row : here.row + here.rows].copy_(part, non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
         """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
@@ -157,4 +157,4 @@ class Arena:
         values = array("q", (0, len(layout), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER : size - HEADER]
-        self._ring.upload(values, self._flat.narrow(0, 0, size))
+        self._ring.upload(values, self._flat[:size])

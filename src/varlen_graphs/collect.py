@@ -40,13 +40,15 @@ class Collected:
             veil: A scalar to add to floating outputs, for a run of the whole call.
         """
         if spans[0][0] == self.everything:
-            self.tensors = copies([_narrow(*pair, spans[0][1]) for pair in zip(outputs, extents, strict=True)], veil)
+            self.tensors = copies(
+                [out[extent.place(spans[0][1])] for out, extent in zip(outputs, extents, strict=True)], veil
+            )
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []
         for there, here in spans:
-            targets += [_narrow(*pair, there) for pair in zip(self.tensors, extents, strict=True)]
-            sources += [_narrow(*pair, here) for pair in zip(outputs, extents, strict=True)]
+            targets += [own[extent.place(there)] for own, extent in zip(self.tensors, extents, strict=True)]
+            sources += [out[extent.place(here)] for out, extent in zip(outputs, extents, strict=True)]
         for at in _by_dtype(sources):
             torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
@@ -74,11 +76,6 @@ def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor
         for i, tensor in zip(at, new, strict=True):
             made[i] = tensor
     return made
-
-
-def _narrow(tensor: Tensor, extent: Extent, span: Span) -> Tensor:
-    place = extent.place(span)
-    return tensor.narrow(0, place.start, place.stop - place.start)
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -56,6 +56,6 @@ class _Block:
 
     def send(self, values: "array[int]", static: Tensor) -> None:
         memmove(self._address, values.buffer_info()[0], values.itemsize * len(values))
-        static.copy_(self._memory.narrow(0, 0, len(values)), non_blocking=True)
+        static.copy_(self._memory[: len(values)], non_blocking=True)
         if self._copied is not None:
             self._copied.record(current_stream(static.device))
