@@ -66,7 +66,7 @@ class GridTHW:
 
     Attributes:
         name: The argument, usually `grid_thw`. A call may bring a list of triples, or a tensor `[items, 3]` on the CPU,
-            or on the GPU (which costs one copy to the host).
+            or on the GPU, which costs one copy to the host unless the smallest budget holds whatever it may say.
         merge: The side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
         columns: Extra integers an item carries.
     """
@@ -136,8 +136,8 @@ class Lengths:
     The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
 
     Attributes:
-        name: The argument. A call may bring a list, or a tensor `[items]` on the CPU, or on the GPU (which costs one
-            copy to the host).
+        name: The argument. A call may bring a list, or a tensor `[items]` on the CPU, or on the GPU, which costs one
+            copy to the host unless the smallest budget holds whatever it may say.
         columns: Extra integers an item carries.
     """
 

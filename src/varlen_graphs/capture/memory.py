@@ -25,7 +25,7 @@ class ReadMemory(Watch):
 
     A graph keeps addresses, not tensors: whatever it reads must not be freed as long as it lives. That is the weights,
     and whatever else the module reaches: caches, plain attributes, closures. What only a raw Triton launch takes is not
-    seen; wrap the launch in a custom operator.
+    seen; wrap the launch in an operator of torch.
 
     Attributes:
         held: One alias a storage, by its address. Holding them holds the memory.

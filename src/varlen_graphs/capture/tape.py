@@ -3,7 +3,7 @@
 The tape records the operations that one run dispatches, and replays them over the same storages with no Python of the
 module running. So whatever a graph freezes is frozen, whatever a graph computes anew is computed anew, and what a
 capture refuses is refused, by the line that does it (see `Watch`). A host tensor without dimensions is frozen, as on a
-GPU. Triton kernels are seen as custom operators; a raw launch is refused.
+GPU. Triton kernels are seen as operators of torch; a raw launch is refused.
 
 Before each replay every storage that the run allocated is poisoned, so that memory nobody writes is seen.
 
@@ -119,7 +119,7 @@ class _Recorder(Watch):
 
 @contextmanager
 def _no_raw_triton(recorder: _Recorder) -> Iterator[None]:
-    """Refuse Triton launches that no custom op announces: the tape would miss what they write."""
+    """Refuse Triton launches that no operator announces: the tape would miss what they write."""
     classes = []
     if "triton" in sys.modules:
         from triton.runtime.interpreter import InterpretedFunction
