@@ -1,7 +1,6 @@
 """Costs: which budgets are worth using, what a split costs at least, and when a call is faster without graphs."""
 
 import math
-from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import given
@@ -26,10 +25,24 @@ def test_a_budget_is_dropped_only_for_one_that_holds_as_much_and_costs_no_more(c
 
 
 @given(strategies.costs(6), st.data())
-def test_no_two_replays_cost_less_than_the_bound(costs, data):
-    for one, two in combinations_with_replacement(costs.budgets, 2):
-        rows = data.draw(st.integers(1, one.rows + two.rows))
-        assert costs.of_two(rows) <= costs.replays[one] + costs.replays[two] + 1e-9
+def test_no_split_costs_less_than_the_bound(costs, data):
+    chosen = data.draw(st.lists(st.sampled_from(costs.budgets), min_size=2, max_size=5))
+    rows = data.draw(st.integers(1, sum(budget.rows for budget in chosen)))
+    assert costs.of_several(rows) <= sum(costs.replays[budget] for budget in chosen) + 1e-9
+
+
+def test_the_bound_is_close_also_where_small_budgets_cost_the_same():
+    costs = Costs({vg.Budget(rows): 1 + max(rows, 640) / 100 for rows in range(128, 4097, 128)})
+    assert costs.of_several(4000) == pytest.approx(2 + 4000 / 100)
+
+
+def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
+    """Both have as many rows, but only the costly one holds the call: nothing of it is padding."""
+    few, many = vg.Budget(4096, items=4, segments=512), vg.Budget(4096, items=512)
+    costs = Costs({few: 10.0, many: 20.0}, eager=1.0, eager_factor=1.1)
+    layout = vg.Layout(((1, 1, 8),) * 512)
+    assert planner(costs).packs(layout)[0].budget == many
+    assert not planner(costs).eager_is_faster(replay_of(many, 512), layout)
 
 
 @given(strategies.costs(6), st.integers(1, 2000))

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests import strategies
 from varlen_graphs.costs import Costs
-from varlen_graphs.packing import EXACT_ITEMS, Demand, Load, Pack, pack, smallest, total_cost
+from varlen_graphs.packing import EXACT_ITEMS, Demand, Load, Pack, cheapest, pack, total_cost
 
 
 @given(st.lists(strategies.demands, min_size=1, max_size=20), strategies.costs(5))
 def test_every_item_is_packed_once_within_every_capacity(demands, costs):
-    packs, budgets = pack(demands, costs), costs.budgets
+    packs = pack(demands, costs)
     assert sorted(i for one in packs for i in one.items) == list(range(len(demands)))
     for one in packs:
         assert list(one.items) == sorted(one.items)
         mine = [demands[i] for i in one.items]
         if one.budget is None:
             assert len(mine) == 1
-            assert smallest(Load().add(*mine), budgets) is None
+            assert cheapest(Load().add(*mine), costs) is None
         else:
             assert sum(d.rows for d in mine) <= one.budget.rows
             assert len(mine) <= one.budget.items
@@ -29,8 +29,16 @@ def test_every_item_is_packed_once_within_every_capacity(demands, costs):
 
 @given(st.lists(strategies.demands, min_size=1, max_size=100), strategies.costs(5))
 def test_packing_never_costs_more_than_one_item_a_replay(demands, costs):
-    alone = [smallest(Load().add(d), costs.budgets) for d in demands]
+    alone = [cheapest(Load().add(d), costs) for d in demands]
     assert total_cost(pack(demands, costs), costs) <= sum(costs.replays[b] for b in alone if b) + 1e-9
+
+
+@given(strategies.demands, st.integers(1, 8), strategies.costs(6))
+def test_one_replay_is_in_the_cheapest_budget_that_holds_it(demand, items, costs):
+    load = Load(demand.rows, items, demand.segments, demand.longest)
+    holding = [costs.replays[budget] for budget in costs.replays if budget.holds(*load)]
+    chosen = cheapest(load, costs)
+    assert (costs.replays[chosen] if chosen else None) == min(holding, default=None)
 
 
 def partitions(items):
@@ -47,11 +55,10 @@ def partitions(items):
 @settings(max_examples=50)
 @given(st.lists(strategies.demands, min_size=1, max_size=5), strategies.costs(4))
 def test_small_calls_are_packed_at_the_least_cost(demands, costs):
-    budgets = costs.budgets
-    fitting = [d for d in demands if smallest(Load().add(d), budgets)]
+    fitting = [d for d in demands if cheapest(Load().add(d), costs)]
     totals = []
     for partition in partitions(fitting):
-        chosen = [smallest(reduce(Load.add, group, Load()), budgets) for group in partition]
+        chosen = [cheapest(reduce(Load.add, group, Load()), costs) for group in partition]
         if all(chosen):
             totals.append(sum(costs.replays[budget] for budget in chosen))
     assert len(demands) <= EXACT_ITEMS

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from varlen_graphs.budgets import Budget
 
@@ -41,15 +40,12 @@ class Costs:
         self.eager_factor = eager_factor
         self.dropped = [budget for budget in sorted(replays) if any(self._replaces(b, budget) for b in replays)]
         self.budgets = [budget for budget in sorted(replays) if budget not in self.dropped]
-        smallest, *larger = self.budgets
-        rises = [
-            (replays[budget] - replays[smallest]) / (budget.rows - smallest.rows)
-            for budget in larger
-            if budget.rows > smallest.rows
-        ]
-        # A line under all costs: no replay of so many rows costs less.
-        self._per_row = max(0.0, min(rises, default=0.0))
-        self._fixed = min(replays[budget] - self._per_row * budget.rows for budget in self.budgets)
+        by_cost = sorted(self.budgets, key=replays.__getitem__)
+        self._rows = [budget.rows for budget in self.budgets]
+        self._at_least = [[budget for budget in by_cost if budget.rows >= rows] for rows in self._rows]
+        self._lines = self._lines_below(by_cost[0])
+        # Of budgets with as many rows the costlier one: it holds more items or segments, and a call may need them.
+        self._steps = sorted({budget.rows: replays[budget] for budget in by_cost}.items())
 
     @classmethod
     def in_rows(cls, budgets: Sequence[Budget]) -> "Costs":
@@ -61,20 +57,41 @@ class Costs:
         holds = other.holds(budget.rows, budget.items, budget.segments, budget.max_seqlen)
         return other > budget and holds and self.replays[other] <= self.replays[budget]
 
-    def of_two(self, rows: int) -> float:
-        """What two replays of together so many rows cost at least."""
-        return 2 * self._fixed + self._per_row * rows
+    def at_least(self, rows: int) -> Sequence[Budget]:
+        """The budgets of at least so many rows, the cheapest first."""
+        at = bisect_left(self._rows, rows)
+        return self._at_least[at] if at < len(self._at_least) else []
+
+    def of_several(self, rows: int) -> float:
+        """What two replays or more of together so many rows cost at least."""
+        return max([2 * fixed + per_row * rows for fixed, per_row in self._lines])
+
+    def _lines_below(self, cheapest: Budget) -> list[tuple[float, float]]:
+        """Lines `fixed + per_row * rows` under the costs of all budgets, each the highest somewhere.
+
+        `fixed` is never below 0: a bound for two replays is one for more of them then.
+        """
+        costs, at = self.replays, cheapest
+        lines = [(costs[cheapest], 0.0), (0.0, min(costs[budget] / budget.rows for budget in self.budgets))]
+        while larger := [budget for budget in self.budgets if budget.rows > at.rows]:
+            rise, after = min(((costs[b] - costs[at]) / (b.rows - at.rows), b) for b in larger)
+            fixed = costs[at] - rise * at.rows
+            if fixed < 0:
+                break
+            lines.append((fixed, rise))
+            at = after
+        return lines
 
     def exact(self, rows: int) -> float:
         """What a graph of exactly so many rows would cost, attention aside: between the budgets around it."""
-        above = bisect_left(self.budgets, rows, key=attrgetter("rows"))
+        above = bisect_left(self._steps, (rows,))
         if above == 0:
-            return self.replays[self.budgets[0]]
-        lower, upper = self.budgets[above - 1], self.budgets[min(above, len(self.budgets) - 1)]
-        if upper.rows == lower.rows:
-            return self.replays[lower] * rows / lower.rows
-        share = (rows - lower.rows) / (upper.rows - lower.rows)
-        return self.replays[lower] + share * (self.replays[upper] - self.replays[lower])
+            return self._steps[0][1]
+        fewer, lower = self._steps[above - 1]
+        if above == len(self._steps):
+            return lower * rows / fewer
+        more, upper = self._steps[above]
+        return lower + (rows - fewer) / (more - fewer) * (upper - lower)
 
     def eager(self, rows: int, squares: int) -> float:
         """What a call of so many rows costs without a graph."""

@@ -1,11 +1,9 @@
 """Items into replays: which items share a budget, and which rows go where."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
-from operator import attrgetter
 from typing import NamedTuple
 
 from varlen_graphs.budgets import Budget
@@ -110,7 +108,7 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     one = single(reduce(Load.add, demands, Load()), costs)
     if one is not None:
         return [Pack(one, tuple(range(len(demands))))]
-    fitting = [i for i, demand in enumerate(demands) if smallest(Load().add(demand), costs.budgets)]
+    fitting = [i for i, demand in enumerate(demands) if cheapest(Load().add(demand), costs)]
     packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
     packs += _Packer(demands, costs).pack(fitting)
     return sorted(packs, key=lambda pack: pack.items[0])
@@ -118,14 +116,13 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
 
 def single(load: Load, costs: Costs) -> Budget | None:
     """The budget of one replay of everything, where no split could cost less."""
-    one = smallest(load, costs.budgets)
-    return None if one is None or (load.items > 1 and costs.replays[one] > costs.of_two(load.rows)) else one
+    one = cheapest(load, costs)
+    return None if one is None or (load.items > 1 and costs.replays[one] > costs.of_several(load.rows)) else one
 
 
-def smallest(load: Load, budgets: Sequence[Budget]) -> Budget | None:
+def cheapest(load: Load, costs: Costs) -> Budget | None:
     """The cheapest budget that holds `load` in one replay, if there is one."""
-    large_enough = bisect_left(budgets, load.rows, key=attrgetter("rows"))
-    return next((budget for budget in budgets[large_enough:] if budget.holds(*load)), None)
+    return next((budget for budget in costs.at_least(load.rows) if budget.holds(*load)), None)
 
 
 Groups = list[tuple[int, ...]]
@@ -136,7 +133,6 @@ class _Packer:
 
     def __init__(self, demands: Sequence[Demand], costs: Costs) -> None:
         self._demands = demands
-        self._budgets = costs.budgets
         self._costs = costs
 
     def pack(self, items: list[int]) -> list[Pack]:
@@ -154,7 +150,7 @@ class _Packer:
         return [Pack(self._budget(group), tuple(sorted(group))) for group in groups]
 
     def _budget(self, group: Sequence[int]) -> Budget | None:
-        return smallest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._budgets)
+        return cheapest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._costs)
 
     def _exact(self, items: list[int]) -> Groups:
         """The best partition, by dynamic programming over subsets (3^n steps)."""
@@ -186,7 +182,7 @@ class _Packer:
             choices, load = [], Load()
             for start in range(end - 1, -1, -1):
                 load = load.add(self._demands[items[start]])
-                budget = smallest(load, self._budgets)
+                budget = cheapest(load, self._costs)
                 if budget is None:
                     break  # a longer run needs no less
                 choices.append((best[start][0] + self._costs.replays[budget], start))
@@ -204,7 +200,7 @@ class _Packer:
         for item in items:
             for at, (load, group) in enumerate(groups):
                 fuller = load.add(self._demands[item])
-                if smallest(fuller, self._budgets):
+                if cheapest(fuller, self._costs):
                     groups[at] = fuller, [*group, item]
                     break
             else:

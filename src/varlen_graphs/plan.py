@@ -10,7 +10,7 @@ from varlen_graphs.call import Call
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, SpecError
 from varlen_graphs.layout import Layout
-from varlen_graphs.packing import Load, Pack, pack, single, smallest, total_cost
+from varlen_graphs.packing import Load, Pack, cheapest, pack, single, total_cost
 from varlen_graphs.spec import BufferSpec
 
 EAGER_MARGIN = 1.03
@@ -79,7 +79,7 @@ class Planner:
             BudgetError: There is none.
         """
         load = self.spec.load(layout)
-        budget = smallest(load, self.costs.budgets)
+        budget = cheapest(load, self.costs)
         if budget is None:
             raise BudgetError(
                 f"a stage is one replay, but no budget holds {load}: the largest is {self.costs.budgets[-1]}; add a "
@@ -91,12 +91,12 @@ class Planner:
         """The budget of one replay of items that only the GPU has seen.
 
         It must hold whatever the layout may say, because the host learns too late if it does not: a legal call must
-        never come out as NaN. `None`: the items are on the host, or it must see them, because the smallest budget for
-        so many rows and items does not hold everything they may be. A larger one would cost more than a look.
+        never come out as NaN. `None`: the items are on the host, or it must see them, because the cheapest budget for
+        so many rows and items does not hold everything they may be. Another one would cost more than a look.
         """
         if self.spec.host_buffers or not self.spec.is_on(call.description, call.rows.device):
             return None
-        rows, budgets = call.rows.shape[0], self.costs.budgets
-        budget = smallest(Load(rows, call.items), budgets)
+        rows = call.rows.shape[0]
+        budget = cheapest(Load(rows, call.items), self.costs)
         holds = budget is not None and budget.holds(*self.spec.most(rows, call.items, self.min_segment_rows))
         return budget if holds else None
