@@ -84,6 +84,98 @@ def test_modules_that_are_not_plain_are_called():
     torch.testing.assert_close(add_norm(x, x, norm)[1], norm(2 * x))
 
 
+class Quantised(torch.Tensor):
+    """A weight that only a linear layer can use, as quantisers make them; the layer keeps its type."""
+
+    @staticmethod
+    def __new__(cls, weight):
+        return torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+
+    def __init__(self, weight):
+        self.inner = weight
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            return func(args[0], args[1].inner, *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        raise NotImplementedError(func)
+
+
+def overridden(layer):
+    original = layer.forward
+    layer.forward = lambda x: original(x) + 1
+    return layer
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, args, output: output + 1)
+    return layer
+
+
+def normalised(layer):
+    """The weight follows from another parameter, before each forward."""
+    with pytest.warns(FutureWarning):
+        layer = torch.nn.utils.weight_norm(layer)
+    layer.weight_g.mul_(2)
+    return layer
+
+
+def parametrised(layer):
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    return layer
+
+
+def quantised(layer):
+    layer.weight = nn.Parameter(Quantised(layer.weight.data), requires_grad=False)
+    return layer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [overridden, hooked, normalised, parametrised, quantised])
+def test_what_is_done_to_a_plain_layer_is_seen(change):
+    x, linear = torch.randn(5, 16), change(nn.Linear(16, 24))
+    expected = F.gelu(linear(x), approximate="tanh")
+    torch.testing.assert_close(linear_activation(x, linear, nn.GELU("tanh")), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [overridden, hooked])
+def test_what_is_done_to_a_plain_norm_is_seen(change):
+    x, norm = torch.randn(5, 16), change(norm_of(16))
+    assert torch.equal(add_norm(x, x, norm)[1], norm(2 * x))
+
+
+@torch.no_grad()
+def test_a_sum_of_two_dtypes_is_promoted_as_it_is_otherwise():
+    x, delta = torch.randn(5, 16).bfloat16(), torch.randn(5, 16)
+    norm = nn.LayerNorm(16)
+    total, normed = add_norm(x, delta, norm)
+    assert torch.equal(total, x + delta)
+    assert torch.equal(normed, norm(x + delta))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_compiler_sees_what_is_plain(fused):
+    linear = nn.Linear(16, 24) if fused else hooked(nn.Linear(16, 24))
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    x, compiled = torch.randn(5, 16), torch.compile(linear_activation, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x, linear, nn.GELU("tanh")), F.gelu(linear(x), approximate="tanh"))
+    assert (linear_gelu in seen) is fused
+
+
 @torch.no_grad()
 def test_under_autocast_the_layers_decide_what_is_cast():
     x, linear = torch.randn(5, 16), nn.Linear(16, 24)

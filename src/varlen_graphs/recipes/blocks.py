@@ -1,7 +1,8 @@
 """Parts of transformer blocks that recipes share: fused where a module is what it says, called as it is otherwise.
 
-Adapters and quantisers put modules of their own in the places of plain ones. Those are called; only modules whose exact
-type is known are replaced by an operator on their weights.
+Adapters and quantisers put modules or weights of their own in the places of plain ones, and others hook or override the
+forward of a module. Those are called: an operator takes the place only of a module that does nothing but what its exact
+type says, on weights that are plain parameters.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm."""
-    if type(norm) is nn.LayerNorm and norm.bias is not None and _as_is(x, norm.weight):
+    if _is_plain(norm, nn.LayerNorm) and _as_is(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     else:
         total = x + delta
@@ -25,16 +26,26 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     """`activation(linear(x))`: one matrix product for a plain linear layer and a GELU by tanh."""
-    if type(linear) is nn.Linear and linear.bias is not None and _is_tanh_gelu(activation) and _as_is(x, linear.weight):
+    if _is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _as_is(x, linear.weight, linear.bias):
         out: Tensor = linear_gelu(x, linear.weight, linear.bias)
     else:
         out = activation(linear(x))
     return out
 
 
-def _as_is(x: Tensor, weight: Tensor) -> bool:
+def _is_plain(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether a module is just what its type says: no hooks (`weight_norm` is one), no forward or weights of its own.
+
+    Quantisers leave `nn.Linear` as it is and make its weight a tensor of another type.
+    """
+    if type(module) is not kind or "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return type(module.weight) is type(module.bias) is nn.Parameter
+
+
+def _as_is(x: Tensor, *others: Tensor) -> bool:
     """Whether nothing is cast on the way: under autocast the layers themselves know what is."""
-    return x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    return all(x.dtype == other.dtype for other in others) and not torch.is_autocast_enabled(x.device.type)
 
 
 def _is_tanh_gelu(activation: Any) -> bool:
