@@ -18,14 +18,57 @@ def test_one_compilation_serves_every_number_of_rows():
     assert compiled.seconds is None
     for rows in (8, 64, 24, 16, 128):  # the first has as many rows as channels
         x, cu_seqlens = torch.randn(rows, 8), torch.tensor([0, rows // 2, rows], dtype=torch.int32)
-        torch.testing.assert_close(compiled(x, cu_seqlens, rows), forward(x, cu_seqlens, rows))
+        got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows)
+        torch.testing.assert_close(got, forward(x, cu_seqlens, rows))
     assert compiled.seconds > 0
 
 
 def test_what_depends_on_the_budget_is_not_compiled_again():
     compiled = CompiledForward(lambda x, rows: x * 2 if rows > 100 else x, backend="eager")
-    compiled(torch.ones(4), 10)
+    compiled(vg.Budget(10), x=torch.ones(4), rows=10)
     with pytest.raises(
         vg.CaptureError, match=r"(?s)compile=True would compile once for each budget, because of .*rows"
     ):
-        compiled(torch.ones(4), 200)
+        compiled(vg.Budget(200), x=torch.ones(4), rows=200)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"scale": 1.0}, {"scale": 2.0}),
+        ({"scale": 1.0}, {"mode": "half"}),
+        ({"dtype": torch.float32}, {"dtype": torch.float64}),  # released, cast and captured anew
+    ],
+)
+def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before, after):
+    def forward(x, scale=1.0, mode="whole"):
+        return x * (scale if mode == "whole" else scale / 2)
+
+    compiled = CompiledForward(forward, backend="eager")
+    for statics in (before, after):
+        dtype = statics.pop("dtype", torch.float32)
+        for rows in (64, 32, 16):
+            x = torch.randn(rows, dtype=dtype)
+            got = compiled(vg.Budget(rows), x=x, **statics)
+            torch.testing.assert_close(got, forward(x, **statics))
+
+
+def test_any_number_of_encoders_is_compiled():
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def run(self, x):
+            return x * self.factor
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    for number in range(20):
+        compiled = CompiledForward(Scale(float(number)).run, backend=backend)
+        for rows in (64, 32):
+            assert compiled(vg.Budget(rows), x=torch.ones(rows))[0] == number
+    assert len(graphs) == 20

@@ -1,18 +1,21 @@
 """A forward under torch's compiler: compiled once, for any number of rows."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import CaptureError
 
 
 class CompiledForward:
-    """Compiles a function at its first call, with dynamic shapes, and refuses to compile it anew.
+    """Compiles a function at one budget, with dynamic shapes, and refuses to compile it anew for another.
 
-    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours.
+    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours. Every capture
+    begins with the same budget, so other static arguments, or weights of another dtype, are compiled there as well.
 
     Args:
         function: What to compile.
@@ -24,10 +27,15 @@ class CompiledForward:
 
     def __init__(self, function: Callable[..., Any], backend: str = "inductor") -> None:
         self._function = torch.compile(function, dynamic=True, backend=backend)
+        self._compiled_at: Budget | None = None
         self.seconds: float | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, budget: Budget, **arguments: Any) -> Any:
         """Run the function.
+
+        Args:
+            budget: What the arguments are for. That of the first call is the one to compile at.
+            **arguments: The arguments.
 
         Raises:
             CaptureError: It would have to be compiled again: something in it depends on the budget.
@@ -36,12 +44,20 @@ class CompiledForward:
         import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import RecompileError
 
-        # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant.
-        settings = {"specialize_float": True, "error_on_recompile": self.seconds is not None}
+        if self._compiled_at is None:
+            self._compiled_at = budget
+        # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant. All
+        # encoders of a process share one line of code here, and beyond some recompilations of it torch would give up.
+        settings = {
+            "specialize_float": True,
+            "error_on_recompile": budget != self._compiled_at,
+            "recompile_limit": sys.maxsize,
+            "accumulated_recompile_limit": sys.maxsize,
+        }
         with dynamo_config.patch(settings), shape_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             start = time.perf_counter()
             try:
-                output = self._function(*args, **kwargs)
+                output = self._function(**arguments)
             except RecompileError as error:
                 raise CaptureError(
                     f"compile=True would compile once for each budget, because of {error}; leave it out, or compute "

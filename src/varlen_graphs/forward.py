@@ -76,8 +76,9 @@ class Forward:
             arguments[spec.layout.name] = spec.layout.argument(table.values)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
-        run = self.compiled if compiled and self.compiled else self._run
-        return run(**arguments)
+        if compiled and self.compiled:
+            return self.compiled(table.budget, **arguments)
+        return self._run(**arguments)
 
     def _run(self, **arguments: Any) -> Any:
         return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
