@@ -152,6 +152,20 @@ def test_our_attention_is_used_inside_the_block_and_not_after_it(tower):
     assert distance(inside, original_of(tower)(pixels(IMAGES), IMAGES)) < 1e-5
 
 
+def test_the_parts_of_a_model_get_their_own_attention_back():
+    from types import SimpleNamespace
+
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
+
+    config = Qwen3VLConfig()
+    config._attn_implementation = "sdpa"
+    config.vision_config._attn_implementation = "eager"
+    with use_attention(SimpleNamespace(config=config)):
+        assert config.vision_config._attn_implementation in (ATTENTION, "flash_attention_2")
+    parts = config, config.vision_config, config.text_config
+    assert [part._attn_implementation for part in parts] == ["sdpa", "eager", "sdpa"]
+
+
 def test_our_attention_refuses_what_is_not_packed():
     from varlen_graphs.integrations.transformers import flash_attention
 

@@ -83,18 +83,25 @@ def use_attention(module: Any) -> Iterator[None]:
     the block, for the whole process.
 
     Args:
-        module: A model or tower with a `config`.
+        module: A tower, or a model all of whose parts pack their items: the attention of the others refuses to run.
     """
-    config = module.config
-    before, original = config._attn_implementation, ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
+    config, original = module.config, ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
+    before = [(part, part._attn_implementation) for part in _with_parts(config)]
     name = ATTENTION if _any_flash_name() else _EXACT_NAME
     try:
         ALL_ATTENTION_FUNCTIONS[name] = flash_attention
         config._attn_implementation = name
         yield
     finally:
-        config._attn_implementation = before
+        for part, implementation in before:  # outer ones first: their property sets that of their parts too
+            part._attn_implementation = implementation
         ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = original
+
+
+def _with_parts(config: Any) -> list[Any]:
+    """A config and those inside it."""
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return [config, *(part for one in inner if one is not None for part in _with_parts(one))]
 
 
 def _any_flash_name() -> bool:
