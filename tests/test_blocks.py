@@ -54,6 +54,8 @@ def test_the_operators_are_sound_for_the_compiler():
     x = torch.randn(5, 16)
     with torch.no_grad():
         torch.library.opcheck(add_layer_norm, (x, x + 1, norm.weight, norm.bias, 1e-6))
+        turned = torch.randn(16, 5).t()
+        torch.library.opcheck(add_layer_norm, (turned, turned + 1, norm.weight, norm.bias, 1e-6))
         torch.library.opcheck(linear_gelu, (x, linear.weight, linear.bias))
 
 

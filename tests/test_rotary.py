@@ -26,6 +26,8 @@ def test_rotation_equals_the_product_of_complex_numbers():
 def test_the_operator_is_sound_for_the_compiler():
     q, k, _ = torch.randn(5, 3, 2, 8).unbind(1)
     torch.library.opcheck(torch.ops.varlen_graphs.apply_rotary.default, (q, k[:, :1].bfloat16(), *angles(5, 8)))
+    turned = torch.randn(2, 5, 8).transpose(0, 1)  # rows between the heads
+    torch.library.opcheck(torch.ops.varlen_graphs.apply_rotary.default, (turned, turned, *angles(5, 8)))
 
 
 @pytest.mark.parametrize(

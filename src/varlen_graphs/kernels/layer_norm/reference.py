@@ -15,7 +15,7 @@ def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: 
         eps: Added to the variance.
 
     Returns:
-        The sum and its norm, `[rows, dim]` each in the dtype of `x`. The norm is that of the rounded sum.
+        The sum and its norm, `[rows, dim]` each in the dtype of `x`, contiguous. The norm is that of the rounded sum.
     """
-    total = x + delta
+    total = (x + delta).contiguous()
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)

@@ -23,4 +23,4 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = x.float()
     first, second = wide.chunk(2, dim=-1)
     rotated = torch.cat([-second, first], dim=-1)
-    return (wide * cos[:, None].float() + rotated * sin[:, None].float()).to(x.dtype)
+    return (wide * cos[:, None].float() + rotated * sin[:, None].float()).to(x.dtype).contiguous()
