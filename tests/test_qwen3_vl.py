@@ -188,6 +188,28 @@ def test_our_attention_refuses_what_is_not_packed():
         flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
 
 
+class Adapted(torch.nn.Module):
+    """An adapter, as they are put in the place of layers: it shows the weight of the layer, and adds to its output."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.weight = base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) * 2 + 1
+
+
+@pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.0.attn.qkv", "blocks.1.mlp.linear_fc1", "blocks.2.norm1"])
+def test_adapters_are_called(path):
+    tower = qwen3_vl_tower()
+    parent, _, name = path.rpartition(".")
+    setattr(tower.get_submodule(parent), name, Adapted(tower.get_submodule(path)))
+    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape")
+    rows = pixels(IMAGES)
+    assert distance(encoder(rows, grid_thw=IMAGES), original_of(tower)(rows, IMAGES)) < 1e-5
+
+
 def test_a_tower_of_a_subclass_gives_the_same_output():
     tower = qwen3_vl_tower()
     tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})

@@ -16,7 +16,7 @@ from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm."""
-    if _is_plain(norm, nn.LayerNorm) and _as_is(x, delta, norm.weight, norm.bias):
+    if is_plain(norm, nn.LayerNorm) and _as_is(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     else:
         total = x + delta
@@ -26,14 +26,14 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     """`activation(linear(x))`: one matrix product for a plain linear layer and a GELU by tanh."""
-    if _is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _as_is(x, linear.weight, linear.bias):
+    if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _as_is(x, linear.weight, linear.bias):
         out: Tensor = linear_gelu(x, linear.weight, linear.bias)
     else:
         out = activation(linear(x))
     return out
 
 
-def _is_plain(module: Any, kind: type[nn.Module]) -> bool:
+def is_plain(module: Any, kind: type[nn.Module]) -> bool:
     """Whether a module is just what its type says: no hooks (`weight_norm` is one), no forward or weights of its own.
 
     Quantisers leave `nn.Linear` as it is and make its weight a tensor of another type.

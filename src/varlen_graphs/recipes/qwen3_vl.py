@@ -28,7 +28,7 @@ from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs, Rows
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.table import ItemTable
 
@@ -129,7 +129,11 @@ def qwen3_vl(
 
 def _patch_embed(patch_embed: Any, rows: Tensor) -> Tensor:
     """The convolution, whose stride is its kernel, as the matrix product it is."""
-    return nn.functional.linear(rows, patch_embed.proj.weight.flatten(1), patch_embed.proj.bias)
+    proj = patch_embed.proj
+    if not is_plain(proj, nn.Conv3d):
+        out: Tensor = patch_embed(rows)
+        return out
+    return nn.functional.linear(rows, proj.weight.flatten(1), proj.bias)
 
 
 def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
