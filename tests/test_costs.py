@@ -82,6 +82,14 @@ def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows
     assert planner(costs).eager_is_faster(replay_of(large), layout) is expected
 
 
+def test_a_call_that_is_larger_than_every_budget_is_split_for_the_memory_it_takes_otherwise():
+    small, large = vg.Budget(512), vg.Budget(1024)
+    packs = [Pack(large, (at,)) for at in range(10)]
+    costs = Costs({small: 5.0, large: 10.0}, eager=1.0)
+    assert planner(costs).eager_is_faster(packs[:1], vg.Layout(((1, 1, 600),)))
+    assert not planner(costs).eager_is_faster(packs, vg.Layout(((1, 1, 600),) * 10))
+
+
 def test_nothing_runs_eager_for_speed_before_something_was_measured():
     budget = vg.Budget(1024)
     costs = Costs.in_rows([budget])

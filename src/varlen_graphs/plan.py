@@ -62,9 +62,12 @@ class Planner:
         return packs
 
     def eager_is_faster(self, packs: Sequence[Pack], layout: Layout) -> bool:
-        """Whether the call takes less time without graphs and without padding, as far as times were measured."""
+        """Whether the call takes less time without graphs and without padding, as far as times were measured.
+
+        Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
+        """
         costs, rows = self.costs, layout.total
-        if costs.host == math.inf or any(one.budget is None for one in packs):
+        if costs.host == math.inf or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
             return False
         graphed = total_cost(packs, costs)
         if graphed <= EAGER_MARGIN * costs.exact(rows):  # attention is the same for both
