@@ -37,11 +37,12 @@ def test_what_depends_on_the_budget_is_not_compiled_again():
     [
         ({"scale": 1.0}, {"scale": 2.0}),
         ({"scale": 1.0}, {"mode": "half"}),
+        ({"scale": 1.0}, {"budget": "an argument of this name"}),
         ({"dtype": torch.float32}, {"dtype": torch.float64}),  # released, cast and captured anew
     ],
 )
 def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before, after):
-    def forward(x, scale=1.0, mode="whole"):
+    def forward(x, scale=1.0, mode="whole", budget=None):
         return x * (scale if mode == "whole" else scale / 2)
 
     compiled = CompiledForward(forward, backend="eager")

@@ -30,7 +30,7 @@ class CompiledForward:
         self._compiled_at: Budget | None = None
         self.seconds: float | None = None
 
-    def __call__(self, budget: Budget, **arguments: Any) -> Any:
+    def __call__(self, budget: Budget, /, **arguments: Any) -> Any:
         """Run the function.
 
         Args:
