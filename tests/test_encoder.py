@@ -1,6 +1,7 @@
 import copy
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -14,6 +15,7 @@ from tests.contract import check_padding_contract
 from tests.encoders import Attention, attention_encoder, attention_spec, load_example
 from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
+from varlen_graphs.kernels.attention import backends
 
 ATTENTION = Attention()
 
@@ -359,6 +361,30 @@ def test_on_the_cpu_calls_run_eager_with_one_warning():
     encoder = attention_encoder(backend="eager")
     encoder(rows, lengths=[6])
     assert encoder.stats.eager == {"no CUDA graphs here": 1}
+
+
+class Slow(nn.Linear):
+    """Takes so long that captures in several threads would overlap."""
+
+    def forward(self, x):
+        time.sleep(0.005 * (1 + threading.get_ident() % 3))
+        return super().forward(x)
+
+
+def test_captures_in_pools_of_their_own_take_turns_too():
+    """What is set for a capture holds for the process: captures that overlapped would leave torch's compiler off."""
+    encoders = [
+        vg.GraphedEncoder(
+            Slow(8, 8), [128, 256], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()), backend="tape"
+        )
+        for _ in range(3)
+    ]
+    run_in_threads(lambda number: encoders[number].capture(), count=3)
+    graphs = []
+    compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    compiled(torch.ones(3))
+    assert graphs
+    assert not backends._measuring
 
 
 def test_calls_from_several_threads_take_turns():

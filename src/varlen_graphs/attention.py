@@ -78,6 +78,8 @@ def varlen_attention(
 ) -> Tensor:
     """Softmax attention of each packed row over the rows of its segment. Never syncs with the host.
 
+    For inference: there are no gradients on CUDA.
+
     Args:
         q: Queries, `[rows, heads, head_dim]`.
         k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
-from varlen_graphs.capture.base import Backend, Graph
+from varlen_graphs.capture.base import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import SpecError
@@ -60,19 +60,20 @@ class Graphs:
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
             check_extents(flatten(forward(*probe, compiled=False), declared), probe[1].budget)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
-            arena.load_sample(budget)
-            warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
-            with measuring():
-                warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
-            with memory:
-                parts = warm_up()
-            if form is None:
-                form = _Form(parts)
-            form.check(parts)
-            del parts
-            memory.hold_state()
-            run = partial(_run, forward, arena, deferred, declared, budget)
-            self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+            with CAPTURING:
+                arena.load_sample(budget)
+                warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
+                with measuring():
+                    warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+                with memory:
+                    parts = warm_up()
+                if form is None:
+                    form = _Form(parts)
+                form.check(parts)
+                del parts
+                memory.hold_state()
+                run = partial(_run, forward, arena, deferred, declared, budget)
+                self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
         assert form is not None  # noqa: S101 - there is at least one budget
         self._held = [*memory.held.values()]
         self.extents = form.extents

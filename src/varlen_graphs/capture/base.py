@@ -6,8 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-CAPTURING = threading.Lock()
-"""One capture at a time in a process."""
+CAPTURING = threading.RLock()
+"""One capture at a time in a process, its warm-up included: what is set for it (torch's compiler off while a run is
+watched, backends of attention timed) holds for all threads, and two that overlap would leave it set."""
 
 
 class Graph(Protocol):

@@ -11,7 +11,8 @@ from varlen_graphs.kernels.rotary import reference
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate the head dimension of queries and keys: `x * cos + rotate_half(x) * sin`, in float32.
 
-    One launch on CUDA, which reads `q` and `k` where they lie in a packed projection. Never syncs.
+    One launch on CUDA, which reads `q` and `k` where they lie in a packed projection. Never syncs. For inference: there
+    are no gradients on CUDA.
 
     Args:
         q: Queries, `[rows, heads, head_dim]`, any float dtype, any strides; `head_dim` even.
