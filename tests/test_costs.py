@@ -52,6 +52,8 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
     around = [costs.replays[b] for b in [*smaller[-1:], *larger[:1]]]
     if not larger:
         assert costs.exact(rows) > 0
+    elif not smaller:
+        assert 0 < costs.exact(rows) <= max(around)
     elif len({b.rows for b in costs.budgets}) == len(costs.budgets):
         assert min(around) - 1e-9 <= costs.exact(rows) <= max(around) + 1e-9
 
@@ -123,3 +125,9 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
     assert report("new", Costs.in_rows([small]), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
+
+
+def test_a_call_far_below_the_only_budget_runs_without_a_graph():
+    costs = Costs({vg.Budget(16_384): 60.0}, eager=10.0)
+    layout = vg.Layout(((1, 8, 8),))
+    assert planner(costs).eager_is_faster(replay_of(costs.budgets[0]), layout)

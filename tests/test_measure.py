@@ -12,14 +12,13 @@ from varlen_graphs.costs import Costs
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Every timed run takes a millisecond; gives how often something was run between events."""
+    """Every timed run takes a millisecond and the first one two; gives their number."""
     timed = []
 
-    def between_events(run, repeats):
-        for _ in range(repeats):
-            run()
-        timed.append(repeats)
-        return 1.0
+    def between_events(run):
+        run()
+        timed.append(1)
+        return 1.0 if len(timed) > 1 else 2.0
 
     monkeypatch.setattr(timing, "_between_events", between_events)
     monkeypatch.setattr(timing, "_host_milliseconds", lambda run: (run(), 30.0)[1])
@@ -36,12 +35,40 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     encoder = attention_encoder()
     encoder(torch.randn(20, 8), lengths=[20])
     costs = measured(encoder)
-    assert clock == [1, 4] * 2 * len(encoder.budgets)
+    assert len(clock) == 3 + 4 * (2 * len(encoder.budgets) - 1)
     runs = []
-    timing._device_milliseconds(lambda: runs.append(1))
-    assert len(runs) == 1 + 1 + 4
+    assert timing._device_milliseconds(lambda: runs.append(1)) == 1.0
+    assert len(runs) == 1 + 4
     assert costs.host == 30.0
     assert set(costs.replays) == set(encoder.budgets)
+
+
+class Positions(nn.Module):
+    """A module with a limit of its own, below that of the budget."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 8)
+
+    def forward(self, x, position_ids):
+        return x + self.table(position_ids)
+
+
+def test_no_item_is_longer_than_those_that_a_capture_ran():
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.RowPositions()])
+    encoder = vg.GraphedEncoder(Positions(), [1024, 4096], spec, backend="tape")
+    encoder(torch.randn(20, 8), lengths=[20])
+    assert measured(encoder).host == 30.0  # and not what is assumed where timing fails
+
+
+def test_timing_leaves_random_numbers_alone():
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    measured(encoder)
+    assert torch.equal(torch.randn(3), expected)
 
 
 class WithExtra(nn.Linear):

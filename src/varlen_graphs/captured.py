@@ -118,6 +118,10 @@ class Captured:
             )
         return self._graphs[key]
 
+    def is_timed(self, statics: dict[str, Any]) -> bool:
+        """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
+        return next(iter(self._graphs), None) == static_key(statics)
+
     def check_rows(self, rows: Tensor) -> None:
         """Whether rows are where, and of the kind, that the module takes.
 

@@ -83,10 +83,14 @@ class Costs:
         return lines
 
     def exact(self, rows: int) -> float:
-        """What a graph of exactly so many rows would cost, attention aside: between the budgets around it."""
+        """What a graph of exactly so many rows would cost, attention aside: between the budgets around it.
+
+        Below the smallest budget in proportion to the rows: too little, but the host bounds what a call costs there.
+        """
         above = bisect_left(self._steps, (rows,))
         if above == 0:
-            return self._steps[0][1]
+            more, upper = self._steps[0]
+            return upper * rows / more
         fewer, lower = self._steps[above - 1]
         if above == len(self._steps):
             return lower * rows / fewer

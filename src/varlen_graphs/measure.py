@@ -14,18 +14,20 @@ from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout, sample_layout
 
-LONGER = 8
-"""How much longer the segments of the second layout are, on which attention costs more."""
+LONG = 128
+"""Rows of the items of the second layout, on which attention costs more: no longer than those that forwards were probed
+with, because a module may have a limit of its own."""
 
+REPEATS = 8
 REPEATS_MS = 4.0
-"""Short replays are repeated for about so long."""
+"""Replays are repeated twice at least, and short ones for about so long."""
 
 
 def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
     """Time every budget on two layouts, and the forward without a graph. Synchronizes with the device.
 
-    Takes a few replays of each budget. The items are those that graphs are captured with, and the same rows in fewer,
-    longer ones, up to `max_seqlen`. Floating rows are random: a chip is faster on zeros.
+    Takes a few replays of each budget. The items are those that graphs are captured with, and the same rows in fewer
+    items of twice their length or so. Floating rows are random: a chip is faster on zeros.
 
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
     call would bring, and memory that is enough for graphs may not be for a run without one.
@@ -42,11 +44,11 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
 def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
     arena, layout = graphs.arena, forward.spec.layout
     if arena.rows.is_floating_point():
-        arena.rows.normal_()
+        arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
     short, gains, squares = {}, [], []
     for budget in budgets:
         many = sample_layout(layout, budget)
-        few = sample_layout(layout, budget, items=max(1, len(many) // LONGER))
+        few = sample_layout(layout, budget, items=-(-budget.rows // max(LONG, *many.rows)))
         times = []
         for sample in (many, few):
             arena.load_layout(sample, budget)
@@ -75,20 +77,21 @@ def _squares(layout: Layout) -> int:
 
 
 def _device_milliseconds(run: Callable[[], object]) -> float:
+    """The shortest of some runs, because others may use the device meanwhile."""
     run()  # the first launch of a graph uploads it
-    ms = _between_events(run, 1)
-    repeats = int(min(8, REPEATS_MS / ms))
-    return _between_events(run, repeats) if repeats else ms
+    times = [_between_events(run), _between_events(run)]
+    while len(times) < REPEATS and sum(times) < REPEATS_MS:
+        times.append(_between_events(run))
+    return min(times)
 
 
-def _between_events(run: Callable[[], object], repeats: int) -> float:
+def _between_events(run: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for _ in range(repeats):
-        run()
+    run()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / repeats
+    return float(start.elapsed_time(end))
 
 
 def _host_milliseconds(run: Callable[[], object]) -> float:

@@ -159,8 +159,18 @@ def _choose(call: Call) -> str:
     q, k = call.q, call.k
     key = (q.device, q.dtype, q.shape, k.shape, call.max_seqlen_q, call.max_seqlen_k, call.left, call.right)
     if key not in _chosen and _measuring and not torch.cuda.is_current_stream_capturing():
-        _chosen[key] = min(takes, key=lambda name: _milliseconds(_RUN[name], call))
+        calls = [call, *_with_long_segments(call)]
+        _chosen[key] = min(takes, key=lambda name: sum(_milliseconds(_RUN[name], one) for one in calls))
     return _chosen.get(key, "triton")
+
+
+def _with_long_segments(call: Call) -> list[Call]:
+    """The same with segments as long as they may be: what graphs are captured with has many short ones."""
+    if call.cu_seqlens_k.data_ptr() != call.cu_seqlens_q.data_ptr():
+        return []
+    boundary = torch.arange(call.cu_seqlens_q.shape[0], device=call.q.device)
+    cu_seqlens = (boundary * call.max_seqlen_q).clamp(max=call.q.shape[0]).int()
+    return [call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None)]
 
 
 def _milliseconds(function: Callable[[Call], Tensor], call: Call, repeats: int = 5) -> float:
