@@ -1,6 +1,7 @@
 """How kernels become operators of torch: opaque to its compiler, seen by the tape, replaced by shapes while tracing."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,6 +37,18 @@ def operator(
     torch.library.register_fake(f"varlen_graphs::{name}", fake, lib=_LIBRARY)
     overload: Callable[..., Any] = getattr(torch.ops.varlen_graphs, name).default
     return overload
+
+
+def launcher(package: str, name: str) -> Callable[..., Any]:
+    """The function of that name in the `triton` module of a package, imported at the first call."""
+    found: list[Callable[..., Any]] = []
+
+    def launch(*args: Any) -> Any:
+        if not found:
+            found.append(getattr(import_module(f"{package}.triton"), name))
+        return found[0](*args)
+
+    return launch
 
 
 def _on_device_of_first(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.attention import backends, reference
-from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.operator import launcher, operator
 
 
 def _attention(
@@ -37,13 +37,7 @@ def _fake_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block:
     return torch.empty((1 + tiles, 5), dtype=torch.int32, device=cu_seqlens_q.device)
 
 
-def _cuda_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    from varlen_graphs.kernels.attention import triton
-
-    return triton.tile_schedule(cu_seqlens_q, cu_seqlens_k, rows, block)
-
-
 attention = operator(_attention, fake=_fake_attention)
 """`reference.varlen_attention` by one of `backends`, whose docstrings say what they do with padding rows."""
 
-tile_schedule = operator(reference.tile_schedule, fake=_fake_schedule, cuda=_cuda_schedule)
+tile_schedule = operator(reference.tile_schedule, fake=_fake_schedule, cuda=launcher(__package__, "tile_schedule"))

@@ -4,17 +4,11 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.cu_seqlens import reference
-from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.operator import launcher, operator
 
 
 def _fake(values: Tensor, segments: int, by_frame: bool) -> Tensor:
     return values.new_empty(segments + 1, dtype=torch.int32)
 
 
-def _cuda(values: Tensor, segments: int, by_frame: bool) -> Tensor:
-    from varlen_graphs.kernels.cu_seqlens import triton
-
-    return triton.cu_seqlens(values, segments, by_frame)
-
-
-cu_seqlens = operator(reference.cu_seqlens, fake=_fake, cuda=_cuda)
+cu_seqlens = operator(reference.cu_seqlens, fake=_fake, cuda=launcher(__package__, "cu_seqlens"))

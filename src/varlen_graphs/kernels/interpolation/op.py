@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.interpolation import reference
-from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.operator import launcher, operator
 
 
 def _fake_taps(
@@ -12,14 +12,6 @@ def _fake_taps(
 ) -> tuple[Tensor, Tensor]:
     shape = (rows, 4 if mode == "bilinear" else 16)
     return values.new_empty(shape), values.new_empty(shape, dtype=torch.float32)
-
-
-def _cuda_taps(
-    values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
-) -> tuple[Tensor, Tensor]:
-    from varlen_graphs.kernels.interpolation import triton
-
-    return triton.interpolation_taps(values, rows, side, mode, align_corners, merge)
 
 
 def _fake(
@@ -36,20 +28,7 @@ def _fake(
     return entries.new_empty(rows, entries.shape[1], dtype=dtype)
 
 
-def _cuda(
-    entries: Tensor,
-    values: Tensor,
-    rows: int,
-    mode: str,
-    align_corners: bool,
-    merge: int,
-    accum_dtype: torch.dtype,
-    add: Tensor | None = None,
-) -> Tensor:
-    from varlen_graphs.kernels.interpolation import triton
-
-    return triton.interpolate(entries, values, rows, mode, align_corners, merge, accum_dtype, add)
-
-
-interpolation_taps = operator(reference.interpolation_taps, fake=_fake_taps, cuda=_cuda_taps)
-interpolate = operator(reference.interpolate, fake=_fake, cuda=_cuda)
+interpolation_taps = operator(
+    reference.interpolation_taps, fake=_fake_taps, cuda=launcher(__package__, "interpolation_taps")
+)
+interpolate = operator(reference.interpolate, fake=_fake, cuda=launcher(__package__, "interpolate"))

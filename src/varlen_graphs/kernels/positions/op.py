@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.operator import launcher, operator
 from varlen_graphs.kernels.positions import reference
 
 
@@ -10,10 +10,4 @@ def _fake(values: Tensor, rows: int, axes: str, merge: int) -> Tensor:
     return values.new_empty(rows, len(axes.split()))
 
 
-def _cuda(values: Tensor, rows: int, axes: str, merge: int) -> Tensor:
-    from varlen_graphs.kernels.positions import triton
-
-    return triton.positions(values, rows, axes, merge)
-
-
-positions = operator(reference.positions, fake=_fake, cuda=_cuda)
+positions = operator(reference.positions, fake=_fake, cuda=launcher(__package__, "positions"))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.operator import launcher, operator
 from varlen_graphs.kernels.rotary_table import reference
 
 
@@ -12,10 +12,4 @@ def _fake(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int) ->
     return inv_freq.new_empty(shape, dtype=torch.float32), inv_freq.new_empty(shape, dtype=torch.float32)
 
 
-def _cuda(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int) -> tuple[Tensor, Tensor]:
-    from varlen_graphs.kernels.rotary_table import triton
-
-    return triton.rotary_table(values, rows, inv_freq, axes, merge)
-
-
-rotary_table = operator(reference.rotary_table, fake=_fake, cuda=_cuda)
+rotary_table = operator(reference.rotary_table, fake=_fake, cuda=launcher(__package__, "rotary_table"))
