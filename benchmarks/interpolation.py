@@ -6,9 +6,8 @@ kernel equals the reference, and is within 2e-5 of torch's own interpolation in 
 """
 
 import argparse
-import json
-import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.common import facts, gpu_microseconds, headline, table, write_json
 from varlen_graphs.kernels.interpolation import reference
 from varlen_graphs.kernels.interpolation.op import interpolate
 
@@ -24,9 +24,6 @@ SIDE, DIM, MERGE = 48, 1152, 2
 DTYPE = torch.bfloat16
 WAYS = (("bilinear", True), ("bicubic", False))
 """As Qwen3-VL and as GLM-4.1V resample."""
-
-CALLS = 10
-"""Times that a graph holds what is timed, so that the gap between replays does not count."""
 
 
 def make_items(rows: int) -> list[tuple[int, int]]:
@@ -50,37 +47,24 @@ def by_item(entries: Tensor, items: list[tuple[int, int]], mode: str, align_corn
     return torch.cat(resampled)
 
 
-def check(rows: int, table: Tensor, items: list[tuple[int, int]], mode: str, align_corners: bool) -> float:
+def check(rows: int, values: Tensor, items: list[tuple[int, int]], mode: str, align_corners: bool) -> float:
     """The largest error of the kernel in float32, after a comparison with the reference in all dtypes."""
     entries, add = torch.randn(SIDE * SIDE, DIM, device="cuda"), torch.randn(rows, DIM, device="cuda")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for accum_dtype in {torch.float32, dtype}:
-            arguments = (entries.to(dtype), table, rows, mode, align_corners, MERGE, accum_dtype, add.to(dtype))
+            arguments = (entries.to(dtype), values, rows, mode, align_corners, MERGE, accum_dtype, add.to(dtype))
             if not torch.equal(interpolate(*arguments), reference.interpolate(*arguments)):
                 raise SystemExit(f"{mode}, {rows} rows, {dtype}: kernel and reference differ: not timed")
     expected = by_item(entries.double(), items, mode, align_corners)
-    got = interpolate(entries, table, rows, mode, align_corners, MERGE, torch.float32)[: len(expected)]
+    got = interpolate(entries, values, rows, mode, align_corners, MERGE, torch.float32)[: len(expected)]
     error = (got - expected).abs().max().item()
     if not error <= 2e-5:
         raise SystemExit(f"{mode}, {rows} rows: {error:.1e} from torch's own interpolation: not timed")
     return error
 
 
-def measure(run: Callable[[], Any], replays: int) -> float:
-    """Mean GPU microseconds of `run` inside a graph."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            run()
-    for _ in range(5):
-        graph.replay()
-    return elapsed(graph.replay, replays) / CALLS
-
-
 def elapsed(run: Callable[[], Any], repeats: int) -> float:
-    """Mean microseconds between events around each `run`."""
+    """Mean microseconds of each `run`, eager."""
     run()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -93,42 +77,39 @@ def elapsed(run: Callable[[], Any], repeats: int) -> float:
 
 def main() -> None:
     """Check, time, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replays", type=int, default=50)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = []
-    print(f"{'rows':>6}  {'mode':<10}{'kernel us':>10}{'torch us':>10}{'by item, eager us':>19}{'error':>10}")
+    result: dict[str, Any] = {**facts(), "side": SIDE, "dim": DIM, "dtype": str(DTYPE), "rows": []}
+    print(headline(result) + "\n")
     for rows in BUDGETS:
         items = make_items(rows)
-        table = torch.zeros(max(8, rows // 64), 3, dtype=torch.int64)
-        table[: len(items)] = torch.tensor([(1, *item) for item in items])
-        table = table.cuda()
+        values = torch.zeros(max(8, rows // 64), 3, dtype=torch.int64)
+        values[: len(items)] = torch.tensor([(1, *item) for item in items])
+        values = values.cuda()
         entries = torch.randn(SIDE * SIDE, DIM, device="cuda").to(DTYPE)
         add = torch.randn(rows, DIM, device="cuda").to(DTYPE)
         active = add[: sum(h * w for h, w in items)]
         for mode, align_corners in WAYS:
-            error = check(rows, table, items, mode, align_corners)
-            arguments = (entries, table, rows, mode, align_corners, MERGE, torch.float32, add)
-            result = {
-                "rows": rows, "items": len(items), "mode": mode, "align_corners": align_corners, "error": error,
-                "kernel_us": measure(lambda a=arguments: interpolate(*a), options.replays),
-                "torch_us": measure(lambda a=arguments: reference.interpolate(*a), options.replays),
-                "by_item_us": elapsed(
-                    lambda e=entries, i=items, m=mode, c=align_corners, x=active: x + by_item(e, i, m, c), 10
-                ),
-            }  # fmt: skip
-            results.append(result)
-            print(
-                f"{rows:>6}  {mode:<10}{result['kernel_us']:>10.2f}{result['torch_us']:>10.2f}"
-                f"{result['by_item_us']:>19.2f}{error:>10.1e}"
+            error = check(rows, values, items, mode, align_corners)
+            arguments = (entries, values, rows, mode, align_corners, MERGE, torch.float32, add)
+            eager = partial(by_item, entries, items, mode, align_corners)
+            result["rows"].append(
+                {
+                    "mode": mode,
+                    "align_corners": align_corners,
+                    "rows": rows,
+                    "items": len(items),
+                    "kernel_us": gpu_microseconds(partial(interpolate, *arguments)),
+                    "torch_us": gpu_microseconds(partial(reference.interpolate, *arguments)),
+                    "by_item_us": elapsed(lambda x=active, run=eager: x + run(), 10),
+                    "error": error,
+                }  # fmt: skip
             )
-    if options.json:
-        facts = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            "side": SIDE, "dim": DIM, "dtype": str(DTYPE), "replays": options.replays, "results": results,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+            write_json(options.json, result)
+    header = ("mode", "rows", "items", "kernel us", "torch us", "by item, eager us", "error")
+    keys = ("mode", "rows", "items", "kernel_us", "torch_us", "by_item_us")
+    print(table(header, [[*(row[key] for key in keys), f"{row['error']:.1e}"] for row in result["rows"]]))
 
 
 if __name__ == "__main__":
