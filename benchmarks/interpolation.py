@@ -104,7 +104,7 @@ def main() -> None:
                     "torch_us": gpu_microseconds(partial(reference.interpolate, *arguments)),
                     "by_item_us": elapsed(lambda x=active, run=eager: x + run(), 10),
                     "error": error,
-                }  # fmt: skip
+                }
             )
             write_json(options.json, result)
     header = ("mode", "rows", "items", "kernel us", "torch us", "by item, eager us", "error")
