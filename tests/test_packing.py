@@ -65,6 +65,14 @@ def test_small_calls_are_packed_at_the_least_cost(demands, costs):
     assert total_cost(pack(demands, costs), costs) == pytest.approx(min(totals))
 
 
+def test_nothing_is_looked_for_that_could_not_repay_the_search():
+    demands = [Demand(400, 1, 400)] * 30
+    budgets = {vg.Budget(rows): 1 + rows * 0.002 for rows in (6_000, 16_000)}
+    (one,) = pack(demands, Costs(budgets | {vg.Budget(12_800): 28.0}, eager=9.0))  # two of 6,000 would take 26
+    assert one.budget.rows == 12_800
+    assert len(pack(demands, Costs(budgets, eager=9.0))) == 2  # one of 16,000 takes 33
+
+
 def test_a_video_counts_its_frames():
     budgets = [vg.Budget(1024, items=8, segments=8), vg.Budget(2048, items=8, segments=64)]
     (one,) = pack([Demand(rows=400, segments=10, longest=40)], Costs.in_rows(budgets))

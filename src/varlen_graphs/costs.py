@@ -9,6 +9,12 @@ from varlen_graphs.budgets import Budget
 REPLAY_ROWS = 512
 """What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
 
+SEARCH_MS = 0.003
+"""Milliseconds of the host to look for the best split of a call, for the square of its items."""
+
+SEARCH_ITEMS = 64
+"""Above so many the search does not grow with the square."""
+
 
 class Costs:
     """The cost of a replay of each budget, and of a call without a graph.
@@ -65,6 +71,10 @@ class Costs:
     def of_several(self, rows: int) -> float:
         """What two replays or more of together so many rows cost at least."""
         return max([2 * fixed + per_row * rows for fixed, per_row in self._lines])
+
+    def of_search(self, items: int) -> float:
+        """What it costs to look for the best split of so many items: nothing while costs are in rows."""
+        return 0.0 if self.host == math.inf else SEARCH_MS * min(items, SEARCH_ITEMS) ** 2
 
     def _lines_below(self, cheapest: Budget) -> list[tuple[float, float]]:
         """Lines `fixed + per_row * rows` under the costs of all budgets, each the highest somewhere.

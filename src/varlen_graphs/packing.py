@@ -96,7 +96,8 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     """Split items over replays at the least total cost.
 
     Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
-    The cost is never above that of one replay an item, and the least possible for calls of up to `EXACT_ITEMS` items.
+    The cost is never above that of one replay an item. For calls of up to `EXACT_ITEMS` items it is the least possible,
+    but for what it takes to look.
 
     Args:
         demands: What each item needs.
@@ -115,9 +116,12 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
 
 
 def single(load: Load, costs: Costs) -> Budget | None:
-    """The budget of one replay of everything, where no split could cost less."""
+    """The budget of one replay of everything, where no split could save more than looking for it costs."""
     one = cheapest(load, costs)
-    return None if one is None or (load.items > 1 and costs.replays[one] > costs.of_several(load.rows)) else one
+    if one is None or load.items == 1:
+        return one
+    gain = costs.replays[one] - costs.of_several(load.rows)
+    return one if gain <= costs.of_search(load.items) else None
 
 
 def cheapest(load: Load, costs: Costs) -> Budget | None:
