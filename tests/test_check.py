@@ -119,5 +119,6 @@ def compare_kernel_and_reference(device):
             run(on_device, *case, **options), run(reference.check_items, *case, **options), strict=True
         ):
             assert torch.equal(got.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9)), case
+            assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~expected.isnan()), case
 
     compare()

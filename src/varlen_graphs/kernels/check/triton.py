@@ -49,7 +49,8 @@ def _check_items(
     p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tl.store(p_veil, -0.0)
+    # By its bits: a constant of -0.0 loses its sign in Triton 3.6.
+    tl.store(p_veil, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
     if tl.load(p_header + 3) != 0:
         _check_unseen(
             p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
