@@ -500,6 +500,25 @@ def test_layouts_on_the_device_work_under_inference_mode_and_after_it():
         encoder.check()
 
 
+def test_the_default_device_for_new_tensors_changes_nothing():
+    bias = vg.HostBuffer("bias", lambda layout: torch.ones(layout.total, device="cpu"), ("rows",), torch.float32)
+
+    def forward(module, x, cu_seqlens, max_seqlen, bias):
+        return module(x, cu_seqlens, max_seqlen) + bias[:, None]
+
+    with_host = attention_spec(rows=SHAPED.rows, buffers=[*SHAPED.buffers, bias])
+    rows, lengths = rows_for([6]), torch.tensor([6])
+    for options in ({"spec": SHAPED}, {"spec": with_host, "forward": forward}):
+        encoder = attention_encoder(**options)
+        with torch.device("meta"):
+            outputs = [encoder(rows, lengths=[6]), encoder(rows, lengths=lengths), encoder.eager(rows, lengths=[6])]
+            with encoder.stage([6]) as stage:
+                stage.rows.copy_(rows)
+            encoder.check()
+        for output in (*outputs, stage.output):
+            torch.testing.assert_close(output, encoder(rows, lengths=[6]))
+
+
 def test_calls_of_every_kind_from_several_threads_take_turns():
     encoder = attention_encoder(spec=SHAPED).capture()
     wrong = []

@@ -35,7 +35,7 @@ class Deferred:
             self.veil = torch.zeros((), dtype=torch.float32, device=device)
             self._padding = torch.tensor([0, 0, 0, *pads], device=device)
             self._status = torch.zeros(5, dtype=torch.int64, device=device)
-            self._seen = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self._seen = torch.zeros(5, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
         self._told = 0
 

@@ -92,7 +92,7 @@ class Forward:
         spec = self.spec
         budget = spec.exact_budget(layout)
         with torch.no_grad(), on_device(rows.device):
-            table = torch.tensor(layout.items, dtype=torch.int64).to(rows.device)
+            table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             rows = rows.to(self.row_dtype).contiguous()
             output = self(rows, ItemTable(table, budget, spec.layout), host, statics)

@@ -36,7 +36,8 @@ class Ring:
     def upload(self, values: "array[int]", static: Tensor) -> None:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
         if not self._blocks or not self._blocks[0].is_free():
-            slab = torch.empty(BLOCKS if self._pinned else 1, self._size, dtype=torch.int64, pin_memory=self._pinned)
+            blocks = BLOCKS if self._pinned else 1
+            slab = torch.empty(blocks, self._size, dtype=torch.int64, device="cpu", pin_memory=self._pinned)
             self._blocks.extendleft(_Block(memory, self._pinned) for memory in slab)
         block = self._blocks.popleft()
         block.send(values, static)

@@ -86,6 +86,6 @@ class HostBuffer:
                 f"the function of HostBuffer {self.name!r} returned {came}: expected a CPU tensor that fits "
                 f"{list(capacity)} ({list(self.shape)} at this budget)"
             )
-        padded = torch.full(capacity, self.pad, dtype=self.dtype)
+        padded = torch.full(capacity, self.pad, dtype=self.dtype, device="cpu")
         padded[: value.shape[0]] = value
         return padded
