@@ -57,7 +57,9 @@ class Collected:
 
 
 def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor]:
-    """New tensors with the same bits, made in one launch for each dtype. Queued on the current stream; no sync.
+    """New contiguous tensors of the same values, in one launch for each dtype. Queued on the current stream; no sync.
+
+    Zeros keep their signs; a NaN may become another NaN.
 
     Args:
         tensors: What to copy.
@@ -66,10 +68,13 @@ def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor
     made: list[Tensor] = [*tensors]
     for at in _by_dtype(tensors):
         some = [tensors[i] for i in at]
-        if veil is not None and some[0].is_floating_point():
+        floating, dtype = some[0].is_floating_point(), some[0].dtype
+        if dtype.itemsize == 1 and floating and veil is not None:
+            new: Sequence[Tensor] = [(x.float() + veil).to(dtype).contiguous() for x in some]  # torch adds no float8
+        elif veil is not None and floating:
             # By name: the overload for numbers would sync.
-            new = torch.ops.aten._foreach_add.Tensor(some, veil.to(some[0].dtype))
-        elif some[0].is_floating_point() and all(tensor.is_contiguous() for tensor in some):
+            new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], veil.to(dtype))
+        elif floating and dtype.itemsize > 1 and all(tensor.is_contiguous() for tensor in some):
             new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
         else:
             new = [tensor.clone(memory_format=torch.contiguous_format) for tensor in some]

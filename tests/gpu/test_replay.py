@@ -7,7 +7,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import varlen_graphs as vg
 from tests.test_check import compare_kernel_and_reference
-from tests.towers import equal_bits, pixels, qwen3_vl_tower
+from tests.test_replay import check_outputs_of_all_kinds
+from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -214,6 +215,20 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
         for tensor in got.values():
             tensor.zero_()
     assert module.linear.weight.abs().max() > 0
+
+
+def test_outputs_of_all_kinds_are_the_same_wherever_the_layout_comes_from():
+    check_outputs_of_all_kinds("cuda", "cuda")
+
+
+def test_the_default_device_for_new_tensors_changes_nothing(tower, encoder):
+    rows, grid = rows_for(LAYOUTS[0]), LAYOUTS[0]
+    expected = encoder(rows, grid_thw=grid)
+    with torch.device("cuda"):
+        other = vg.recipes.qwen3_vl(tower, BUDGETS)
+        outputs = [other(rows, grid_thw=grid), other(rows, grid_thw=on_gpu(grid)), other.eager(rows, grid_thw=grid)]
+        other.check()
+    assert all(distance(output, expected) <= 3e-2 for output in outputs)
 
 
 def test_budgets_share_the_memory_of_their_outputs():
