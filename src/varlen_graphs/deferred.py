@@ -55,13 +55,13 @@ class Deferred:
         self._seen.copy_(self._status, non_blocking=True)
 
     def tell(self) -> None:
-        """Raise what was found by the checks that have run, once.
+        """Raise what was found by the checks that have run, once: of several wrong calls the last one.
 
         Raises:
             LayoutError: The items of an earlier call made no sense, did not match its rows, or broke a promise.
         """
         call, code, item, came, expected = self._host
-        if call <= self._told:
+        if call <= self._told or not code:  # nothing new, or not yet written to its end
             return
         self._told = call
         name = self._spec.layout.name

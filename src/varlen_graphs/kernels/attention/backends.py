@@ -48,13 +48,20 @@ def _triton(call: Call) -> Tensor:
     """Our kernel. Padding rows are never read, and zero in the output."""
     from varlen_graphs.kernels.attention import triton
 
-    tiles, block = call.tiles, call.block
-    if tiles is None:
-        rows, heads, head_dim = call.q.shape
-        block = tile_rows(head_dim, heads, rows, call.max_seqlen_q)
-        tiles = triton.tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block)
+    tiles, block = _tiles(call)
     q, k, v = map(_row_by_row, (call.q, call.k, call.v))
     return triton.attention(q, k, v, tiles, block, call.scale, call.left, call.right)
+
+
+def _tiles(call: Call) -> tuple[Tensor, int]:
+    """The tile schedule of a call, computed if it has none, and the query rows a tile."""
+    from varlen_graphs.kernels.attention import triton
+
+    if call.tiles is not None:
+        return call.tiles, call.block
+    rows, heads, head_dim = call.q.shape
+    block = tile_rows(head_dim, heads, rows, call.max_seqlen_q)
+    return triton.tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block), block
 
 
 def _row_by_row(x: Tensor) -> Tensor:
@@ -170,7 +177,8 @@ def _with_long_segments(call: Call) -> list[Call]:
         return []
     boundary = torch.arange(call.cu_seqlens_q.shape[0], device=call.q.device)
     cu_seqlens = (boundary * call.max_seqlen_q).clamp(max=call.q.shape[0]).int()
-    return [call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None)]
+    tiles, block = _tiles(call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None))
+    return [call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=tiles, block=block)]
 
 
 def _milliseconds(function: Callable[[Call], Tensor], call: Call, repeats: int = 5) -> float:
