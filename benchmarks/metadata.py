@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import facts, gpu_microseconds, headline, table, write_json
-from varlen_graphs.kernels.attention import op as attention
-from varlen_graphs.kernels.attention import reference as attention_reference
 from varlen_graphs.kernels.attention.config import tile_rows
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
@@ -23,6 +21,8 @@ from varlen_graphs.kernels.positions import reference as positions_reference
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.rotary_table import reference as rotary_reference
 from varlen_graphs.kernels.rotary_table.op import rotary_table
+from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
+from varlen_graphs.kernels.tile_schedule.op import tile_schedule
 
 BUDGETS = (256, 1024, 4096, 8192, 16_384)
 MERGE = 2
@@ -55,11 +55,11 @@ def work(rows: int) -> Iterator[tuple[str, Tensors, Tensors | None]]:
     yield "cu_seqlens", lambda: (cu_seqlens(*starts),), lambda: (cu_seqlens_reference.cu_seqlens(*starts),)
     boundaries = cu_seqlens(*starts)
     tiles = (boundaries, boundaries, rows, tile_rows(HEAD_DIM, HEADS, rows, rows))
-    count = 1 + int(attention_reference.tile_schedule(*tiles)[0, 0])  # entries past these are arbitrary
+    count = 1 + int(schedule_reference.tile_schedule(*tiles)[0, 0])  # entries past these are arbitrary
     yield (
         "tile schedule",
-        lambda: (attention.tile_schedule(*tiles)[:count],),
-        lambda: (attention_reference.tile_schedule(*tiles)[:count],),
+        lambda: (tile_schedule(*tiles)[:count],),
+        lambda: (schedule_reference.tile_schedule(*tiles)[:count],),
     )
     header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1], device="cuda")
     padding, found = items.new_zeros(3), (items.new_zeros(5), torch.zeros((), device="cuda"))

@@ -11,6 +11,8 @@ import varlen_graphs as vg
 from tests.segments import boundaries, naive_attention, random_qkv
 from varlen_graphs.kernels.attention import op, reference
 from varlen_graphs.kernels.attention.config import configuration, split, tile_rows
+from varlen_graphs.kernels.tile_schedule import op as schedule_op
+from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
 
 IMPLEMENTATIONS = [reference.by_segment, reference.dense]
 HEADS = [(1, 1), (2, 2), (4, 2), (6, 1)]
@@ -96,9 +98,9 @@ def test_every_row_is_in_one_tile_and_the_longest_come_first(case):
     segments, padding, block = case
     lengths, lengths_k = zip(*segments, strict=True)
     rows, cu_q, cu_k = sum(lengths) + padding, boundaries(lengths).tolist(), boundaries(lengths_k).tolist()
-    tiles = reference.tile_schedule(boundaries(lengths), boundaries(lengths_k), rows, block)
+    tiles = schedule_reference.tile_schedule(boundaries(lengths), boundaries(lengths_k), rows, block)
     assert tiles.dtype == torch.int32
-    assert tiles.shape == (1 + reference.tile_bound(rows, len(lengths), block), 5)
+    assert tiles.shape == (1 + schedule_reference.tile_bound(rows, len(lengths), block), 5)
     count = int(tiles[0, 0])
     assert count < len(tiles)
     own = {(cu_q[i], cu_q[i + 1], cu_k[i], cu_k[i + 1]) for i in range(len(lengths))}
@@ -135,8 +137,8 @@ def test_more_rows_never_make_smaller_tiles(head_dim, heads, rows, more, longest
 def test_the_operators_are_sound_for_the_compiler():
     q, k, v = random_qkv([3, 7], [5, 1], heads=4, heads_k=2, padding=2)
     cu_q, cu_k = boundaries([3, 7]), boundaries([5, 1])
-    torch.library.opcheck(op.tile_schedule, (cu_q, cu_k, 12, 64))
-    tiles = op.tile_schedule(cu_q, cu_k, 12, 64)
+    torch.library.opcheck(schedule_op.tile_schedule, (cu_q, cu_k, 12, 64))
+    tiles = schedule_op.tile_schedule(cu_q, cu_k, 12, 64)
     for given_tiles in (None, tiles):
         torch.library.opcheck(op.attention, (q, k, v, cu_q, cu_k, given_tiles, 64, 7, 5, 0.3, -1, 0, "auto"))
     packed = torch.randn(12, 3, 2, 8).unbind(1)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from tests.segments import boundaries, naive_attention, random_qkv, relative
 from varlen_graphs.kernels.attention import reference
+from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
+from varlen_graphs.kernels.tile_schedule import triton as schedule_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, in tests/gpu")
 
@@ -16,7 +18,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1):
     from varlen_graphs.kernels.attention import triton
 
-    tiles = triton.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block)
+    tiles = schedule_kernel.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block)
     return triton.attention(q, k, v, tiles, block, scale, left, right)
 
 
@@ -36,12 +38,11 @@ segments = st.lists(st.tuples(st.sampled_from([0, 1, 5, 64, 65, 200]), st.intege
 @settings(max_examples=40)
 @given(segments, st.integers(0, 150), st.sampled_from([64, 128]))
 def test_the_schedule_equals_the_reference(segments, padding, block):
-    from varlen_graphs.kernels.attention import triton
 
     lengths, lengths_k = (boundaries(x) for x in zip(*segments, strict=True))
     rows = int(lengths[-1]) + padding
-    got = triton.tile_schedule(lengths, lengths_k, rows, block)
-    expected = reference.tile_schedule(lengths, lengths_k, rows, block)
+    got = schedule_kernel.tile_schedule(lengths, lengths_k, rows, block)
+    expected = schedule_reference.tile_schedule(lengths, lengths_k, rows, block)
     assert got.shape == expected.shape
     count = 1 + int(expected[0, 0])
     assert torch.equal(got[:count], expected[:count])
@@ -49,12 +50,11 @@ def test_the_schedule_equals_the_reference(segments, padding, block):
 
 @pytest.mark.parametrize("slots", [150, 300])
 def test_the_schedule_of_many_slots_and_of_one_long_segment(slots):
-    from varlen_graphs.kernels.attention import triton
 
     lengths = [3] * 140 + [64 * 70 + 1]  # more segments than a chunk, more tiles than a program writes at a time
     cu_seqlens = boundaries(lengths, empty=slots - len(lengths))
-    got = triton.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
-    expected = reference.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
+    got = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
+    expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
     count = 1 + int(expected[0, 0])
     assert torch.equal(got[:count], expected[:count])
 

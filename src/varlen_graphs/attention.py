@@ -15,7 +15,8 @@ from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.attention import op
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.attention.config import tile_rows
-from varlen_graphs.kernels.attention.reference import tile_bound
+from varlen_graphs.kernels.tile_schedule import op as schedule_op
+from varlen_graphs.kernels.tile_schedule.reference import tile_bound
 
 Window = tuple[int, int]
 """How many keys before and after its own place a query sees; -1: all."""
@@ -26,7 +27,7 @@ class TileSchedule:
     """Which tile of queries is which part of which segment: computed once a forward, used by all layers.
 
     Attributes:
-        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.attention.reference.tile_schedule`.
+        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.tile_schedule.reference`.
         block: Query rows a tile.
     """
 
@@ -58,7 +59,7 @@ def tile_schedule(
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
     block = tile_rows(head_dim, heads, rows, max_seqlen)
-    return TileSchedule(op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
+    return TileSchedule(schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
 
 
 def varlen_attention(

@@ -5,8 +5,9 @@ import torch
 
 import varlen_graphs as vg
 from tests.segments import boundaries, naive_attention, relative
-from varlen_graphs.kernels.attention import op, reference
 from varlen_graphs.kernels.attention.backends import measuring
+from varlen_graphs.kernels.tile_schedule import op as schedule_op
+from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -32,7 +33,7 @@ def packed(rows, head_dim, dtype, heads=2):
 
 def schedule_of(cu_seqlens, rows, block, cu_seqlens_k=None):
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    return vg.TileSchedule(op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
+    return vg.TileSchedule(schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
 
 
 def attend(q, k, v, cu_seqlens, block=64, **options):
@@ -150,8 +151,8 @@ def test_one_segment_of_16384_rows(dtype, head_dim):
 def test_the_schedule_equals_the_reference(block):
     for lengths, empty, rows in ((EDGES, 0, 1500), (EDGES, 256, 1252), ([3] * 2000 + [7000], 31, 16_384), ([0], 1, 1)):
         cu_seqlens = boundaries(lengths, empty, "cuda")
-        got = op.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
-        expected = reference.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
+        got = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
+        expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
         count = 1 + int(expected[0, 0])
         assert got.shape == expected.shape
         assert torch.equal(got[:count], expected[:count])

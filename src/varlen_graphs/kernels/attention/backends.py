@@ -11,6 +11,7 @@ from torch import Tensor
 from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.attention import reference
 from varlen_graphs.kernels.attention.config import MAX_HEAD_DIM, tile_rows
+from varlen_graphs.kernels.tile_schedule.op import tile_schedule
 
 Backend = Literal["auto", "triton", "torch", "reference"]
 
@@ -55,13 +56,11 @@ def _triton(call: Call) -> Tensor:
 
 def _tiles(call: Call) -> tuple[Tensor, int]:
     """The tile schedule of a call, computed if it has none, and the query rows a tile."""
-    from varlen_graphs.kernels.attention import triton
-
     if call.tiles is not None:
         return call.tiles, call.block
     rows, heads, head_dim = call.q.shape
     block = tile_rows(head_dim, heads, rows, call.max_seqlen_q)
-    return triton.tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block), block
+    return tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block), block
 
 
 def _row_by_row(x: Tensor) -> Tensor:

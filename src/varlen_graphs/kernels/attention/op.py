@@ -1,10 +1,10 @@
-"""Attention and its tile schedule, as operators of torch."""
+"""Attention, as an operator of torch."""
 
 import torch
 from torch import Tensor
 
-from varlen_graphs.kernels.attention import backends, reference
-from varlen_graphs.kernels.operator import launcher, operator
+from varlen_graphs.kernels.attention import backends
+from varlen_graphs.kernels.operator import operator
 
 
 def _attention(
@@ -28,16 +28,9 @@ def _attention(
     return backends.run(call, backend)
 
 
-def _fake_attention(q: Tensor, *_: object) -> Tensor:
+def _fake(q: Tensor, *_: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def _fake_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    tiles = reference.tile_bound(rows, cu_seqlens_q.shape[0] - 1, block)
-    return torch.empty((1 + tiles, 5), dtype=torch.int32, device=cu_seqlens_q.device)
-
-
-attention = operator(_attention, fake=_fake_attention)
+attention = operator(_attention, fake=_fake)
 """`reference.varlen_attention` by one of `backends`, whose docstrings say what they do with padding rows."""
-
-tile_schedule = operator(reference.tile_schedule, fake=_fake_schedule, cuda=launcher(__package__, "tile_schedule"))

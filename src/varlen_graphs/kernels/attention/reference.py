@@ -112,39 +112,3 @@ def _in_window(place: Tensor, place_k: Tensor, left: int, right: int) -> Tensor:
     if right >= 0:
         inside = inside & (distance <= right)
     return inside
-
-
-def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    """Which tile of `block` query rows is which part of which segment, for a grid that does not know the segments.
-
-    Segments with the most keys come first, so that the tiles that end last are short ones. Rows in no segment come at
-    the end, as a segment without keys.
-
-    Args:
-        cu_seqlens_q: int32 `[segments + 1]`.
-        cu_seqlens_k: int32 `[segments + 1]`.
-        rows: Query rows, padding included.
-        block: Query rows a tile.
-
-    Returns:
-        int32 `[1 + tiles, 5]`, where `tiles` is the most that there can be, `tile_bound(...)`. The first entry holds
-        the number of tiles. The others hold, for the segment that the tile is of: its first query row and the row
-        after its last, the same for its keys, and the index of its first tile. Entries past the number of tiles are
-        arbitrary.
-    """
-    end = torch.tensor([rows], dtype=torch.int32, device=cu_seqlens_q.device)
-    order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
-    order = torch.cat([order, order.new_tensor([cu_seqlens_q.shape[0] - 1])])
-    start, stop = (torch.cat([cu_seqlens_q, end])[order + shift] for shift in (0, 1))
-    start_k, stop_k = (torch.cat([cu_seqlens_k, cu_seqlens_k[-1:]])[order + shift] for shift in (0, 1))
-    counts = (stop - start + block - 1) // block
-    ends = counts.cumsum(0)
-    tile = torch.arange(tile_bound(rows, cu_seqlens_q.shape[0] - 1, block), device=cu_seqlens_q.device)
-    at = torch.searchsorted(ends, tile, right=True).clamp(max=order.shape[0] - 1)
-    tiles = torch.stack([start[at], stop[at], start_k[at], stop_k[at], (ends - counts)[at]], 1)
-    return torch.cat([F.pad(ends[-1:, None], (0, 4)), tiles]).int()
-
-
-def tile_bound(rows: int, segments: int, block: int) -> int:
-    """The most tiles that so many rows in so many segments can have, those of rows in no segment included."""
-    return -(-rows // block) + segments

@@ -1,5 +1,6 @@
 """Attention within segments as one persistent Triton kernel, over a tile schedule that another computes."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -8,11 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.attention.config import configuration, split
-from varlen_graphs.kernels.attention.reference import tile_bound
 
 LOG2E = 1.4426950408889634
-SEGMENTS = 16
-"""Segments a program of the schedule."""
 TAIL = 32
 """Keys a block where blocks are masked: at the end of a segment, and at the edges of a window."""
 SHORT_TAIL = 16
@@ -249,62 +247,6 @@ def _width(x: Tensor) -> int:
     return x.stride(1) * (x.shape[1] - 1) + x.shape[2]
 
 
-_counts: dict[int, int] = {}
-
-
+@cache
 def _multiprocessors(device: int) -> int:
-    if device not in _counts:
-        _counts[device] = torch.cuda.get_device_properties(device).multi_processor_count
-    return _counts[device]
-
-
-@triton.jit(do_not_specialize=["segments", "rows"])  # sizes differ from call to call: one kernel for all
-def _schedule(
-    cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, CHUNK: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
-    """The tiles of some segments: how many tiles come before follows from all lengths, so nothing is shared."""
-    own = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
-    here = own <= segments  # the last one is the rows in no segment
-    start = tl.load(cu_q + own, mask=here, other=0)
-    stop = tl.load(cu_q + own + 1, mask=own < segments, other=rows)
-    start_k = tl.load(cu_k + own, mask=here, other=0)
-    stop_k = tl.load(cu_k + own + 1, mask=own < segments, other=0)
-    stop_k = tl.where(own < segments, stop_k, start_k)
-    length = tl.where(own < segments, stop_k - start_k, -1)
-    count = tl.where(here, tl.cdiv(stop - start, BLOCK), 0)
-
-    first = tl.zeros([SEGMENTS], tl.int32)
-    total = tl.cdiv(rows - tl.load(cu_q + segments), BLOCK)
-    for chunk in range(0, segments, CHUNK):
-        other = chunk + tl.arange(0, CHUNK)
-        there = other < segments
-        lengths = tl.load(cu_k + other + 1, mask=there, other=0) - tl.load(cu_k + other, mask=there, other=0)
-        counts = tl.load(cu_q + other + 1, mask=there, other=0) - tl.load(cu_q + other, mask=there, other=0)
-        counts = tl.cdiv(counts, BLOCK)
-        before = (lengths[None, :] > length[:, None]) | (
-            (lengths[None, :] == length[:, None]) & (other[None, :] < own[:, None])
-        )
-        first += tl.sum(tl.where(before, counts[None, :], 0), 1)
-        total += tl.sum(counts, 0)
-    if tl.program_id(0) == 0:
-        tl.store(tiles + tl.arange(0, 8), tl.where(tl.arange(0, 8) == 0, total, 0), mask=tl.arange(0, 8) < 5)
-    for at in range(0, tl.max(count, 0), TILES):
-        index = at + tl.arange(0, TILES)
-        entry = tiles + 5 + (first[:, None] + index[None, :]) * 5
-        mine = index[None, :] < count[:, None]
-        tl.store(entry, start[:, None] + 0 * index[None, :], mask=mine)
-        tl.store(entry + 1, stop[:, None] + 0 * index[None, :], mask=mine)
-        tl.store(entry + 2, start_k[:, None] + 0 * index[None, :], mask=mine)
-        tl.store(entry + 3, stop_k[:, None] + 0 * index[None, :], mask=mine)
-        tl.store(entry + 4, first[:, None] + 0 * index[None, :], mask=mine)
-
-
-def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    """`reference.tile_schedule` in one launch."""
-    segments = cu_seqlens_q.shape[0] - 1
-    tiles = torch.empty((1 + tile_bound(rows, segments, block), 5), dtype=torch.int32, device=cu_seqlens_q.device)
-    _schedule[(triton.cdiv(segments + 1, SEGMENTS),)](
-        cu_seqlens_q, cu_seqlens_k, tiles, segments, rows, BLOCK=block, SEGMENTS=SEGMENTS, CHUNK=128, TILES=64
-    )
-    return tiles
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,1 @@
+"""Which tile of queries is which part of which segment."""
