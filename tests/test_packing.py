@@ -68,9 +68,9 @@ def test_small_calls_are_packed_at_the_least_cost(demands, costs):
 def test_nothing_is_looked_for_that_could_not_repay_the_search():
     demands = [Demand(400, 1, 400)] * 30
     budgets = {vg.Budget(rows): 1 + rows * 0.002 for rows in (6_000, 16_000)}
-    (one,) = pack(demands, Costs(budgets | {vg.Budget(12_800): 28.0}, eager=9.0))  # two of 6,000 would take 26
+    (one,) = pack(demands, Costs(budgets | {vg.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
     assert one.budget.rows == 12_800
-    assert len(pack(demands, Costs(budgets, eager=9.0))) == 2  # one of 16,000 takes 33
+    assert len(pack(demands, Costs(budgets, host=9.0))) == 2  # one of 16,000 takes 33
 
 
 def test_a_video_counts_its_frames():

@@ -25,10 +25,13 @@ class Costs:
     Args:
         replays: The cost of one replay of each budget, attention aside.
         per_square: The cost of attention, for the sum of the squared lengths of segments.
-        eager: What a call without a graph costs at least: the time the host needs.
+        host: What a call without a graph costs at least: the time the host needs. Infinite until something is measured.
         eager_factor: What the work of such a call costs in proportion to that of a graph of exactly its size.
 
     Attributes:
+        replays: As given.
+        per_square: As given.
+        host: As given.
         budgets: The budgets worth using, ascending: those that no other one replaces at no higher cost.
         dropped: The others.
     """
@@ -37,13 +40,13 @@ class Costs:
         self,
         replays: Mapping[Budget, float],
         per_square: float = 0.0,
-        eager: float = math.inf,
+        host: float = math.inf,
         eager_factor: float = 1.0,
     ) -> None:
         self.replays = replays
         self.per_square = per_square
-        self.host = eager
-        self.eager_factor = eager_factor
+        self.host = host
+        self._eager_factor = eager_factor
         self.dropped = [budget for budget in sorted(replays) if any(self._replaces(b, budget) for b in replays)]
         self.budgets = [budget for budget in sorted(replays) if budget not in self.dropped]
         by_cost = sorted(self.budgets, key=replays.__getitem__)
@@ -57,6 +60,11 @@ class Costs:
     def in_rows(cls, budgets: Sequence[Budget]) -> "Costs":
         """What is assumed until something is measured: no budget is dropped for it, and eager never wins."""
         return cls({budget: budget.rows + REPLAY_ROWS for budget in budgets})
+
+    @property
+    def measured(self) -> bool:
+        """Whether costs are milliseconds that were measured."""
+        return self.host < math.inf
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""
@@ -74,7 +82,7 @@ class Costs:
 
     def of_search(self, items: int) -> float:
         """What it costs to look for the best split of so many items: nothing while costs are in rows."""
-        return 0.0 if self.host == math.inf else SEARCH_MS * min(items, SEARCH_ITEMS) ** 2
+        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 if self.measured else 0.0
 
     def _lines_below(self, cheapest: Budget) -> list[tuple[float, float]]:
         """Lines `fixed + per_row * rows` under the costs of all budgets, each the highest somewhere.
@@ -109,4 +117,4 @@ class Costs:
 
     def eager(self, rows: int, squares: int) -> float:
         """What a call of so many rows costs without a graph."""
-        return max(self.host, self.eager_factor * (self.exact(rows) + self.per_square * squares))
+        return max(self.host, self._eager_factor * (self.exact(rows) + self.per_square * squares))

@@ -134,7 +134,7 @@ class GraphedEncoder:
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
             reason, backend = TOO_LARGE, None
-        elif packs and self._captured.is_timed(call.statics) and self._planner.eager_is_faster(packs, layout):
+        elif packs and self._planner.eager_is_faster(packs, layout) and self._captured.is_timed(call.statics):
             reason, backend = EAGER_IS_FASTER, None
         if backend is None:
             self.stats.count_eager(reason)

@@ -1,6 +1,5 @@
 """Which replays a call becomes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -68,7 +67,7 @@ class Planner:
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
         costs, rows = self.costs, layout.total
-        if costs.host == math.inf or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
+        if not costs.measured or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
             return False
         graphed = total_cost(packs, costs)
         if graphed <= EAGER_MARGIN * costs.exact(rows):  # attention is the same for both

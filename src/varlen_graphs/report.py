@@ -1,7 +1,5 @@
 """What an encoder is made of and did so far, for people."""
 
-import math
-
 from varlen_graphs.costs import Costs
 from varlen_graphs.stats import Stats
 
@@ -15,16 +13,15 @@ def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> 
         stats: The counters.
         seconds: What was done before the first replay, and how long each part took.
     """
-    measured = costs.host < math.inf
     lines = [name]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
     for budget in sorted(costs.replays):
-        cost = f"{costs.replays[budget]:.3f}" if measured else "-"
+        cost = f"{costs.replays[budget]:.3f}" if costs.measured else "-"
         note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
-    if measured:
+    if costs.measured:
         long = costs.per_square * 1024**2
         lines += [
             "",

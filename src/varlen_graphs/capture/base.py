@@ -28,7 +28,7 @@ class Backend(Protocol):
     """A way to capture a run of tensor operations and replay it."""
 
     def capture(self, run: Callable[[], list[Tensor]], name: str) -> Graph:
-        """Capture one `run`, which was run before for warm-up.
+        """Capture one `run`, which was run before for warm-up. The caller holds `CAPTURING`.
 
         Args:
             run: Reads static memory only, and returns its outputs. Called once.

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.base import CAPTURING
 from varlen_graphs.capture.memory import left_to_pool
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.watch import user_line
@@ -47,7 +46,7 @@ class CudaCapture:
         Raises:
             CaptureError: CUDA refuses something in `run`, or has no memory left. The original error is its cause.
         """
-        with CAPTURING, _collector_paused(), torch.cuda.device(self._pool.device):
+        with _collector_paused(), torch.cuda.device(self._pool.device):
             graph, handle, stream = self._pool.new_graph()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

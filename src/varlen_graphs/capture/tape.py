@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.capture.base import CAPTURING
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.capture.watch import Watch
 
@@ -83,7 +82,7 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        with CAPTURING, torch.inference_mode(False), torch.no_grad(), recorder, _no_raw_triton(recorder):
+        with torch.inference_mode(False), torch.no_grad(), recorder, _no_raw_triton(recorder):
             tape.outputs = run()
         return tape
 
