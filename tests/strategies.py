@@ -1,5 +1,7 @@
 """Hypothesis strategies for items, budgets and the like."""
 
+import math
+
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
@@ -47,4 +49,4 @@ def costs(draw, most=5):
     chosen = draw(st.lists(budgets, min_size=1, max_size=most, unique=True))
     if draw(st.booleans()):
         return Costs.in_rows(chosen)
-    return Costs({budget: draw(st.floats(0.1, 50)) for budget in chosen})
+    return Costs({budget: draw(st.floats(0.1, 50)) for budget in chosen}, host=draw(st.sampled_from([5.0, math.inf])))

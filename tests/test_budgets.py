@@ -10,8 +10,8 @@ from varlen_graphs.budgets import resolve_budgets
 
 
 def test_plain_integers_mean_rows_and_are_rounded_up():
-    assert [b.rows for b in resolve_budgets([1000, 100], multiple=4)] == [128, 1024]
-    assert [b.rows for b in resolve_budgets(100, multiple=12)] == [384]  # lcm(128, 12)
+    assert [b.rows for b in resolve_budgets([1000, 100], multiple=4)] == [112, 1008]
+    assert [b.rows for b in resolve_budgets(100, multiple=12)] == [144]  # lcm(16, 12) is 48
 
 
 def test_plain_integers_have_capacities_in_proportion():
@@ -36,15 +36,21 @@ def test_a_ladder_reaches_from_min_to_max_in_steps_no_larger_than_asked(smallest
     rows = [b.rows for b in resolve_budgets(vg.Ladder(smallest, largest, step), multiple)]
     assert rows == sorted(set(rows))
     assert rows[-1] >= largest
-    assert all(r % multiple == 0 and r % 128 == 0 for r in rows)
-    unit = rows[0] if len(rows) == 1 else min(b - a for a, b in itertools.pairwise(rows))
-    assert all(b <= a * step + 1 + max(unit, 128 * multiple) for a, b in itertools.pairwise(rows))
+    assert all(r % multiple == 0 and r % 16 == 0 for r in rows)
+    assert all(b <= a * step + 128 * step + 16 * multiple for a, b in itertools.pairwise(rows))
+
+
+@given(st.integers(1, 500), st.integers(500, 20_000), st.floats(1.01, 3))
+def test_row_counts_of_a_ladder_are_a_little_short_of_whole_tiles(smallest, largest, step):
+    *rows, last = vg.Ladder(smallest, largest, step)
+    assert all(r % 128 == 112 for r in rows)
+    assert abs([*rows, last][0] - smallest) <= 112
+    assert last == largest
 
 
 def test_the_default_ladder_is_fine():
     rows = list(vg.Ladder())
-    assert (rows[0], rows[-1]) == (256, 16_384)
-    assert len(rows) >= 20
+    assert (rows[0], rows[-1], len(rows)) == (240, 16_384, 51)
 
 
 @pytest.mark.parametrize(

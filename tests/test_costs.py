@@ -29,6 +29,16 @@ def test_no_split_costs_less_than_the_bound(costs, data):
     assert costs.of_several(rows) <= sum(costs.replays[budget] for budget in chosen) + 1e-9
 
 
+@given(strategies.costs(6), st.data())
+def test_no_split_is_ruled_out_that_saves_enough(costs, data):
+    chosen = data.draw(st.lists(st.sampled_from(costs.budgets), min_size=2, max_size=5))
+    rows = data.draw(st.integers(1, sum(budget.rows for budget in chosen)))
+    whole = data.draw(st.sampled_from(costs.budgets))
+    saved = costs.replays[whole] - sum(costs.replays[budget] for budget in chosen)
+    if saved > costs.least_saved(len(chosen), whole) + 1e-9:
+        assert costs.may_split(rows, len(chosen), whole)
+
+
 def test_the_bound_is_close_also_where_small_budgets_cost_the_same():
     costs = Costs({vg.Budget(rows): 1 + max(rows, 640) / 100 for rows in range(128, 4097, 128)})
     assert costs.of_several(4000) == pytest.approx(2 + 4000 / 100)

@@ -27,10 +27,17 @@ def test_every_item_is_packed_once_within_every_capacity(demands, costs):
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 
 
+def waived(demands, costs):
+    """What a split may save without being made."""
+    whole = cheapest(reduce(Load.add, demands, Load()), costs)
+    return costs.least_saved(len(demands), whole) if whole else 0.0
+
+
 @given(st.lists(strategies.demands, min_size=1, max_size=100), strategies.costs(5))
 def test_packing_never_costs_more_than_one_item_a_replay(demands, costs):
     alone = [cheapest(Load().add(d), costs) for d in demands]
-    assert total_cost(pack(demands, costs), costs) <= sum(costs.replays[b] for b in alone if b) + 1e-9
+    most = sum(costs.replays[b] for b in alone if b) + waived(demands, costs)
+    assert total_cost(pack(demands, costs), costs) <= most + 1e-9
 
 
 @given(strategies.demands, st.integers(1, 8), strategies.costs(6))
@@ -62,7 +69,7 @@ def test_small_calls_are_packed_at_the_least_cost(demands, costs):
         if all(chosen):
             totals.append(sum(costs.replays[budget] for budget in chosen))
     assert len(demands) <= EXACT_ITEMS
-    assert total_cost(pack(demands, costs), costs) == pytest.approx(min(totals))
+    assert min(totals) - 1e-9 <= total_cost(pack(demands, costs), costs) <= min(totals) + waived(demands, costs) + 1e-9
 
 
 def test_nothing_is_looked_for_that_could_not_repay_the_search():
@@ -71,6 +78,13 @@ def test_nothing_is_looked_for_that_could_not_repay_the_search():
     (one,) = pack(demands, Costs(budgets | {vg.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
     assert one.budget.rows == 12_800
     assert len(pack(demands, Costs(budgets, host=9.0))) == 2  # one of 16,000 takes 33
+
+
+def test_a_split_that_saves_less_than_times_vary_by_is_not_made():
+    demands = [Demand(1000, 1, 1000)] * 2
+    small, large = vg.Budget(1000), vg.Budget(2000)
+    assert len(pack(demands, Costs({small: 4.6, large: 10.0}, host=9.0))) == 1
+    assert len(pack(demands, Costs({small: 4.4, large: 10.0}, host=9.0))) == 2
 
 
 def test_a_video_counts_its_frames():
@@ -121,4 +135,4 @@ def test_hundreds_of_items_are_packed_closely():
 def test_a_call_that_fits_one_budget_closely_is_one_replay(count):
     demands = [Demand(100, 1, 100)] * count
     (one,) = pack(demands, Costs.in_rows([vg.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
-    assert one.items == tuple(range(count))
+    assert list(one.items) == list(range(count))

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from varlen_graphs.errors import BudgetError
 
-ROW_ALIGNMENT = 128
-"""Plain row counts are rounded up to a multiple of this: the tile height of matrix products."""
+ROW_ALIGNMENT = 16
+"""Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
+
+TILE, SHORT_OF_TILE = 128, 16
+"""A ladder's row counts are so many rows short of whole tiles of matrix products. cuBLAS takes 2 to 10 % less time for a
+row there than at whole tiles, in towers of five sizes, and hardly ever more (docs/benchmarks.md)."""
 
 LARGEST_STEP = 4
 """A larger ratio is a mistake: a number of rows, most likely."""
@@ -57,20 +61,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Budgets in geometric steps, from `min` to `max` rows, each rounded up as plain row counts are.
+    """Budgets in geometric steps, from about `min` to exactly `max` rows.
 
-    Fine steps are nearly free, because all graphs share one pool and one arena: a step of 1.1 wastes about 5 % of the
-    rows on padding, powers of two about a third.
+    Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
+    Steps of 1.06 waste about 3 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
+    the ends, row counts are what matrix products like: 16 short of a multiple of 128.
 
     Attributes:
-        min: Rows of the smallest budget.
+        min: Rows of the smallest budget, to the nearest such number.
         max: Rows of the largest budget.
         step: Ratio of neighbouring budgets, above 1.
     """
 
     min: int = 256
     max: int = 16_384
-    step: float = 1.12
+    step: float = 1.06
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.max:
@@ -82,10 +87,11 @@ class Ladder:
             )
 
     def __iter__(self) -> Iterator[int]:
-        rows = float(self.min)
-        while rows < self.max:
-            yield math.ceil(rows)
-            rows *= self.step
+        wanted, last = float(self.min), 0
+        while (rows := max(1, round(wanted / TILE)) * TILE - SHORT_OF_TILE) < self.max:
+            if rows > last:
+                yield rows
+            wanted, last = wanted * self.step, rows
         yield self.max
 
 
@@ -95,7 +101,7 @@ Budgets = Iterable[int | Budget] | Ladder | int | Budget
 def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     """Turn what a user wrote into sorted, distinct budgets.
 
-    Plain integers mean rows and are rounded up to a multiple of `lcm(128, multiple)`; the rows of a `Budget` are
+    Plain integers mean rows and are rounded up to a multiple of `lcm(16, multiple)`; the rows of a `Budget` are
     rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
 
     Args:

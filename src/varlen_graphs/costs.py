@@ -9,6 +9,10 @@ from varlen_graphs.budgets import Budget
 REPLAY_ROWS = 512
 """What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
 
+MARGIN = 0.1
+"""The share by which measured times must differ to be told apart. The same replay takes a few per cent more or less from
+call to call, and several replays of one call take more than each by itself did while it was timed."""
+
 SEARCH_MS = 0.003
 """Milliseconds of the host to look for the best split of a call, for the square of its items."""
 
@@ -32,6 +36,7 @@ class Costs:
         replays: As given.
         per_square: As given.
         host: As given.
+        measured: Whether costs are milliseconds that were measured.
         budgets: The budgets worth using, ascending: those that no other one replaces at no higher cost.
         dropped: The others.
     """
@@ -46,6 +51,7 @@ class Costs:
         self.replays = replays
         self.per_square = per_square
         self.host = host
+        self.measured = host < math.inf
         self._eager_factor = eager_factor
         self.dropped = [budget for budget in sorted(replays) if any(self._replaces(b, budget) for b in replays)]
         self.budgets = [budget for budget in sorted(replays) if budget not in self.dropped]
@@ -53,6 +59,7 @@ class Costs:
         self._rows = [budget.rows for budget in self.budgets]
         self._at_least = [[budget for budget in by_cost if budget.rows >= rows] for rows in self._rows]
         self._lines = self._lines_below(by_cost[0])
+        self._unsplit = {budget: self._unsplit_from(budget) for budget in self.budgets}
         # Of budgets with as many rows the costlier one: it holds more items or segments, and a call may need them.
         self._steps = sorted({budget.rows: replays[budget] for budget in by_cost}.items())
 
@@ -60,11 +67,6 @@ class Costs:
     def in_rows(cls, budgets: Sequence[Budget]) -> "Costs":
         """What is assumed until something is measured: no budget is dropped for it, and eager never wins."""
         return cls({budget: budget.rows + REPLAY_ROWS for budget in budgets})
-
-    @property
-    def measured(self) -> bool:
-        """Whether costs are milliseconds that were measured."""
-        return self.host < math.inf
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""
@@ -80,9 +82,26 @@ class Costs:
         """What two replays or more of together so many rows cost at least."""
         return max([2 * fixed + per_row * rows for fixed, per_row in self._lines])
 
-    def of_search(self, items: int) -> float:
-        """What it costs to look for the best split of so many items: nothing while costs are in rows."""
-        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 if self.measured else 0.0
+    def least_saved(self, items: int, whole: Budget) -> float:
+        """What a split of so many items must save, against one replay of `whole`, to be worth it.
+
+        The host's search for it, and what measured times vary by: nothing while costs are in rows.
+        """
+        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 + MARGIN * self.replays[whole] if self.measured else 0.0
+
+    def may_split(self, rows: int, items: int, whole: Budget) -> bool:
+        """Whether a split of so many items could be worth it, against one replay of `whole`."""
+        if rows >= self._unsplit[whole]:
+            return False
+        return self.replays[whole] - self.of_several(rows) > self.least_saved(items, whole)
+
+    def _unsplit_from(self, whole: Budget) -> float:
+        """From how many rows on no split can be worth it, against one replay of `whole`."""
+        most = self.replays[whole] - self.least_saved(2, whole)
+        return min(
+            0.0 if 2 * fixed >= most else (most - 2 * fixed) / per_row if per_row else math.inf
+            for fixed, per_row in self._lines
+        )
 
     def _lines_below(self, cheapest: Budget) -> list[tuple[float, float]]:
         """Lines `fixed + per_row * rows` under the costs of all budgets, each the highest somewhere.

@@ -96,8 +96,8 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     """Split items over replays at the least total cost.
 
     Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
-    The cost is never above that of one replay an item. For calls of up to `EXACT_ITEMS` items it is the least possible,
-    but for what it takes to look.
+    Costs in rows are never above those of one replay an item, and the least possible for calls of up to `EXACT_ITEMS`
+    items. Of measured costs, what a split saves must be more than they vary by.
 
     Args:
         demands: What each item needs.
@@ -106,22 +106,23 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     Returns:
         Packs in the order of their first items. A pack without a budget holds one item that fits none.
     """
-    one = single(reduce(Load.add, demands, Load()), costs)
+    load = reduce(Load.add, demands, Load())
+    one = single(load, costs)
     if one is not None:
-        return [Pack(one, tuple(range(len(demands))))]
+        return [Pack(one, range(len(demands)))]
     fitting = [i for i, demand in enumerate(demands) if cheapest(Load().add(demand), costs)]
     packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
     packs += _Packer(demands, costs).pack(fitting)
+    whole = cheapest(load, costs)
+    if whole and costs.replays[whole] - total_cost(packs, costs) <= costs.least_saved(len(demands), whole):
+        return [Pack(whole, range(len(demands)))]
     return sorted(packs, key=lambda pack: pack.items[0])
 
 
 def single(load: Load, costs: Costs) -> Budget | None:
-    """The budget of one replay of everything, where no split could save more than looking for it costs."""
+    """The budget of one replay of everything, where no split could be worth it."""
     one = cheapest(load, costs)
-    if one is None or load.items == 1:
-        return one
-    gain = costs.replays[one] - costs.of_several(load.rows)
-    return one if gain <= costs.of_search(load.items) else None
+    return one if one is None or load.items == 1 or not costs.may_split(load.rows, load.items, one) else None
 
 
 def cheapest(load: Load, costs: Costs) -> Budget | None:

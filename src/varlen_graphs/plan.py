@@ -6,15 +6,11 @@ from typing import Literal
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import Call
-from varlen_graphs.costs import Costs
+from varlen_graphs.costs import MARGIN, Costs
 from varlen_graphs.errors import BudgetError, SpecError
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Load, Pack, cheapest, pack, single, total_cost
 from varlen_graphs.spec import BufferSpec
-
-EAGER_MARGIN = 1.1
-"""How much longer than without a graph a call may take with one, by measured times: a few per cent are noise, and not
-worth a host that is busy for as long as the device."""
 
 
 @dataclass
@@ -62,18 +58,18 @@ class Planner:
         return packs
 
     def eager_is_faster(self, packs: Sequence[Pack], layout: Layout) -> bool:
-        """Whether the call takes less time without graphs and without padding, as far as times were measured.
+        """Whether the call takes clearly less time without graphs and without padding, as far as times were measured.
 
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
         costs, rows = self.costs, layout.total
         if not costs.measured or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
             return False
-        graphed = total_cost(packs, costs)
-        if graphed <= EAGER_MARGIN * costs.exact(rows):  # attention is the same for both
+        graphed = (1 - MARGIN) * total_cost(packs, costs)
+        if graphed <= costs.exact(rows):  # attention is the same for both
             return False
         squares = self.spec.squares(layout)
-        return graphed + costs.per_square * squares > EAGER_MARGIN * costs.eager(rows, squares)
+        return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)
 
     def whole(self, layout: Layout) -> Budget:
         """The budget of one replay of everything.
