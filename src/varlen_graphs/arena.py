@@ -99,7 +99,7 @@ class Arena:
         The padding of integer rows is written too.
         """
         self._pad_rows(layout.total, budget)
-        self._load_items(layout, budget)
+        self._load_items(layout)
         for buffer in self._spec.host_buffers:
             value = buffer.compute(layout, budget).flatten()
             static = self._host[buffer.name][: len(value)]
@@ -148,13 +148,12 @@ class Arena:
 
     def load_sample(self, budget: Budget) -> None:
         """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""
-        self._load_items(sample_layout(self._spec.layout, budget), budget)
+        self._load_items(sample_layout(self._spec.layout, budget))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(self, layout: Layout, budget: Budget) -> None:
-        size = HEADER + budget.items * self._width
+    def _load_items(self, layout: Layout) -> None:
         values = array("q", (0, len(layout), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
-        values += self._padding[len(values) - HEADER : size - HEADER]
-        self._ring.upload(values, self._flat[:size])
+        values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
+        self._ring.upload(values, self._flat)

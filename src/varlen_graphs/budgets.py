@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from varlen_graphs.errors import BudgetError
 
@@ -10,8 +10,8 @@ ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
 
 TILE, SHORT_OF_TILE = 128, 16
-"""A ladder's row counts are so many rows short of whole tiles of matrix products. cuBLAS takes 2 to 10 % less time for a
-row there than at whole tiles, in towers of five sizes, and hardly ever more (docs/benchmarks.md)."""
+"""A ladder's row counts are so many rows short of whole tiles of matrix products, where cuBLAS takes a few per cent
+less for a row (docs/benchmarks.md)."""
 
 LARGEST_STEP = 4
 """A larger ratio is a mistake: a number of rows, most likely."""
@@ -35,6 +35,7 @@ class Budget:
     items: int
     segments: int
     max_seqlen: int
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __init__(
         self, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
@@ -53,6 +54,10 @@ class Budget:
                     f"Budget({name}={capacity!r}): no item could use it; expected {name} to be an integer of at least 1"
                 )
             object.__setattr__(self, name, capacity)
+        object.__setattr__(self, "_hash", hash(tuple(capacities.values())))
+
+    def __hash__(self) -> int:  # of every dictionary that a call looks into
+        return self._hash
 
     def holds(self, rows: int, items: int, segments: int, longest: int) -> bool:
         """Whether `items` items of together `rows` rows and `segments` segments, none over `longest`, fit."""

@@ -1,6 +1,6 @@
 """From the static outputs of replays to tensors of the caller's own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Collected:
         outputs: Sequence[Tensor],
         extents: Sequence[Extent],
         spans: Sequence[tuple[Span, Span]],
-        veil: Tensor | None = None,
+        veils: Mapping[torch.dtype, Tensor] | None = None,
     ) -> None:
         """Copy what a run gave to its places, in one launch for each dtype. Queued on the current stream; no sync.
 
@@ -37,11 +37,12 @@ class Collected:
             outputs: The outputs of the run, padding included.
             extents: What each of them is.
             spans: Where its rows and items are in the call, and where in the run.
-            veil: A scalar to add to floating outputs, for a run of the whole call.
+            veils: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
         """
         if spans[0][0] == self.everything:
+            here = spans[0][1]
             self.tensors = copies(
-                [out[extent.place(spans[0][1])] for out, extent in zip(outputs, extents, strict=True)], veil
+                [out[extent.place(here)] for out, extent in zip(outputs, extents, strict=True)], veils
             )
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
@@ -56,24 +57,25 @@ class Collected:
         return output.new_empty((extent.place(self.everything).stop, *output.shape[1:]))
 
 
-def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor]:
+def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
     """New contiguous tensors of the same values, in one launch for each dtype. Queued on the current stream; no sync.
 
     Zeros keep their signs; a NaN may become another NaN.
 
     Args:
         tensors: What to copy.
-        veil: A scalar to add to floating ones.
+        veils: A scalar to add to floating ones, by dtype; float32 stands for all that are not there.
     """
     made: list[Tensor] = [*tensors]
     for at in _by_dtype(tensors):
         some = [tensors[i] for i in at]
         floating, dtype = some[0].is_floating_point(), some[0].dtype
-        if dtype.itemsize == 1 and floating and veil is not None:
-            new: Sequence[Tensor] = [(x.float() + veil).to(dtype).contiguous() for x in some]  # torch adds no float8
-        elif veil is not None and floating:
-            # By name: the overload for numbers would sync.
-            new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], veil.to(dtype))
+        if veils is not None and floating:
+            veil = veils[dtype] if dtype in veils else veils[torch.float32]
+            if dtype.itemsize == 1:  # torch adds no float8
+                new: Sequence[Tensor] = [(x.float() + veil).to(dtype).contiguous() for x in some]
+            else:  # by name: the overload for numbers would sync
+                new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], veil.to(dtype))
         elif floating and dtype.itemsize > 1 and all(tensor.is_contiguous() for tensor in some):
             new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
         else:
@@ -83,9 +85,9 @@ def copies(tensors: Sequence[Tensor], veil: Tensor | None = None) -> list[Tensor
     return made
 
 
-def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
     """The indices of tensors of each dtype."""
-    indices: dict[torch.dtype, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        indices.setdefault(tensor.dtype, []).append(index)
-    return list(indices.values())
+    dtypes = [tensor.dtype for tensor in tensors]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return [range(len(dtypes))]
+    return [[i for i, own in enumerate(dtypes) if own == dtype] for dtype in dict.fromkeys(dtypes)]

@@ -10,8 +10,8 @@ REPLAY_ROWS = 512
 """What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
 
 MARGIN = 0.1
-"""The share by which measured times must differ to be told apart. The same replay takes a few per cent more or less from
-call to call, and several replays of one call take more than each by itself did while it was timed."""
+"""The share by which measured times must differ to be told apart: a replay takes a few per cent more or less from call
+to call, and several replays of one call take more than each by itself did while it was timed."""
 
 SEARCH_MS = 0.003
 """Milliseconds of the host to look for the best split of a call, for the square of its items."""

@@ -24,6 +24,7 @@ class Deferred:
         calls: How many calls had such layouts.
         veil: float32 `[]`, written by every replay: NaN if its items were wrong and -0.0 otherwise, to be added to
             floating outputs.
+        veils: The same as float32, float16 and bfloat16: of both numbers the upper half is the same in a half format.
     """
 
     def __init__(self, spec: BufferSpec, device: torch.device) -> None:
@@ -33,6 +34,9 @@ class Deferred:
         pads = [column.pad for column in spec.layout.columns]
         with torch.inference_mode(False):
             self.veil = torch.zeros((), dtype=torch.float32, device=device)
+            halves = self.veil.view(1).view(torch.int16)[1]  # the upper one: hosts of GPUs are little-endian
+            self.veils = {torch.float32: self.veil}
+            self.veils |= {dtype: halves.view(dtype) for dtype in (torch.float16, torch.bfloat16)}
             self._padding = torch.tensor([0, 0, 0, *pads], device=device)
             self._status = torch.zeros(5, dtype=torch.int64, device=device)
             self._seen = torch.zeros(5, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")

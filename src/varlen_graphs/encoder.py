@@ -38,7 +38,7 @@ class GraphedEncoder:
 
     Graphs are captured at the first call, or by `capture()`. A replay does not sync with the host. Weights may change
     in place at any time. Moving, casting or reloading the module raises `StaleGraphError` at the next call; replacing
-    a single one of hundreds of weights does within 16 calls. Calls from several threads take turns.
+    a single one of hundreds of weights does within 64 calls. Calls from several threads take turns.
 
     Items that are described on the GPU (integers `[items, 3]`, or lengths `[items]`, columns too) are not copied to the
     host where one budget holds so many rows and items whatever they are. The GPU checks them: if they are wrong, the

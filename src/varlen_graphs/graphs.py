@@ -14,7 +14,7 @@ from varlen_graphs.capture.base import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import SpecError
-from varlen_graphs.kernels.attention.backends import measuring
+from varlen_graphs.kernels.attention.timing import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, flatten
 
 BoundForward = Callable[..., Any]
@@ -41,6 +41,7 @@ class Graphs:
     Attributes:
         arena: As given.
         extents: What each tensor of the output is.
+        per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
         rebuild: Puts tensors in the places of the output, in a new object.
     """
 
@@ -63,12 +64,13 @@ class Graphs:
             with CAPTURING:
                 arena.load_sample(budget)
                 warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
-                with measuring():
+                with measuring() as attention:
                     warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
                 with memory:
                     parts = warm_up()
                 if form is None:
                     form = _Form(parts)
+                    self.per_square = attention.per_square
                 form.check(parts)
                 del parts
                 memory.hold_state()

@@ -179,16 +179,14 @@ def segments_of(item: Sequence[int], per: Per) -> tuple[int, int]:
     return (t, h * w) if per == "frame" else (1, t * h * w)
 
 
-def sample_layout(layout: LayoutArgument, budget: Budget, items: int | None = None) -> Layout:
-    """Items that fill `budget`, as even as they can be: what graphs are warmed up and captured with.
-
-    There are `items` of them, or as many as fit.
+def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
+    """Items that fill `budget`, as even as they can be: what graphs are warmed up, captured and timed with.
 
     Many moderate items rather than one huge one, so that a module with a limit of its own (a table of positions, say)
     is not driven past it.
     """
     unit = layout.row_multiple
-    count = max(1, min(items or budget.items, budget.items, budget.segments, budget.rows // unit))
+    count = max(1, min(budget.items, budget.segments, budget.rows // unit))
     rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
     count = min(count, budget.rows // rows)
     pads = tuple(column.pad for column in layout.columns)

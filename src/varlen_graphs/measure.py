@@ -12,11 +12,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
-from varlen_graphs.layout import Layout, sample_layout
-
-LONG = 128
-"""Rows of the items of the second layout, on which attention costs more: no longer than those that forwards were probed
-with, because a module may have a limit of its own."""
+from varlen_graphs.layout import sample_layout
 
 REPEATS = 8
 REPEATS_MS = 4.0
@@ -24,10 +20,11 @@ REPEATS_MS = 4.0
 
 
 def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
-    """Time every budget on two layouts, and the forward without a graph. Synchronizes with the device.
+    """Time every budget, and the forward without a graph. Synchronizes with the device.
 
-    Takes a few replays of each budget. The items are those that graphs are captured with, and the same rows in fewer
-    items of twice their length or so. Floating rows are random: a chip is faster on zeros.
+    Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
+    of the module's own. What longer segments cost was timed on attention itself (`Graphs.per_square`). Floating rows
+    are random: a chip is faster on zeros.
 
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
     call would bring, and memory that is enough for graphs may not be for a run without one.
@@ -45,21 +42,13 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
     arena, layout = graphs.arena, forward.spec.layout
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
-    short, gains, squares = {}, [], []
+    times, replays = {}, {}
     for budget in budgets:
-        many = sample_layout(layout, budget)
-        few = sample_layout(layout, budget, items=-(-budget.rows // max(LONG, *many.rows)))
-        times = []
-        for sample in (many, few):
-            arena.load_layout(sample, budget)
-            times.append(_device_milliseconds(partial(graphs.replay, budget)))
-        short[budget] = times[0], _squares(many)
-        gains.append(times[1] - times[0])
-        squares.append(_squares(few) - _squares(many))
-    # The slope of the line through no difference: large budgets, where attention shows, count most.
-    weight = sum(s * s for s in squares)
-    per_square = max(0.0, sum(g * s for g, s in zip(gains, squares, strict=True)) / weight) if weight else 0.0
-    replays = {budget: max(1e-6, ms - per_square * squares) for budget, (ms, squares) in short.items()}
+        sample = sample_layout(layout, budget)
+        arena.load_layout(sample, budget)
+        times[budget] = _device_milliseconds(partial(graphs.replay, budget))
+        attention = graphs.per_square * sum(rows * rows for rows in sample.rows)  # each item is one segment
+        replays[budget] = max(1e-6, times[budget] - attention)
 
     def eager(budget: Budget) -> float:
         sample = sample_layout(layout, budget)
@@ -67,13 +56,8 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
         return _host_milliseconds(run)
 
     smallest, largest = min(budgets), max(budgets)
-    factor = max(1.0, eager(largest) / short[largest][0])
-    return Costs(replays, per_square, eager(smallest), factor)
-
-
-def _squares(layout: Layout) -> int:
-    """The sum of squared segment lengths; every item of a sample is one segment."""
-    return sum(rows * rows for rows in layout.rows)
+    factor = max(1.0, eager(largest) / times[largest])
+    return Costs(replays, graphs.per_square, eager(smallest), factor)
 
 
 def _device_milliseconds(run: Callable[[], object]) -> float:

@@ -79,7 +79,7 @@ class Replays:
             graphs.arena.load_rows(rows, spans)
             graphs.arena.load_table(call.description, deferred.calls, items, rows.shape[0], budget)
             # A call that is wrong must not pass for one that is right.
-            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veil)
+            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
             deferred.fetch()
             self._captured.check_some_weights()
             output = graphs.rebuild(collected.tensors)

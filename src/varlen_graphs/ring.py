@@ -57,6 +57,7 @@ class _Block:
 
     def send(self, values: "array[int]", static: Tensor) -> None:
         memmove(self._address, values.buffer_info()[0], values.itemsize * len(values))
-        static.copy_(self._memory[: len(values)], non_blocking=True)
+        memory = self._memory if len(values) == len(self._memory) else self._memory[: len(values)]
+        static.copy_(memory, non_blocking=True)
         if self._copied is not None:
             self._copied.record(current_stream(static.device))

@@ -5,7 +5,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.segments import boundaries, naive_attention, relative
-from varlen_graphs.kernels.attention.backends import measuring
+from varlen_graphs.kernels.attention.timing import measuring
 from varlen_graphs.kernels.tile_schedule import op as schedule_op
 from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
 

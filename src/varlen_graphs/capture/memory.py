@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from varlen_graphs.capture.watch import Watch
 from varlen_graphs.errors import StaleGraphError
 
-CALLS = 16
+CALLS = 64
 """A change of a single weight is found within so many calls."""
 
-SAMPLE = 32
+SAMPLE = 8
 """At least so many parameters, buffers and submodules are looked at in each call."""
 
 

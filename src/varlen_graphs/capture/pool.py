@@ -77,7 +77,8 @@ class Pool:
             stream = current_stream(self.device)
             if self._done is None:
                 self._done = torch.cuda.Event()
-            stream.wait_event(self._done)
+            if not self._done.query():  # what has run need not be waited for, which takes longer than to ask
+                stream.wait_event(self._done)
             if self._lent_on is not None and self._lent_on != stream:
                 stream.wait_stream(self._lent_on)  # whoever borrowed there may have queued reads after the replay
             try:
@@ -122,6 +123,10 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
     return _streams[key]
 
 
+_AS_IT_IS = nullcontext()
+
+
 def on_device(device: torch.device) -> Any:
     """Make `device` current where it is a GPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    current = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return _AS_IT_IS if current else torch.cuda.device(device)

@@ -1,8 +1,7 @@
-"""What can run attention, what each backend takes and leaves in padding rows, and which one "auto" is."""
+"""What can run attention, and what each backend takes and leaves in padding rows."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.attention
@@ -10,27 +9,11 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.attention import reference
-from varlen_graphs.kernels.attention.config import MAX_HEAD_DIM, tile_rows
-from varlen_graphs.kernels.tile_schedule.op import tile_schedule
+from varlen_graphs.kernels.attention.call import Call
+from varlen_graphs.kernels.attention.config import MAX_HEAD_DIM
+from varlen_graphs.kernels.attention.timing import Run, fastest
 
 Backend = Literal["auto", "triton", "torch", "reference"]
-
-
-class Call(NamedTuple):
-    """The arguments of one attention; see `varlen_graphs.varlen_attention`. Without `tiles`, `block` means nothing."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    tiles: Tensor | None
-    block: int
-    max_seqlen_q: int
-    max_seqlen_k: int
-    scale: float
-    left: int
-    right: int
 
 
 def run(call: Call, backend: str) -> Tensor:
@@ -39,28 +22,25 @@ def run(call: Call, backend: str) -> Tensor:
     Raises:
         InputError: The backend does not take these inputs.
     """
-    if backend != "auto" and (reason := _REFUSALS[backend](call)):
+    if backend == "auto":
+        takes = [name for name in ("triton", "torch") if not _REFUSALS[name](call)] or ["reference"]
+    elif reason := _REFUSALS[backend](call):
         raise InputError(f"attention backend {backend!r} got {reason}; use backend='auto' or 'reference'")
+    else:
+        takes = [backend]
+    if takes == ["reference"]:
+        return _reference(call)
     with torch.cuda.device_of(call.q):  # Triton and events go to the current device, wherever the tensors are
-        return _RUN[_choose(call) if backend == "auto" else backend](call)
+        return _RUN[fastest(call, {name: _RUN[name] for name in takes})](call)
 
 
 def _triton(call: Call) -> Tensor:
     """Our kernel. Padding rows are never read, and zero in the output."""
     from varlen_graphs.kernels.attention import triton
 
-    tiles, block = _tiles(call)
+    tiles, block = call.schedule
     q, k, v = map(_row_by_row, (call.q, call.k, call.v))
     return triton.attention(q, k, v, tiles, block, call.scale, call.left, call.right)
-
-
-def _tiles(call: Call) -> tuple[Tensor, int]:
-    """The tile schedule of a call, computed if it has none, and the query rows a tile."""
-    if call.tiles is not None:
-        return call.tiles, call.block
-    rows, heads, head_dim = call.q.shape
-    block = tile_rows(head_dim, heads, rows, call.max_seqlen_q)
-    return tile_schedule(call.cu_seqlens_q, call.cu_seqlens_k, rows, block), block
 
 
 def _row_by_row(x: Tensor) -> Tensor:
@@ -103,7 +83,7 @@ def _reference(call: Call) -> Tensor:
     )
 
 
-_RUN: dict[str, Callable[[Call], Tensor]] = {"triton": _triton, "torch": _torch, "reference": _reference}
+_RUN: dict[str, Run] = {"triton": _triton, "torch": _torch, "reference": _reference}
 
 
 def _triton_refuses(call: Call) -> str | None:
@@ -138,56 +118,3 @@ _REFUSALS: dict[str, Callable[[Call], str | None]] = {
 def _flash_implementation() -> str:
     current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
     return str(current or "FA2")
-
-
-_measuring = False
-_chosen: dict[tuple[object, ...], str] = {}
-
-
-@contextmanager
-def measuring() -> Iterator[None]:
-    """Inside, "auto" times the backends that take a call, once for each size, and remembers the fastest.
-
-    Synchronizes with the device. Outside, "auto" takes what was found, or our kernel where nothing was measured.
-    """
-    global _measuring
-    before, _measuring = _measuring, True
-    try:
-        yield
-    finally:
-        _measuring = before
-
-
-def _choose(call: Call) -> str:
-    takes = [name for name in ("triton", "torch") if not _REFUSALS[name](call)]
-    if len(takes) < 2:
-        return takes[0] if takes else "reference"
-    q, k = call.q, call.k
-    key = (q.device, q.dtype, q.shape, k.shape, call.max_seqlen_q, call.max_seqlen_k, call.left, call.right)
-    if key not in _chosen and _measuring and not torch.cuda.is_current_stream_capturing():
-        calls = [call, *_with_long_segments(call)]
-        _chosen[key] = min(takes, key=lambda name: sum(_milliseconds(_RUN[name], one) for one in calls))
-    return _chosen.get(key, "triton")
-
-
-def _with_long_segments(call: Call) -> list[Call]:
-    """The same with segments as long as they may be: what graphs are captured with has many short ones."""
-    if call.cu_seqlens_k.data_ptr() != call.cu_seqlens_q.data_ptr():
-        return []
-    boundary = torch.arange(call.cu_seqlens_q.shape[0], device=call.q.device)
-    cu_seqlens = (boundary * call.max_seqlen_q).clamp(max=call.q.shape[0]).int()
-    tiles, block = _tiles(call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None))
-    return [call._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=tiles, block=block)]
-
-
-def _milliseconds(function: Callable[[Call], Tensor], call: Call, repeats: int = 5) -> float:
-    """Time on the device alone, as inside a graph: launches are queued behind a wait that outlasts them."""
-    function(call)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
-    start.record()
-    for _ in range(repeats):
-        function(call)
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / repeats

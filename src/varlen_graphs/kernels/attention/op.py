@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.kernels.attention import backends
+from varlen_graphs.kernels.attention.call import Call
 from varlen_graphs.kernels.operator import operator
 
 
@@ -22,9 +23,7 @@ def _attention(
     right: int,
     backend: str,
 ) -> Tensor:
-    call = backends.Call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, tiles, block, max_seqlen_q, max_seqlen_k, scale, left, right
-    )
+    call = Call(q, k, v, cu_seqlens_q, cu_seqlens_k, tiles, block, max_seqlen_q, max_seqlen_k, scale, left, right)
     return backends.run(call, backend)
 
 

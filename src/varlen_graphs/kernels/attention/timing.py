@@ -1,0 +1,85 @@
+"""How fast backends are: timed while something is captured, once for each size of call."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.kernels.attention.call import Call
+
+Run = Callable[[Call], Tensor]
+
+
+@dataclass
+class Attention:
+    """The attention of one run of a module.
+
+    Attributes:
+        per_square: Milliseconds it takes for each squared row of a segment: the sum over all its calls.
+    """
+
+    per_square: float = 0.0
+
+
+class _Timed(NamedTuple):
+    fastest: str
+    per_square: float
+
+
+_measured: Attention | None = None
+_timed: dict[tuple[object, ...], _Timed] = {}
+
+
+@contextmanager
+def measuring() -> Iterator[Attention]:
+    """Inside, backends that take a call are timed, once for each size, and the fastest is remembered.
+
+    Synchronizes with the device. Outside, `fastest` is what was found, or the first backend where nothing was.
+    """
+    global _measured
+    before, _measured = _measured, Attention()
+    try:
+        yield _measured
+    finally:
+        _measured = before
+
+
+def fastest(call: Call, backends: Mapping[str, Run]) -> str:
+    """The name of the fastest of some backends for calls of this size."""
+    q, k = call.q, call.k
+    sizes = call.max_seqlen_q, call.max_seqlen_k, call.left, call.right
+    key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
+    if key not in _timed and _measured is not None and not torch.cuda.is_current_stream_capturing():
+        _timed[key] = _time(call, backends)
+    if key not in _timed:
+        return next(iter(backends))
+    if _measured is not None:
+        _measured.per_square += _timed[key].per_square
+    return _timed[key].fastest
+
+
+def _time(call: Call, backends: Mapping[str, Run]) -> _Timed:
+    """Time backends on a call as it is, and with the longest segments."""
+    calls = [call, call.with_long_segments()] if call.is_self_attention else [call]
+    times = {name: [_milliseconds(run, one) for one in calls] for name, run in backends.items()}
+    name = min(times, key=lambda name: sum(times[name]))
+    squares = [one.squares() for one in calls]
+    if squares[-1] <= squares[0]:
+        return _Timed(name, 0.0)
+    return _Timed(name, max(0.0, (times[name][1] - times[name][0]) / (squares[1] - squares[0])))
+
+
+def _milliseconds(run: Run, call: Call, repeats: int = 5) -> float:
+    """Time on the device alone, as inside a graph: launches are queued behind a wait that outlasts them."""
+    run(call)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
+    start.record()
+    for _ in range(repeats):
+        run(call)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / repeats
