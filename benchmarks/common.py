@@ -134,11 +134,15 @@ def _capture_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def gpu_microseconds(run: Callable[[], Any], replays: int = 10) -> float:
-    """Microseconds of GPU time of one run inside a captured graph of many, the median of some replays."""
-    graph, _ = capture(run)
-    estimate = statistics.median(_replay_microseconds(graph) for _ in range(3))
-    launches = max(10, min(200, round(5e3 / estimate)))  # so that launching the graph itself hardly counts
+def gpu_microseconds(run: Callable[[], Any], replays: int = 10, launches: int | None = None) -> float:
+    """Microseconds of GPU time of one run inside a captured graph of many, the median of some replays.
+
+    By default of so many launches that launching the graph itself hardly counts.
+    """
+    if launches is None:
+        graph, _ = capture(run)
+        estimate = statistics.median(_replay_microseconds(graph) for _ in range(3))
+        launches = max(10, min(200, round(5e3 / estimate)))
     graph, _ = capture(run, launches)
     _replay_microseconds(graph)  # the first replay also uploads the graph
     return statistics.median(_replay_microseconds(graph) for _ in range(replays)) / launches

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import varlen_graphs as vg
 from benchmarks import systems as ways
 from benchmarks.common import (
     check,
@@ -51,6 +52,9 @@ SYSTEMS = (
     "ours", "ours_compile", "eager_varlen", "eager_sdpa", "oracle_core", "oracle_core_compile", "oracle_blocks",
     "compile_dynamic", "compile_reduce_overhead",
 )  # fmt: skip
+
+COARSE = 1.12
+"""The step of a ladder of 32 budgets, which is captured for comparison."""
 
 CHECKED_ROWS = 16_384
 """Larger calls are not checked: the float32 reference would take long."""
@@ -175,6 +179,8 @@ def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], 
             _, largest = ways.capture_ladder(tower, [system.encoder.budgets[-1]])
             system.build["largest_gib"] = largest["capture_gib"]
             system.build["gib_to_largest"] = system.build["capture_gib"] / largest["capture_gib"]
+            _, coarse = ways.capture_ladder(tower, vg.Ladder(step=COARSE))
+            system.build["coarse_budgets"], system.build["coarse_capture_s"] = coarse["budgets"], coarse["capture_s"]
         return system
 
     def oracle(compiled: bool) -> System:

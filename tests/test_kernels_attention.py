@@ -75,7 +75,7 @@ def test_lengths_around_the_edges_of_blocks(length):
 
 @pytest.mark.parametrize("head_dim", [64, 72])
 def test_half_precision(head_dim):
-    lengths = [100, 33]
+    lengths = [200, 33, 96, 64]
     check(*random_qkv(lengths, head_dim=head_dim, dtype=torch.float16, padding=7), lengths)
 
 
@@ -86,6 +86,13 @@ WINDOWS = [(-1, 0), (0, 0), (5, -1), (-1, 5), (20, 3), (40, 40), (200, 200), (0,
 def test_windows_of_keys_of_other_lengths_and_several_query_heads(window):
     lengths, lengths_k = [70, 3, 90, 0], [150, 40, 20, 7]  # in the third the first queries see nothing to their left
     check(*random_qkv(lengths, lengths_k, heads=2, heads_k=1, head_dim=16), lengths, lengths_k, 64, *window)
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (70, -1), (30, 100)])
+def test_windows_over_blocks_of_128_keys(window):
+    lengths, lengths_k = [70, 200], [300, 210]
+    qkv = random_qkv(lengths, lengths_k, heads=1, head_dim=32, dtype=torch.float16)
+    check(*qkv, lengths, lengths_k, 64, *window)
 
 
 @settings(max_examples=25)

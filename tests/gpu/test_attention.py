@@ -68,6 +68,7 @@ WINDOWS = [(-1, 0), (40, 0), (100, -1), (-1, 70), (0, 0)]
     ("dtype", "head_dim", "block", "window"),
     [
         *[(BF16, 72, 64, window) for window in WINDOWS],
+        *[(BF16, 64, 64, window) for window in WINDOWS[:4]],
         *[(BF16, 128, 128, window) for window in WINDOWS[:2]],
         (FP16, 64, 128, (40, 30)),
         (FP32, 80, 64, (40, 30)),

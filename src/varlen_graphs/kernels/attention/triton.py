@@ -11,6 +11,8 @@ from torch import Tensor
 from varlen_graphs.kernels.attention.config import configuration, split
 
 LOG2E = 1.4426950408889634
+HALF = 64
+"""Keys of the block that follows blocks of 128, where so many are left."""
 TAIL = 32
 """Keys a block where blocks are masked: at the end of a segment, and at the edges of a window."""
 SHORT_TAIL = 16
@@ -96,8 +98,8 @@ def _attention(
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALF: tl.constexpr, TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
@@ -151,12 +153,21 @@ def _attention(
                 k_column, v_column, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
-        all_high = all_low + tl.maximum(all_high - all_low, 0) // BLOCK_N * BLOCK_N
+        all_seen = tl.maximum(all_high, all_low)
+        all_high = all_low + (all_seen - all_low) // BLOCK_N * BLOCK_N
         acc0, acc1, total, largest = _attend(
             acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
             k_column, v_column, rows, offset, all_low, all_high, k_end, scale,
             K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
         )  # fmt: skip
+        if BLOCK_N > HALF:
+            half_high = all_high + (all_seen - all_high) // HALF * HALF
+            acc0, acc1, total, largest = _attend(
+                acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
+                k_column, v_column, rows, offset, all_high, half_high, k_end, scale,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, HALF, 1, False, False, PRECISION,
+            )  # fmt: skip
+            all_high = half_high
         if high - all_high <= SHORT_TAIL:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
@@ -216,8 +227,9 @@ def attention(
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
-        BLOCK_M=block, BLOCK_N=config.keys, TAIL=min(TAIL, config.keys), SHORT_TAIL=SHORT_TAIL,
-        STAGES=config.stages, DESCRIBED=described, PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+        BLOCK_M=block, BLOCK_N=config.keys, HALF=HALF, TAIL=min(TAIL, config.keys),
+        SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
