@@ -43,6 +43,7 @@ bench-kernels: $(DEV_ENV)
 
 plots: $(DEV_ENV)
 	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_*.json) --out $(RESULTS)
+	$(RUN) -m benchmarks.page
 
 docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict

@@ -29,7 +29,7 @@ from benchmarks.common import (
     gpu_microseconds,
     headline,
     table,
-    time_kernel,
+    time_kernels,
     write_json,
 )
 from varlen_graphs.kernels.attention import reference
@@ -140,8 +140,7 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
     if exact_slots == 1:
         systems["cudnn"] = lambda: cudnn(q, k, v)
     row: dict[str, Any] = {"row": name, "head_dim": head_dim, "lengths": lengths, "fa2_error": flash2_error}
-    for system, prepare in systems.items():
-        row |= time_kernel(system, prepare, [expected], flash2_error)
+    row |= time_kernels(systems, [expected], flash2_error)
     if "ours_256_us" in row:
         row["schedule_us"] = gpu_microseconds(ours_with_schedule(q, k, v, roomy, LARGEST)[1])
     row["tflop"] = 4 * sum(length**2 for length in lengths) * HEADS * head_dim / 1e12

@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -139,13 +139,28 @@ def gpu_microseconds(run: Callable[[], Any], replays: int = 10, launches: int | 
 
     By default of so many launches that launching the graph itself hardly counts.
     """
-    if launches is None:
-        graph, _ = capture(run)
-        estimate = statistics.median(_replay_microseconds(graph) for _ in range(3))
-        launches = max(10, min(200, round(5e3 / estimate)))
-    graph, _ = capture(run, launches)
-    _replay_microseconds(graph)  # the first replay also uploads the graph
-    return statistics.median(_replay_microseconds(graph) for _ in range(replays)) / launches
+    return gpu_microseconds_each({"run": run}, replays, launches)["run"]
+
+
+def gpu_microseconds_each(
+    runs: Mapping[str, Callable[[], Any]], replays: int = 10, launches: int | None = None
+) -> dict[str, float]:
+    """The same of several runs, whose graphs are replayed in turn: a chip that gets slower is slower for all."""
+    graphs = {
+        name: (capture(run, count)[0], count) for name, run in runs.items() for count in [launches or fitting(run)]
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(replays + 1):  # the first replay also uploads the graph
+        for name, (graph, count) in graphs.items():
+            times[name].append(_replay_microseconds(graph) / count)
+    return {name: statistics.median(each[1:]) for name, each in times.items()}
+
+
+def fitting(run: Callable[[], Any]) -> int:
+    """How many launches of a run make for some milliseconds."""
+    graph, _ = capture(run)
+    estimate = statistics.median(_replay_microseconds(graph) for _ in range(3))
+    return max(10, min(200, round(5e3 / estimate)))
 
 
 def _replay_microseconds(graph: torch.cuda.CUDAGraph) -> float:
@@ -203,22 +218,39 @@ def check(error: float, eager_error: float) -> None:
         )
 
 
-def time_kernel(
-    name: str, prepare: Callable[[], Callable[[], Any]], expected: Sequence[Tensor], eager_error: float
+def time_kernels(
+    systems: Mapping[str, Callable[[], Callable[[], Any]]], expected: Sequence[Tensor], eager_error: float
 ) -> dict[str, Any]:
-    """Check and time what `prepare` gives: `{name}_error` and `{name}_us`, or `{name}_failed` with the reason."""
+    """Check and time what each system gives, in turn.
+
+    Returns:
+        `{name}_error` and `{name}_us` of each, or `{name}_failed` with the reason.
+    """
+    prepared = {name: _checked(prepare, expected, eager_error) for name, prepare in systems.items()}
+    runs = {name: run for name, (run, _) in prepared.items() if run is not None}
+    row: dict[str, Any] = {
+        f"{name}_{'failed' if run is None else 'error'}": result for name, (run, result) in prepared.items()
+    }
+    return row | {f"{name}_us": time for name, time in gpu_microseconds_each(runs).items()}
+
+
+def _checked(
+    prepare: Callable[[], Callable[[], Any]], expected: Sequence[Tensor], eager_error: float
+) -> tuple[Callable[[], Any] | None, Any]:
+    """What to time and how far it is off, or nothing and why."""
     try:
         run = prepare()
         output = run()
         error = distance([output] if isinstance(output, Tensor) else output, expected)
         check(error, eager_error)
-        return {f"{name}_error": error, f"{name}_us": gpu_microseconds(run)}
+        capture(run)
     except Exception as failure:
-        return {f"{name}_failed": reason(failure)}
+        return None, reason(failure)
+    return run, error
 
 
 def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """What failed in rows of `time_kernel`, each reason once."""
+    """What failed in rows of `time_kernels`, each reason once."""
     lines = (f"{key}: {value}" for row in rows for key, value in row.items() if key.endswith("_failed"))
     return list(dict.fromkeys(lines))
 

@@ -8,7 +8,6 @@ whose replay does nothing: the time of everything but CUDA.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 import varlen_graphs as vg
+from benchmarks.common import write_json
 
 IMAGES = 8
 SIZES = {
@@ -107,7 +107,7 @@ def main() -> None:
         cases["tensor on the GPU"] = (encoder, [torch.tensor(grid, device="cuda") for grid in grids])
         cases["CUDA alone"] = (bare(encoder), grids)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, replays of nothing"
-    result = {"device": name, "torch": torch.__version__, "calls": args.calls, "host_us": {}}
+    result = {"device": name, "torch": torch.__version__, "calls": args.calls, "rows": []}
     print(f"{name}, torch {torch.__version__}, {len(list(tower.parameters()))} weights, {args.calls} calls")
     print(f"{'layout':28s} {'median':>8s} {'P90':>8s} {'P99':>8s}   first half / second half, us")
     for case, (one, layouts) in cases.items():
@@ -116,10 +116,10 @@ def main() -> None:
         times = time_calls(one, calls, device)
         cuts = statistics.quantiles(times, n=100)
         halves = [statistics.median(half) for half in (times[: len(times) // 2], times[len(times) // 2 :])]
-        result["host_us"][case] = {"median": cuts[49], "p90": cuts[89], "p99": cuts[98], "halves": halves}
+        figures = {"median_us": cuts[49], "p90_us": cuts[89], "p99_us": cuts[98], "halves_us": halves}
+        result["rows"].append({"layout": case, **figures})
         print(f"{case:28s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}   {halves[0]:.0f} / {halves[1]:.0f}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(args.json, result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common import facts, gpu_microseconds, headline, table, write_json
+from benchmarks.common import facts, gpu_microseconds_each, headline, table, write_json
 from varlen_graphs.kernels.interpolation import reference
 from varlen_graphs.kernels.interpolation.op import interpolate
 
@@ -94,14 +94,14 @@ def main() -> None:
             error = check(rows, values, items, mode, align_corners)
             arguments = (entries, values, rows, mode, align_corners, MERGE, torch.float32, add)
             eager = partial(by_item, entries, items, mode, align_corners)
+            runs = {"kernel": partial(interpolate, *arguments), "torch": partial(reference.interpolate, *arguments)}
             result["rows"].append(
                 {
                     "mode": mode,
                     "align_corners": align_corners,
                     "rows": rows,
                     "items": len(items),
-                    "kernel_us": gpu_microseconds(partial(interpolate, *arguments)),
-                    "torch_us": gpu_microseconds(partial(reference.interpolate, *arguments)),
+                    **{f"{name}_us": time for name, time in gpu_microseconds_each(runs).items()},
                     "by_item_us": elapsed(lambda x=active, run=eager: x + run(), 10),
                     "error": error,
                 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import facts, gpu_microseconds, headline, table, write_json
+from benchmarks.common import facts, gpu_microseconds_each, headline, table, write_json
 from varlen_graphs.kernels.attention.config import tile_rows
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
@@ -83,10 +83,8 @@ def time_one(kernel: Tensors, reference: Tensors | None) -> dict[str, float | No
     expected = reference() if reference else (torch.zeros(5, dtype=torch.int64), torch.tensor(-0.0))
     for got, right in zip(kernel(), expected, strict=True):
         torch.testing.assert_close(got, right.to(got.device), rtol=0, atol=2.4e-7)
-    return {
-        "kernel_us": gpu_microseconds(kernel),
-        "torch_us": gpu_microseconds(reference) if reference else None,
-    }
+    times = gpu_microseconds_each({"kernel": kernel, **({"torch": reference} if reference else {})})
+    return {"kernel_us": times["kernel"], "torch_us": times.get("torch")}
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ STYLES = {
     "compile_reduce_overhead": ("torch.compile, reduce-overhead, warm", "#27ae60", "-"),
     "oracle_blocks": ("oracle: exact graph of the tower", "#2c3e50", ":"),
     "oracle_core": ("oracle: exact graph of our forward", "#e67e22", ":"),
-    "oracle_core_compile": ("oracle: the same, compiled", "#c0392b", ":"),
 }
 """Label, colour and line of each system."""
 

@@ -8,7 +8,7 @@ Systems, in the order they run:
 - ours, ours_compile: `vg.recipes.qwen3_vl(tower)` with the default ladder; outputs the caller's own. Of a trace no
   layout was seen before; between two calls of a single size another layout is encoded.
 - eager_varlen, eager_sdpa: the tower as transformers runs it, on FlashAttention 2 and on one sdpa call a segment.
-- oracle_core, oracle_core_compile: our own forward captured at the exact shape of each layout; the replay alone.
+- oracle_core: our own forward captured at the exact shape of each layout; the replay alone.
 - oracle_blocks: the unmodified tower likewise, on FlashAttention 2, its metadata computed ahead.
 - compile_dynamic: torch.compile(dynamic=True) of the tower, its metadata computed ahead of it in every call.
 - compile_reduce_overhead: the same with a recording a layout, timed on few layouts, each recorded before.
@@ -49,8 +49,8 @@ from benchmarks.systems import Call, System
 from benchmarks.traces import SINGLES, TRACES, Layout, rows_of, trace
 
 SYSTEMS = (
-    "ours", "ours_compile", "eager_varlen", "eager_sdpa", "oracle_core", "oracle_core_compile", "oracle_blocks",
-    "compile_dynamic", "compile_reduce_overhead",
+    "ours", "ours_compile", "eager_varlen", "eager_sdpa", "oracle_core", "oracle_blocks", "compile_dynamic",
+    "compile_reduce_overhead",
 )  # fmt: skip
 
 COARSE = 1.12
@@ -170,7 +170,7 @@ def fill_expected(tower: Any, inputs: dict[str, Input]) -> None:
 
 
 def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], System]]:
-    """What makes each system, in the order they run. The oracles of our core use the encoders that were measured."""
+    """What makes each system, in the order they run. The oracle of our core uses the encoder that was measured."""
 
     @cache
     def ours(compiled: bool) -> System:
@@ -183,8 +183,8 @@ def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], 
             system.build["coarse_budgets"], system.build["coarse_capture_s"] = coarse["budgets"], coarse["capture_s"]
         return system
 
-    def oracle(compiled: bool) -> System:
-        encoder = ours(compiled).encoder
+    def oracle() -> System:
+        encoder = ours(False).encoder
         assert encoder is not None  # noqa: S101 - ours has one
         return ways.oracle_core(encoder, options.oracle_layouts)
 
@@ -193,8 +193,7 @@ def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], 
         "ours_compile": lambda: ours(True),
         "eager_varlen": lambda: System(lambda call: lambda: ways.run_eager(tower, call)),
         "eager_sdpa": lambda: System(lambda call: lambda: ways.run_eager(tower, call), attention="sdpa"),
-        "oracle_core": lambda: oracle(False),
-        "oracle_core_compile": lambda: oracle(True),
+        "oracle_core": oracle,
         "oracle_blocks": lambda: ways.oracle_blocks(tower, options.oracle_layouts),
         "compile_dynamic": lambda: ways.compile_tower(tower),
         "compile_reduce_overhead": lambda: ways.compile_recorded(tower),
@@ -365,7 +364,7 @@ def ratios_table(result: dict[str, Any], rows: Rows) -> str:
         lines.append(
             (
                 name, plain, limits[0], fused, limits[1], limits[2],
-                ratio(rows, name, "ours", "oracle_core"), ratio(rows, name, "ours_compile", "oracle_core_compile"),
+                ratio(rows, name, "ours", "oracle_core"), ratio(rows, name, "ours_compile", "oracle_core"),
                 *against_eager,
                 ratio(rows, name, "ours", "oracle_blocks"), ratio(rows, name, "ours_compile", "oracle_blocks"),
             )

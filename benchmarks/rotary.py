@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import varlen_graphs as vg
-from benchmarks.common import distance, facts, failures, headline, table, time_kernel, write_json
+from benchmarks.common import distance, facts, failures, headline, table, time_kernels, write_json
 from varlen_graphs.kernels.rotary.reference import apply_rotary
 
 HEADS = 16
@@ -81,9 +81,7 @@ def time_row(head_dim: int, rows: int) -> dict[str, Any]:
     }
     bytes_moved = 4 * rows * HEADS * head_dim * 2 + 2 * rows * head_dim * 4
     row: dict[str, Any] = {"head_dim": head_dim, "rows": rows, "bytes": bytes_moved, "torch_error": plain_error}
-    for system, prepare in systems.items():
-        row |= time_kernel(system, prepare, expected, plain_error)
-    return row
+    return row | time_kernels(systems, expected, plain_error)
 
 
 def report(rows: list[dict[str, Any]]) -> str:

@@ -230,9 +230,7 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
         layout, spec = vg.Layout(call.layout), encoder.spec
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
         return Replay(
-            lambda: encoder._forward(
-                call.rows, vg.ItemTable(values, budget, spec.layout), host={}, statics={}, compiled=True
-            )
+            lambda: encoder._forward(call.rows, vg.ItemTable(values, budget, spec.layout), host={}, statics={})
         )
 
     return System(prepare, ahead=2, most_layouts=layouts)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import PLACE, filled
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,3 +24,9 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_tables_of_the_benchmarks_page_are_those_of_the_results():
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert page.count("<!-- table:") == page.count("<!-- end -->") == len(PLACE.findall(page))
+    assert filled(page, ROOT / "docs" / "benchmarks") == page

@@ -1,25 +1,33 @@
 """The rotation of queries and keys in one launch."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+"""Pairs a program."""
+
+WIDEST = 8
+"""The most pairs side by side: so many half-precision numbers are loaded at once."""
 
 
 @triton.jit
 def _rotate(
     x, out, cos, sin, first, rows,
     X_ROW: tl.constexpr, X_HEAD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, BLOCK: tl.constexpr,
+    COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Both channels of each pair from `first` on: pairs of a head side by side, then the heads of a row, then rows."""
-    # Large numbers are divided once a block, small ones once a pair: 64-bit divisions are slow.
-    index = (first % (HEADS * HALF)).to(tl.int32) + tl.arange(0, BLOCK)
-    row = first // (HEADS * HALF) + index // (HEADS * HALF)
-    head = (index // HALF % HEADS).to(tl.int64)
-    channel = index % HALF
+    """Both channels of each pair, by groups of `WIDE` pairs, from a `first` one on: those of a head, of a row, rows."""
+    # A second axis of a power of two shows the compiler what lies side by side, whatever the head dimension is.
+    GROUPS: tl.constexpr = HALF // WIDE
+    # Large numbers are divided once a block, small ones once a group: 64-bit divisions are slow.
+    index = (first % (HEADS * GROUPS)).to(tl.int32) + tl.arange(0, BLOCK // WIDE)[:, None]
+    row = first // (HEADS * GROUPS) + index // (HEADS * GROUPS)
+    head = (index // GROUPS % HEADS).to(tl.int64)
+    channel = index % GROUPS * WIDE + tl.arange(0, WIDE)[None, :]
     here = row < rows
     at = x + row * X_ROW + head * X_HEAD + channel
     a = tl.load(at, mask=here).to(tl.float32)
@@ -38,15 +46,16 @@ def _rotary(
     q, k, q_out, k_out, cos, sin, rows,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, HEADS: tl.constexpr, HEADS_K: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     queries = tl.cdiv(rows.to(tl.int64) * (HEADS * HALF), BLOCK)
     if block < queries:
-        _rotate(q, q_out, cos, sin, block * BLOCK, rows, Q_ROW, Q_HEAD, HEADS, HALF, COS_ROW, SIN_ROW, BLOCK)
+        group = block * (BLOCK // WIDE)
+        _rotate(q, q_out, cos, sin, group, rows, Q_ROW, Q_HEAD, HEADS, HALF, COS_ROW, SIN_ROW, BLOCK, WIDE)
     else:
-        first = (block - queries) * BLOCK
-        _rotate(k, k_out, cos, sin, first, rows, K_ROW, K_HEAD, HEADS_K, HALF, COS_ROW, SIN_ROW, BLOCK)
+        group = (block - queries) * (BLOCK // WIDE)
+        _rotate(k, k_out, cos, sin, group, rows, K_ROW, K_HEAD, HEADS_K, HALF, COS_ROW, SIN_ROW, BLOCK, WIDE)
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,6 +67,6 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         grid = triton.cdiv(rows * heads * half, BLOCK) + triton.cdiv(rows * heads_k * half, BLOCK)
         _rotary[(grid,)](
             q, k, q_out, k_out, cos, sin, rows, *q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0),
-            HEADS=heads, HEADS_K=heads_k, HALF=half, BLOCK=BLOCK,
+            HEADS=heads, HEADS_K=heads_k, HALF=half, BLOCK=BLOCK, WIDE=math.gcd(half, WIDEST),
         )  # fmt: skip
     return q_out, k_out

@@ -23,9 +23,9 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
         after its last, the same for its keys, and the index of its first tile. Entries past the number of tiles are
         arbitrary.
     """
-    end = torch.tensor([rows], dtype=torch.int32, device=cu_seqlens_q.device)
+    end = cu_seqlens_q.new_full((1,), rows)
     order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
-    order = torch.cat([order, order.new_tensor([cu_seqlens_q.shape[0] - 1])])
+    order = torch.cat([order, order.new_full((1,), cu_seqlens_q.shape[0] - 1)])
     start, stop = (torch.cat([cu_seqlens_q, end])[order + shift] for shift in (0, 1))
     start_k, stop_k = (torch.cat([cu_seqlens_k, cu_seqlens_k[-1:]])[order + shift] for shift in (0, 1))
     counts = (stop - start + block - 1) // block

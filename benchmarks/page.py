@@ -1,0 +1,177 @@
+"""Write the tables of docs/benchmarks.md from the JSON beside it, as `make plots` does.
+
+A table stands between `<!-- table: NAME RESULT -->` and `<!-- end -->`, where RESULT is the name of a JSON file. So the
+page says what was measured, and nothing is copied by hand.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import percentile, table
+from benchmarks.traces import SINGLES, TRACES
+
+PLACE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+NAMES = {
+    "eager_varlen": "eager, FA2", "eager_sdpa": "eager, sdpa", "compile_dynamic": "compile, dynamic",
+    "compile_reduce_overhead": "compile, reduce-overhead", "oracle_blocks": "exact graph of the tower",
+    "oracle_core": "exact graph of ours", "ours": "graphed", "ours_compile": "graphed, compiled",
+}  # fmt: skip
+"""What the page calls the systems, in its order."""
+
+Result = dict[str, Any]
+Rows = dict[tuple[str, str], dict[str, Any]]
+
+
+def rows_of(result: Result) -> Rows:
+    """The rows of a tower's result that did not fail, by system and input."""
+    return {(row["system"], row["input"]): row for row in result["rows"] if "failed" not in row}
+
+
+def present(rows: Rows) -> list[str]:
+    """The systems that were timed."""
+    return [name for name in NAMES if any(system == name for system, _ in rows)]
+
+
+def bold(value: float | None) -> str | None:
+    """Ours stand out."""
+    return None if value is None else f"**{value:.2f}**"
+
+
+def walls(result: Result, inputs: list[str], summed: Callable[[list[float]], float], shared: bool) -> str:
+    """Inputs down, systems across, milliseconds; `shared`: over the layouts that all but recordings were timed on."""
+    rows = rows_of(result)
+    systems = present(rows)
+    lines = []
+    for name in (name for name in inputs if ("ours", name) in rows):
+        own = {system: rows[system, name]["wall_ms"] for system in systems if (system, name) in rows}
+        counts = [len(each) for system, each in own.items() if system != "compile_reduce_overhead"]
+        count = min(counts) if shared else None
+        values = {system: summed(each[:count]) for system, each in own.items()}
+        cells = [bold(values.get(s)) if s.startswith("ours") else values.get(s) for s in systems]
+        lines.append((name, *cells, *([count] if shared else [])))
+    return table(("ms", *(NAMES[system] for system in systems), *(["layouts"] if shared else [])), lines)
+
+
+def singles(result: Result) -> str:
+    """Medians of single sizes."""
+    return walls(result, list(SINGLES), statistics.median, shared=False)
+
+
+def traces(result: Result) -> str:
+    """Means of traces."""
+    return walls(result, list(TRACES), statistics.fmean, shared=True)
+
+
+def calls(result: Result) -> str:
+    """Everything about our own calls."""
+    lines = []
+    rows = rows_of(result)
+    for name in [*SINGLES, *TRACES]:
+        for system in ("ours", "ours_compile"):
+            if row := rows.get((system, name)):
+                walls = row["wall_ms"]
+                figures = (statistics.fmean(walls), percentile(walls, 0.5), percentile(walls, 0.99), row["host_ms"])
+                error = f"{row['error']:.2e}, {row['eager_error']:.2e}"
+                lines.append((name, NAMES[system], len(walls), *figures, f"{row['padding']:.1%}", error))
+    header = ("ms", "", "calls", "mean", "P50", "P99", "host", "padding", "error, that of eager")
+    return table(header, lines)
+
+
+def ratios(result: Result) -> str:
+    """Ours over the others, on the layouts that both were timed on."""
+    rows = rows_of(result)
+    others = [system for system in present(rows) if not system.startswith("ours")]
+    lines = []
+    for name in (name for name in [*SINGLES, *TRACES] if ("ours", name) in rows):
+        cells: list[float | None] = []
+        for other in others:
+            cell = None
+            if (other, name) in rows:
+                ours, theirs = (rows[system, name]["wall_ms"] for system in ("ours", other))
+                count = None if name in SINGLES else min(len(ours), len(theirs))
+                middle = statistics.median if name in SINGLES else statistics.fmean
+                cell = middle(ours[:count]) / middle(theirs[:count])
+            cells.append(cell)
+        lines.append((name, *cells))
+    return table(("graphed over", *(NAMES[other] for other in others)), lines)
+
+
+def attention(result: Result) -> str:
+    """Attention, microseconds a layer."""
+    lines = []
+    for row in result["rows"]:
+        fa2, dense, ours, few, many = (
+            row.get(f"{system}_us") for system in ("fa2_exact", "cudnn", "ours_exact", "ours_64", "ours_256")
+        )
+        rate = row["tflop"] / ours * 1e6
+        ratios = fa2 / ours, dense / ours if dense else None, many / ours
+        lines.append((row["row"], fa2, row["fa2_padded_us"], dense, bold(ours), few, many, *ratios, f"{rate:.0f}"))
+    header = (
+        "head dim, lengths", "FA2", "FA2 padded", "cuDNN", "ours", "64 slots", "256 slots", "FA2 / ours",
+        "cuDNN / ours", "256 / ours", "TFLOP/s",
+    )  # fmt: skip
+    return table(header, lines)
+
+
+def plain(*keys: str) -> Callable[[Result], str]:
+    """The columns of a result as they are."""
+
+    def make(result: Result) -> str:
+        return table([key.replace("_us", ", us").replace("_", " ") for key in keys], [
+            [row.get(key) if key != "error" else f"{row[key]:.1e}" for key in keys] for row in result["rows"]
+        ])  # fmt: skip
+
+    return make
+
+
+def row_counts(result: Result) -> str:
+    """Nanoseconds a row by residue."""
+    residues = sorted({row["residue"] for row in result["rows"]})
+    lines: dict[tuple[str, int], list[float]] = {}
+    for row in result["rows"]:
+        lines.setdefault((row["encoder"], row["rows"]), []).append(row["ns_per_row"])
+    header = ("encoder", "rows from", *(f"128 k + {residue}" for residue in residues))
+    return table(header, [(*key, *values) for key, values in lines.items()])
+
+
+TABLES: dict[str, Callable[[Result], str]] = {
+    "singles": singles,
+    "traces": traces,
+    "calls": calls,
+    "ratios": ratios,
+    "attention": attention,
+    "rotary": plain("head_dim", "rows", "torch_us", "compiled_us", "ours_us"),
+    "metadata": plain("buffer", "rows", "items", "kernel_us", "torch_us"),
+    "interpolation": plain("mode", "rows", "items", "kernel_us", "torch_us", "by_item_us", "error"),
+    "row_counts": row_counts,
+    "host": plain("layout", "median_us", "p90_us", "p99_us"),
+}
+
+
+def filled(text: str, results: Path) -> str:
+    """A page with its tables as the results in a folder give them."""
+
+    def fill(place: re.Match[str]) -> str:
+        made = TABLES[place[2]](json.loads((results / f"{place[3]}.json").read_text()))
+        return f"{place[1]}\n{made}\n\n{place[5]}"
+
+    return PLACE.sub(fill, text)
+
+
+def main() -> None:
+    """Fill the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--json", type=Path, default=Path("docs/benchmarks"), help="the folder with the results")
+    options = parser.parse_args()
+    options.page.write_text(filled(options.page.read_text(), options.json))
+
+
+if __name__ == "__main__":
+    main()
