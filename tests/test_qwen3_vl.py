@@ -7,7 +7,7 @@ from hypothesis import given, settings
 import varlen_graphs as vg
 from tests import strategies
 from tests.contract import check_padding_contract
-from tests.towers import ROW, distance, pixels, qwen3_vl_tower, tensors
+from tests.towers import FAMILIES, ROW, distance, pixels, qwen3_vl_tower, tensors
 from varlen_graphs.integrations.transformers import ATTENTION, use_attention
 
 IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
@@ -22,9 +22,9 @@ def original_of(tower):
     return run
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["dense", "moe"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def tower(request):
-    return qwen3_vl_tower(moe=request.param)
+    return qwen3_vl_tower(family=request.param)
 
 
 def test_the_padding_contract_holds_for_images_videos_and_both(tower):
@@ -68,7 +68,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
         encoder.eager(rows, grid_thw=grid),
     ):
         assert type(output) is type(expected)
-        assert isinstance(output[-1], list)  # the deepstack features
+        assert isinstance(output[-1], list) is hasattr(tower, "deepstack_merger_list")
         assert distance(output, expected) < 1e-5
     assert not encoder.stats.eager
     if isinstance(expected, tuple):
@@ -120,6 +120,7 @@ def test_arguments_of_the_tower_that_the_recipe_does_not_take_run_the_original(t
 def test_an_unmodified_tower_is_graphed_from_declared_buffers(tower):
     """Towers that take what they need as arguments need no recipe, only an attention that takes cu_seqlens."""
     merged = vg.Rows(every=4)
+    deepstack = {"deepstack_features": merged} if hasattr(tower, "deepstack_merger_list") else {}
     interpolation = {"entries": 64, "align_corners": True, "order": "merge_block"}
     spec = vg.BufferSpec(
         rows=vg.PackedRows("hidden_states", shape=(ROW,)),
@@ -131,7 +132,7 @@ def test_an_unmodified_tower_is_graphed_from_declared_buffers(tower):
             vg.InterpolationIndices(**interpolation),
             vg.InterpolationWeights(**interpolation),
         ],
-        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, deepstack_features=merged),
+        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, **deepstack),
     )
 
     def forward(tower, **arguments):

@@ -1,10 +1,20 @@
 """Small towers with random weights, and inputs for them."""
 
+import importlib
+
+import pytest
 import torch
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
-from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeVisionConfig
-from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+
+FAMILIES = {
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel"),
+    "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionConfig", "Qwen3VLMoeVisionModel"),
+    "qwen3_5": ("qwen3_5", "Qwen3_5VisionConfig", "Qwen3_5VisionModel"),
+    "qwen3_5_moe": ("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionModel"),
+    "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoderConfig", "Qwen3OmniMoeVisionEncoder"),
+}
+"""The package of transformers, its class of configurations and its class of towers, by family."""
+
+NO_DEEPSTACK = ("qwen3_5", "qwen3_5_moe")
 
 TINY = {
     "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 96,
@@ -14,13 +24,22 @@ TINY = {
 ROW = 3 * 2 * 4 * 4
 
 
-def qwen3_vl_tower(seed=0, dtype=torch.float32, moe=False, **changes):
+def tower_classes(family):
+    """The classes of a family's configuration and tower; skips the test where transformers has none."""
+    package, config, model = FAMILIES[family]
+    folder = f"transformers.models.{package}"
+    modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
+    return getattr(importlib.import_module(f"{folder}.configuration_{package}"), config), getattr(modeling, model)
+
+
+def qwen3_vl_tower(seed=0, dtype=torch.float32, family="qwen3_vl", **changes):
     """A tower whose outputs are not small: default weights would hide errors under absolute tolerances."""
-    config, model = (
-        (Qwen3VLMoeVisionConfig, Qwen3VLMoeVisionModel) if moe else (Qwen3VLVisionConfig, Qwen3VLVisionModel)
-    )
+    config, model = tower_classes(family)
     torch.manual_seed(seed)
-    tower = model._from_config(config(**(TINY | changes)), dtype=dtype).eval()
+    tiny = {
+        name: value for name, value in TINY.items() if name != "deepstack_visual_indexes" or family not in NO_DEEPSTACK
+    }
+    tower = model._from_config(config(**(tiny | changes)), dtype=dtype).eval()
     with torch.no_grad():
         for parameter in tower.parameters():
             if parameter.dim() > 1:

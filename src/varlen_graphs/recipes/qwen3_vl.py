@@ -1,8 +1,8 @@
-"""Qwen3-VL and Qwen3-VL-MoE: images and videos, deepstack features included.
+"""Qwen3-VL, Qwen3.5 and Qwen3-Omni, and their MoE variants: images and videos, deepstack features where there are some.
 
 Follows `transformers/models/qwen3_vl/modeling_qwen3_vl.py`, whose submodules it calls by name; they are the same in
-4.57, 5.17 and 5.23. Where the versions differ (the output type, and the dtype in which position embeddings are
-interpolated), the recipe does what the installed one does.
+4.57, 5.17 and 5.23, and in the other families. Where the versions differ (the output type, and the dtype in which
+position embeddings are interpolated), the recipe does what the installed one does.
 """
 
 import sys
@@ -29,23 +29,29 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs, Rows
 from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
+from varlen_graphs.recipes.registry import handles
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.table import ItemTable
 
-PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "deepstack_merger_list")
+PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
 
+@handles(
+    "Qwen3VLVisionModel", "Qwen3VLMoeVisionModel", "Qwen3_5VisionModel", "Qwen3_5MoeVisionModel",
+    "Qwen3OmniMoeVisionEncoder",
+)  # fmt: skip
 def qwen3_vl(
     tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
 ) -> GraphedEncoder:
-    """Graph the vision tower of Qwen3-VL or Qwen3-VL-MoE.
+    """Graph the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
 
     The encoder takes what the tower takes, `(hidden_states, grid_thw)`, and gives what it gives: the tower's own output
-    type with `last_hidden_state` `[rows, hidden]`, `pooler_output` `[rows / 4, out]` and `deepstack_features`, or the
-    tuple of transformers 4.57. A frame is one attention segment, so images and videos share all graphs.
+    type with `last_hidden_state` `[rows, hidden]`, `pooler_output` `[rows / 4, out]` and, but for Qwen3.5,
+    `deepstack_features`, or the tuple of transformers 4.57. A frame is one attention segment, so images and videos
+    share all graphs.
 
     Args:
-        tower: `Qwen3VLVisionModel` or `Qwen3VLMoeVisionModel`: `model.model.visual` of a whole model.
+        tower: `model.model.visual` of a whole model, or `model.thinker.visual` of an Omni model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
         **options: Further arguments of `GraphedEncoder`.
@@ -56,17 +62,20 @@ def qwen3_vl(
     missing = [name for name in PARTS if not hasattr(tower, name)]
     if missing:
         raise SpecError(
-            f"{type(tower).__name__} has no {missing}: expected the vision tower of Qwen3-VL or Qwen3-VL-MoE, which is "
-            "model.model.visual of a whole model"
+            f"{type(tower).__name__} has no {missing}: expected the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni, "
+            "which is model.model.visual of a whole model (model.thinker.visual for Omni)"
         )
+    deep = hasattr(tower, "deepstack_merger_list")
+    indexes = [*tower.deepstack_visual_indexes] if deep else []
     modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]  # a subclass may live elsewhere
-    classes = [getattr(module, "BaseModelOutputWithDeepstackFeatures", None) for module in modules]
-    output_class = next(filter(None, classes), None)
+    name = "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling"
+    output_class = next(filter(None, (getattr(module, name, None) for module in modules)), None)
     merged = Rows(every=tower.spatial_merge_size**2)
     attn = tower.blocks[0].attn
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_class is not None:
-        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, deepstack_features=merged)
+        fields = {"deepstack_features": merged} if deep else {}
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
 
     def forward(
         tower: Any,
@@ -102,13 +111,13 @@ def qwen3_vl(
                 x, normed = add_norm(x, change, tower.blocks[index + 1].norm1)
             else:
                 x = x + change
-            if index in tower.deepstack_visual_indexes:
-                merger = tower.deepstack_merger_list[tower.deepstack_visual_indexes.index(index)]
-                deepstack.append(merger(x))
+            if index in indexes:
+                deepstack.append(tower.deepstack_merger_list[indexes.index(index)](x))
         pooled = tower.merger(x)
         if output_class is None:
             return pooled, deepstack
-        return output_class(last_hidden_state=x, pooler_output=pooled, deepstack_features=deepstack)
+        features = {"deepstack_features": deepstack} if deep else {}
+        return output_class(last_hidden_state=x, pooler_output=pooled, **features)
 
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
