@@ -36,6 +36,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
+from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.outputs import Items, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.stage import Stage
@@ -84,8 +85,11 @@ __all__ = [
     "TileSchedule",
     "VarlenGraphsError",
     "apply_rotary",
+    "encoders",
     "interpolate_positions",
     "recipes",
     "tile_schedule",
+    "unwrap",
     "varlen_attention",
+    "wrap",
 ]

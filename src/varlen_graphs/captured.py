@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,14 @@ from varlen_graphs.table import ItemTable
 MANY_KEYS = 8
 """After so many sets of static arguments a warning says what they cost."""
 
+Key = tuple[StaticKey, Hashable]
+"""What graphs are kept by: static arguments, and the adapters at work."""
+
 
 class Captured:
-    """One arena, the weights, and the graphs of each set of static arguments. Changed under the pool's lock only.
+    """One arena, the weights, and the graphs of each set of static arguments and of adapters at work.
+
+    Changed under the pool's lock only.
 
     Args:
         module: The module whose weights the graphs read.
@@ -69,7 +74,7 @@ class Captured:
         self._pool = pool
         self._learn = learn
         self._weights: Weights | None = None
-        self._graphs: dict[StaticKey, Graphs] = {}
+        self._graphs: dict[Key, Graphs] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
@@ -79,12 +84,12 @@ class Captured:
     ) -> Graphs:
         """The graphs for these static arguments, captured if this is the first call with them."""
         self._check_not_staged()
-        key = static_key(statics)
+        key = self._key(statics)
         found = self._graphs.get(key)
         return found or self._capture(key, statics, row_shape, device, backend)
 
     def _capture(
-        self, key: StaticKey, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
+        self, key: Key, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
         self.check_weights()
         self._state.warn_of_training()
@@ -120,7 +125,12 @@ class Captured:
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
-        return next(iter(self._graphs), None) == static_key(statics)
+        return next(iter(self._graphs), None) == self._key(statics)
+
+    def _key(self, statics: dict[str, Any]) -> Key:
+        if not self._graphs:
+            self._state.forget_adapters()
+        return static_key(statics), self._state.adapters()
 
     def check_rows(self, rows: Tensor) -> None:
         """Whether rows are where, and of the kind, that the module takes.

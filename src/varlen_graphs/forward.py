@@ -115,6 +115,11 @@ class Forward:
             return self._call_module(**arguments)
 
     def _call_module(self, **arguments: Any) -> Any:
-        """Run the module, also where an encoder of it was put in the place of its `forward`."""
-        installed = getattr(self._module.__dict__.get("forward"), "module", None) is self._module
+        """Run the module, also where an encoder of it was put in the place of its `forward`.
+
+        Accelerate keeps as `_old_forward` what it put a forward of its own around.
+        """
+        own = vars(self._module)
+        found = (getattr(own.get(name), "module", None) for name in ("forward", "_old_forward"))
+        installed = any(module is self._module for module in found)
         return self._module_forward(**arguments) if installed else self._module(**arguments)

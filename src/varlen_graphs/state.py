@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any
@@ -20,6 +21,9 @@ INERT = {
 }  # fmt: skip
 """Most modules of a tower, which do the same in training: nothing depends on their mode."""
 
+ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+"""What peft switches on a layer without replacing anything."""
+
 _TRAINING = itemgetter("training")
 
 
@@ -27,6 +31,8 @@ class State:
     """Training mode, autocast and hooks of a module: graphs hold for the state at construction."""
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._adapted: list[dict[str, Any]] | None = None
         self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
         self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
         self._scripts = [m for m in self._modules if "training" not in vars(m)]
@@ -49,6 +55,16 @@ class State:
         if _autocast(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None
+
+    def adapters(self) -> Hashable:
+        """Which adapters are at work, and how: something to keep graphs by. Peft keeps it on each layer it adapts."""
+        if self._adapted is None:
+            self._adapted = [vars(m) for m in self._module.modules() if "merged_adapters" in vars(m)]
+        return tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
+
+    def forget_adapters(self) -> None:
+        """Look anew for layers with adapters: some may have come or gone since the last capture."""
+        self._adapted = None
 
     def _training_now(self) -> list[bool]:
         return [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.modules.module as torch_module
 from torch import Tensor, nn
 
 from varlen_graphs.capture.watch import Watch
@@ -60,6 +61,28 @@ class ReadMemory(Watch):
                 self.held.setdefault(address, storage)
 
 
+class _Registrations:
+    """Counts what is set on any module of the process: parameters, buffers and submodules."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._counting = False
+
+    def begin(self) -> None:
+        """Count from now on."""
+        if not self._counting:
+            self._counting = True
+            torch_module.register_module_parameter_registration_hook(self._one_more)
+            torch_module.register_module_buffer_registration_hook(self._one_more)
+            torch_module.register_module_module_registration_hook(self._one_more)
+
+    def _one_more(self, module: nn.Module, name: str, value: Any) -> None:
+        self.count += 1
+
+
+_REGISTRATIONS = _Registrations()
+
+
 class Weights:
     """The parameters, buffers and submodules of a module, held, as they were at capture.
 
@@ -83,6 +106,8 @@ class Weights:
             (prefix.rstrip("."), owner, len(owner._modules)) for prefix, owner in owners if _grows(owner)
         ]
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
+        _REGISTRATIONS.begin()
+        self._seen = _REGISTRATIONS.count
         count = min(CALLS, -(-len(slots) // SAMPLE))
         self._samples = [_Sample([*slots[:1], *slots[at::count]]) for at in range(count)]
         self._turns = cycle(self._samples)
@@ -103,15 +128,19 @@ class Weights:
             )
 
     def check_some(self) -> None:
-        """Compare a part of them, another part at each call, and all of them if one has changed.
+        """Compare a part of them, another part at each call, and all of them if one has changed, or may have.
 
-        What changes all weights (moving, casting or loading the module) is found at once, and a change of a single one
-        within `CALLS` calls: comparing all of some hundred weights takes longer than the rest of a call. Modules with
-        at most `SAMPLE` slots are always compared whole.
+        What changes all weights (moving, casting or loading the module) is found at once, and so is what is set on a
+        module, as adapters are. New memory of a single weight (`param.data = ...`) is found within `CALLS` calls:
+        comparing all of some hundred weights takes longer than the rest of a call. Modules with at most `SAMPLE` slots
+        are always compared whole.
 
         Raises:
             StaleGraphError: As `check`.
         """
+        if self._seen != _REGISTRATIONS.count:
+            self._seen = _REGISTRATIONS.count
+            self.check()
         sample = next(self._turns, None)
         if sample is not None and not sample.same():
             self.check()

@@ -1,0 +1,293 @@
+"""Whole models: the same tokens with graphs in them, and nothing else changed."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.towers import ROW, distance, pixels, qwen3_vl_tower
+from tests.whole_models import WHOLE, prompt, tokens, whole_model
+
+IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
+BUDGETS = [128, 256]
+
+
+def prompts(model):
+    return [prompt(model, IMAGES), prompt(model, videos=VIDEOS), prompt(model, IMAGES[1:], VIDEOS)]
+
+
+def wrapped(model, **options):
+    return vg.wrap(model, BUDGETS, backend="tape", **options)
+
+
+def visual(model):
+    """The vision tower and its path."""
+    return next((module, path) for path, module in model.named_modules() if path.endswith("visual"))
+
+
+def state(module):
+    """What a wrap might change."""
+    return {path: (type(m), {k: id(v) for k, v in vars(m).items()}) for path, m in module.named_modules()}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return whole_model()
+
+
+@pytest.fixture
+def plain(model):
+    """The model, unwrapped after the test."""
+    yield model
+    vg.unwrap(model)
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_a_wrapped_model_generates_the_same_tokens(family):
+    model = whole_model(family)
+    tower, path = visual(model)
+    try:
+        expected = [tokens(model, inputs) for inputs in prompts(model)]
+    except RuntimeError as error:
+        pytest.skip(f"this transformers cannot run it at all: {error}")
+    assert not torch.equal(expected[0], tokens(model, prompt(model, IMAGES, seed=1)))  # it sees what it is shown
+    before, keys = state(tower), [*model.state_dict()]
+    assert wrapped(model) is model
+    assert visual(model)[0] is tower
+    assert [*model.state_dict()] == keys
+    got = [tokens(model, inputs) for inputs in prompts(model)]
+    assert all(map(torch.equal, got, expected))
+    (encoder,) = [one for where, one in vg.encoders(model).items() if where == path]
+    assert encoder.stats.replays.total() >= 4
+    assert not encoder.stats.eager
+    assert vg.unwrap(model) is model
+    assert state(tower) == before
+    assert not vg.encoders(model)
+    assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts(model)], expected))
+
+
+def test_nothing_is_captured_before_the_first_call(plain):
+    wrapped(plain)
+    assert len(vg.encoders(plain)["model.visual"]._captured) == 0
+    vg.encoders(plain)["model.visual"].capture()
+    assert len(vg.encoders(plain)["model.visual"]._captured) == 2
+
+
+def test_each_call_returns_an_object_of_its_own(plain):
+    wrapped(plain)
+    tower, inputs = plain.model.visual, prompt(plain, IMAGES)
+    first, second = (tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]) for _ in range(2))
+    first.pooler_output.fill_(torch.nan)
+    first.deepstack_features.clear()
+    assert second.pooler_output.isfinite().all()
+    assert len(second.deepstack_features) == 2
+
+
+def test_a_model_without_a_tower_that_is_known_says_what_is():
+    with pytest.raises(vg.SpecError, match=r"Sequential has no tower.*Qwen3VLVisionModel.*docs/recipes.md"):
+        vg.wrap(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_recipe_of_your_own_joins_by_declaring_itself():
+    class Mine(nn.Linear):
+        def forward(self, x, cu_seqlens):
+            return super().forward(x)
+
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per="item")])
+
+    @vg.recipes.handles("Mine")
+    def mine(tower, budgets=None, **options):
+        return vg.GraphedEncoder(tower, budgets or [64], spec, **options)
+
+    model = vg.wrap(nn.ModuleDict({"a": Mine(4, 4), "b": nn.ModuleList([Mine(4, 4)])}), {"b.0": [32]}, backend="tape")
+    assert {path: one.budgets[0].rows for path, one in vg.encoders(model).items()} == {"a": 64, "b.0": 32}
+    assert model["a"](torch.ones(3, 4), lengths=[3]).shape == (3, 4)
+    first, second = vg.encoders(model).values()
+    assert first.pool is second.pool
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: vg.wrap(m, budgetz=3), "budgetz"),
+        (lambda m: vg.wrap(m, [0]), "no item could use it"),
+        (lambda m: vg.wrap(m, {"model.audio": [128]}), r"budgets are for \['model.audio'\].*\['model.visual'\]"),
+        (lambda m: vg.wrap(m.to("meta")), r"model.visual has weights on \['meta'\]"),
+    ],
+)
+def test_a_wrap_that_fails_changes_nothing(change, message):
+    model = copy.deepcopy(whole_model())
+    before = state(model)
+    with pytest.raises((vg.VarlenGraphsError, TypeError), match=message):
+        change(model)
+    assert not vg.encoders(model)
+    assert {p: t for p, (t, _) in state(model).items()} == {p: t for p, (t, _) in before.items()}
+
+
+def test_a_model_is_wrapped_once(plain):
+    wrapped(plain)
+    with pytest.raises(vg.SpecError, match=r"model.visual is wrapped already; call vg.unwrap"):
+        wrapped(plain)
+
+
+# The life of a model
+
+
+def test_what_happens_between_the_wrap_and_the_first_call_counts():
+    model = whole_model().train()
+    wrapped(model).eval().bfloat16()
+    inputs = prompt(model, IMAGES)
+    features = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+    assert features.pooler_output.dtype == torch.bfloat16
+    assert not vg.encoders(model)["model.visual"].stats.eager
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.half(),
+        lambda m: m.to(torch.float64),
+        lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
+        lambda m: setattr(m.model.visual.merger, "linear_fc2", nn.Linear(256, 64)),
+    ],
+    ids=["half", "to", "assign", "set"],
+)
+def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(change):
+    model = wrapped(whole_model())
+    tower = model.model.visual
+    encoder = vg.encoders(model)["model.visual"]
+    encoder(pixels(IMAGES), grid_thw=IMAGES)
+    change(model)
+    with pytest.raises(vg.StaleGraphError, match=r"call encoder.release\(\)"):
+        tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
+    encoder.release()
+    got = tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)).pooler_output
+    vg.unwrap(model)
+    expected = tower(pixels(IMAGES).to(tower.dtype), grid_thw=torch.tensor(IMAGES)).pooler_output
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_weights_loaded_in_place_are_followed():
+    model, other = wrapped(whole_model()), whole_model()
+    with torch.no_grad():
+        other.model.visual.merger.linear_fc2.weight.mul_(-1)
+    inputs = prompt(model, IMAGES)
+    assert not torch.equal(tokens(model, inputs), tokens(other, inputs))
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(tokens(model, inputs), tokens(other, inputs))
+
+
+def test_a_saved_model_is_the_model(tmp_path):
+    model = wrapped(whole_model())
+    expected = tokens(model, prompt(model, IMAGES))
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert not vg.encoders(loaded)
+    assert torch.equal(tokens(loaded, prompt(model, IMAGES)), expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_are_wrapped_and_on_their_own(how):
+    model = wrapped(whole_model())
+    inputs = prompt(model, IMAGES)
+    expected = tokens(model, inputs)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        model.model.visual.merger.linear_fc2.weight.zero_()
+    assert torch.equal(tokens(other, inputs), expected)
+    assert not torch.equal(tokens(model, inputs), expected)
+    encoder = vg.encoders(other)["model.visual"]
+    assert encoder.module is other.model.visual
+    assert encoder.stats.replays.total() == 1
+    vg.unwrap(other)
+    assert "forward" not in vars(other.model.visual)
+    assert torch.equal(tokens(other, inputs), expected)
+    assert vg.encoders(model)
+
+
+def test_an_outer_compiler_breaks_at_our_boundary(plain):
+    wrapped(plain)
+    inputs = prompt(plain, IMAGES)
+    expected = plain(**inputs).logits
+
+    def features(rows, grid):
+        return plain.model.visual(rows * 1.0, grid_thw=grid).pooler_output * 2
+
+    compiled = torch.compile(features, backend="eager")
+    once = features(inputs["pixel_values"], inputs["image_grid_thw"])
+    replays = vg.encoders(plain)["model.visual"].stats.replays.total()
+    for _ in range(2):
+        assert torch.equal(compiled(inputs["pixel_values"], inputs["image_grid_thw"]), once)
+    assert vg.encoders(plain)["model.visual"].stats.replays.total() == replays + 2
+    torch.testing.assert_close(torch.compile(plain, backend="eager")(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_grad_modes(plain, context):
+    expected = tokens(plain, prompt(plain, IMAGES))
+    wrapped(plain)
+    with context():
+        assert torch.equal(tokens(plain, prompt(plain, IMAGES)), expected)
+    assert torch.equal(tokens(plain, prompt(plain, IMAGES)), expected)
+    assert not vg.encoders(plain)["model.visual"].stats.eager
+
+
+def test_autocast_is_fixed_at_the_first_use(plain):
+    inputs = prompt(plain, IMAGES)
+    call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
+    wrapped(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        graphed = plain.model.visual(**call).pooler_output
+        assert vg.encoders(plain)["model.visual"].stats.replays.total() == 1
+    plain.model.visual(**call)
+    assert vg.encoders(plain)["model.visual"].stats.eager == {"autocast differs from construction": 1}
+    vg.unwrap(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain.model.visual(**call).pooler_output
+    torch.testing.assert_close(graphed, expected, rtol=0.1, atol=0.1)
+
+
+def test_checkpointing_flags_change_nothing(plain):
+    expected = tokens(plain, prompt(plain, IMAGES))
+    wrapped(plain)
+    plain.gradient_checkpointing_enable()
+    assert torch.equal(tokens(plain, prompt(plain, IMAGES)), expected)
+    plain.gradient_checkpointing_disable()
+    assert not vg.encoders(plain)["model.visual"].stats.eager
+
+
+def test_recorded_outputs_come_from_the_original(plain):
+    wrapped(plain)
+    inputs = prompt(plain, IMAGES)
+    out = plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_hidden_states=True)
+    assert isinstance(out, tuple) or len(out.hidden_states) >= 4  # transformers 4.57 records none
+    assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
+
+
+def test_several_models_share_a_pool():
+    pool = vg.Pool()
+    models = [wrapped(whole_model(), pool=pool) for _ in range(2)]
+    with torch.no_grad():
+        models[1].model.visual.merger.linear_fc2.weight.mul_(-1)
+    alone = [tokens(copy.deepcopy(vg.unwrap(copy.deepcopy(one))), prompt(one, IMAGES)) for one in models]
+    for _ in range(2):
+        for one, expected in zip(models, alone, strict=True):
+            assert torch.equal(tokens(one, prompt(one, IMAGES)), expected)
+    assert all(vg.encoders(one)["model.visual"].pool is pool for one in models)
+
+
+def test_a_tower_alone_can_be_wrapped():
+    tower = qwen3_vl_tower()
+    expected = tower(pixels(IMAGES, row=ROW), grid_thw=torch.tensor(IMAGES))
+    wrapped(tower)
+    assert distance(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)), expected) < 1e-5
+    assert list(vg.encoders(tower)) == [""]
