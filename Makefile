@@ -14,7 +14,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -24,6 +24,22 @@ test: $(DEV_ENV)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+# The tests of recipes and of whole models on other versions of transformers, each in an environment of its own.
+MATRIX := 4.57.6 5.17.0 5.23.0
+test-matrix: $(addprefix .matrix/,$(addsuffix /.done,$(MATRIX)))
+	for version in $(MATRIX); do \
+	    .matrix/$$version/bin/python -m pytest -p no:cacheprovider -m "not gpu" $(MATRIX_TESTS) $(ARGS) || exit; \
+	done
+
+MATRIX_TESTS := tests/test_qwen3_vl.py tests/test_models.py tests/test_ecosystem.py tests/test_demo.py
+
+.matrix/%/.done: pyproject.toml constraints/cpu.txt
+	python3 -m venv .matrix/$*
+	grep -v '^transformers==' constraints/cpu.txt > .matrix/$*/constraints.txt
+	.matrix/$*/bin/python -m pip install --quiet --constraint .matrix/$*/constraints.txt --editable ".[dev]" \
+	    transformers==$*
+	touch $@
 
 check: $(DEV_ENV)
 	$(RUN) -m ruff check .
@@ -49,7 +65,7 @@ docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/bin/python:
 	python3 -m venv .venv

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.towers import ROW, distance, pixels, qwen3_vl_tower
+from tests.towers import distance, pixels, pooled, qwen3_vl_tower
 from tests.whole_models import WHOLE, prompt, tokens, whole_model
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
@@ -80,10 +80,10 @@ def test_each_call_returns_an_object_of_its_own(plain):
     wrapped(plain)
     tower, inputs = plain.model.visual, prompt(plain, IMAGES)
     first, second = (tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]) for _ in range(2))
-    first.pooler_output.fill_(torch.nan)
-    first.deepstack_features.clear()
-    assert second.pooler_output.isfinite().all()
-    assert len(second.deepstack_features) == 2
+    pooled(first).fill_(torch.nan)
+    first[-1].clear()
+    assert pooled(second).isfinite().all()
+    assert len(second[-1]) == 2
 
 
 def test_a_model_without_a_tower_that_is_known_says_what_is():
@@ -141,7 +141,7 @@ def test_what_happens_between_the_wrap_and_the_first_call_counts():
     wrapped(model).eval().bfloat16()
     inputs = prompt(model, IMAGES)
     features = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
-    assert features.pooler_output.dtype == torch.bfloat16
+    assert pooled(features).dtype == torch.bfloat16
     assert not vg.encoders(model)["model.visual"].stats.eager
 
 
@@ -164,9 +164,9 @@ def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(c
     with pytest.raises(vg.StaleGraphError, match=r"call encoder.release\(\)"):
         tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
     encoder.release()
-    got = tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)).pooler_output
+    got = pooled(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)))
     vg.unwrap(model)
-    expected = tower(pixels(IMAGES).to(tower.dtype), grid_thw=torch.tensor(IMAGES)).pooler_output
+    expected = pooled(tower(pixels(IMAGES).to(tower.dtype), grid_thw=torch.tensor(IMAGES)))
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
 
 
@@ -220,7 +220,7 @@ def test_an_outer_compiler_breaks_at_our_boundary(plain):
     expected = plain(**inputs).logits
 
     def features(rows, grid):
-        return plain.model.visual(rows * 1.0, grid_thw=grid).pooler_output * 2
+        return pooled(plain.model.visual(rows * 1.0, grid_thw=grid)) * 2
 
     compiled = torch.compile(features, backend="eager")
     once = features(inputs["pixel_values"], inputs["image_grid_thw"])
@@ -246,13 +246,13 @@ def test_autocast_is_fixed_at_the_first_use(plain):
     call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
     wrapped(plain)
     with torch.autocast("cpu", torch.bfloat16):
-        graphed = plain.model.visual(**call).pooler_output
+        graphed = pooled(plain.model.visual(**call))
         assert vg.encoders(plain)["model.visual"].stats.replays.total() == 1
     plain.model.visual(**call)
     assert vg.encoders(plain)["model.visual"].stats.eager == {"autocast differs from construction": 1}
     vg.unwrap(plain)
     with torch.autocast("cpu", torch.bfloat16):
-        expected = plain.model.visual(**call).pooler_output
+        expected = pooled(plain.model.visual(**call))
     torch.testing.assert_close(graphed, expected, rtol=0.1, atol=0.1)
 
 
@@ -287,7 +287,7 @@ def test_several_models_share_a_pool():
 
 def test_a_tower_alone_can_be_wrapped():
     tower = qwen3_vl_tower()
-    expected = tower(pixels(IMAGES, row=ROW), grid_thw=torch.tensor(IMAGES))
+    expected = tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
     wrapped(tower)
     assert distance(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)), expected) < 1e-5
     assert list(vg.encoders(tower)) == [""]

@@ -112,8 +112,10 @@ def test_hooks_see_the_original_run(tower):
 
 def test_arguments_of_the_tower_that_the_recipe_does_not_take_run_the_original(tower):
     encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape")
-    encoder(pixels(IMAGES), grid_thw=IMAGES, use_cache=False)  # a list, which the tower itself does not take
-    assert encoder.stats.eager == {"argument 'use_cache'": 1}
+    encoder(pixels(IMAGES), grid_thw=IMAGES, use_cache=True)
+    assert not encoder.stats.eager
+    encoder(pixels(IMAGES), grid_thw=IMAGES, is_last=False)  # a list, which the tower itself does not take
+    assert encoder.stats.eager == {"argument 'is_last'": 1}
 
 
 @pytest.mark.skipif(not find_spec("transformers.vision_utils"), reason="towers of transformers 4.57 take no buffers")

@@ -64,6 +64,11 @@ def tensors(output):
     return {f"{name}{'.' if inner else ''}{inner}": t for name, part in items for inner, t in tensors(part).items()}
 
 
+def pooled(output):
+    """The merged rows of a tower's output, which is a tuple on transformers 4.57."""
+    return output[0] if isinstance(output, tuple) else output.pooler_output
+
+
 def distance(got, expected):
     """Relative L2 of two outputs, the worst of their tensors; infinite where something is not finite."""
     got, expected = tensors(got), tensors(expected)

@@ -9,7 +9,7 @@ import torch
 from tests.towers import NO_DEEPSTACK, ROW
 
 IMAGE, VIDEO, START, END, WORDS = 190, 191, 192, 193, 180
-"""Ids of the tokens for images and videos, of what begins and ends them; smaller ones are words."""
+"""Ids of the tokens for images and videos, of what begins and ends them, and how many words there are."""
 
 VISION = {
     "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 64,

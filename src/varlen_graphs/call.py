@@ -26,6 +26,9 @@ def _typed(value: Any) -> tuple[type, Any]:
 OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
 """Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
 
+WITHOUT_EFFECT = ("use_cache",)
+"""What transformers hands on from `generate` to towers, and means nothing to an encoder."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -143,7 +146,7 @@ class Signature:
                 if not self._is_default(name, value):
                     statics[name] = self._hashable(name, value)
                     beyond = reason if asks_other else beyond
-            elif name in OTHER_OUTPUTS and not asks_other:
+            elif name in WITHOUT_EFFECT or (name in OTHER_OUTPUTS and not asks_other):
                 continue
             elif self._original_takes(name):
                 beyond = beyond if value is None else reason
