@@ -713,3 +713,33 @@ def test_a_copied_module_has_graphs_of_its_own():
     with torch.no_grad():
         other.module.qkv.weight.zero_()
     assert not torch.equal(other(rows_for([6]), lengths=[6]), encoder(rows_for([6]), lengths=[6]))
+
+
+class Pruning(nn.Linear):
+    """Drops rows by their content, if it is told to: how many are left depends on the data."""
+
+    prune = False
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x[x.sum(-1) > 0] if self.prune else x
+
+
+def test_content_pruning_turns_graphs_off_with_a_reason():
+    def off(module):
+        return "content pruning" if module.prune else None
+
+    module = Pruning(8, 8)
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="tape", off=off)
+    rows = rows_for([6, 20])
+    with torch.no_grad():
+        assert torch.equal(encoder(rows, lengths=[6, 20]), module(rows))
+        module.prune = True
+        assert torch.equal(encoder(rows, lengths=[6, 20]), module(rows))
+        with encoder.stage([6, 20]) as stage:
+            stage.rows.copy_(rows)
+        assert torch.equal(stage.output, module(rows))
+        module.prune = False
+        assert encoder(rows, lengths=[6, 20]).shape == (26, 8)
+    assert encoder.stats.eager == {"content pruning": 2}
+    assert encoder.stats.replays.total() == 2

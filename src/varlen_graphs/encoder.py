@@ -61,6 +61,9 @@ class GraphedEncoder:
             that breaks it is wrong, as above, if its budget is too small.
         compile: Whether torch's compiler fuses the forward first: once, for all budgets. It takes some tens of seconds,
             at the first capture. The tape and eager calls run the forward as it is.
+        off: Tells of the module why a call made now must run without graphs, or `None`: asked at each call, for what
+            changes the number of outputs by their content, such as the pruning of video tokens. The reason is counted
+            in `stats.eager`, and outputs are as the module gives them.
 
     Attributes:
         module: As given.
@@ -87,6 +90,7 @@ class GraphedEncoder:
         outputs: Literal["owned", "borrowed"] = "owned",
         min_segment_rows: int = 1,
         compile: bool = False,
+        off: Callable[[nn.Module], str | None] | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -97,6 +101,7 @@ class GraphedEncoder:
         buffer_spec.check_budgets(self.budgets)
         self.pool = pool or Pool()
         self.stats = Stats()
+        self._off = off
         self._lends = outputs == "borrowed"
         self._planner = Planner(buffer_spec, Costs.in_rows(self.budgets), on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
@@ -242,6 +247,8 @@ class GraphedEncoder:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = self._signature.bind(args, kwargs)
         self._captured.check_rows(call.rows)
+        if self._off is not None and call.beyond is None:
+            call.beyond = self._off(self.module)
         return call
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
