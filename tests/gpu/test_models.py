@@ -1,0 +1,50 @@
+"""Whole models on a GPU: the same tokens with graphs in them."""
+
+import copy
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.whole_models import WHOLE, prompt, tokens, whole_model
+
+pytestmark = pytest.mark.gpu
+
+IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", WHOLE)
+def test_a_wrapped_model_generates_the_same_tokens(family, dtype):
+    model = whole_model(family, dtype=dtype, device="cuda")
+    prompts = [prompt(model, IMAGES), prompt(model, videos=VIDEOS), prompt(model, IMAGES[1:], VIDEOS)]
+    expected = [tokens(model, inputs) for inputs in prompts]
+    vg.wrap(model, [128, 256])
+    got = [tokens(model, inputs) for inputs in prompts]
+    assert all(map(torch.equal, got, expected))
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.replays.total() >= 4
+    assert not encoder.stats.eager
+    vg.unwrap(model)
+    assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts], expected))
+
+
+def test_a_copy_captures_graphs_of_its_own():
+    model = vg.wrap(whole_model(device="cuda"), [128])
+    inputs = prompt(model, IMAGES)
+    expected = tokens(model, inputs)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.visual.merger.linear_fc2.weight.zero_()
+    assert torch.equal(tokens(other, inputs), expected)
+    assert not torch.equal(tokens(model, inputs), expected)
+    vg.unwrap(model)
+    assert torch.equal(tokens(other, inputs), expected)
+
+
+def test_a_model_that_was_moved_to_the_gpu_after_the_wrap_is_graphed_there():
+    model = vg.wrap(whole_model(), [128]).to("cuda")
+    inputs = prompt(model, IMAGES)
+    graphed = tokens(model, inputs)
+    assert not vg.encoders(model)["model.visual"].stats.eager
+    assert torch.equal(tokens(vg.unwrap(model), inputs), graphed)
