@@ -8,7 +8,7 @@ import torch
 import varlen_graphs as vg
 from tests.whole_models import WHOLE, prompt, tokens, whole_model
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 
