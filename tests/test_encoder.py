@@ -743,3 +743,21 @@ def test_content_pruning_turns_graphs_off_with_a_reason():
         assert encoder(rows, lengths=[6, 20]).shape == (26, 8)
     assert encoder.stats.eager == {"content pruning": 2}
     assert encoder.stats.replays.total() == 2
+
+
+class Centred(nn.Module):
+    """Takes the mean of all rows off each: padding is mixed in."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_mean_over_all_rows_takes_padding_in():
+    encoder = vg.GraphedEncoder(
+        Centred(), [64], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()), backend="tape"
+    )
+    rows = rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.poison()
+    assert encoder(rows, lengths=[6]).isnan().all()
+    assert encoder.eager(rows, lengths=[6]).isfinite().all()
