@@ -190,7 +190,7 @@ DECLARATIONS = {
     ),
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
-        "an output of shape [64, 8] is declared as Items(rows=1), which has 1 entries at Budget(rows=64, items=1",
+        "an output of shape [64, 8] is declared as Items(rows=1, rows_dim=0), which has 1 entries in dimension 0 at Budge",
     ),
     "a host buffer of another shape": (
         lambda: attention_encoder(

@@ -59,10 +59,18 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
 @pytest.mark.parametrize(
     ("output", "declared", "message"),
     [
-        (a, (ROWS,), "output is a tensor but is declared as (Rows(every=1),): expected Rows(...) or Items(...)"),
-        ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1),)"),
-        ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1))"),
-        ({"x": a}, (ROWS,), "output has fields ['x'] but is declared as (Rows(every=1),): expected Outputs(...)"),
+        (
+            a,
+            (ROWS,),
+            "output is a tensor but is declared as (Rows(every=1, rows_dim=0),): expected Rows(...) or Items(...)",
+        ),
+        ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1, rows_dim=0),)"),
+        ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1, rows_dim=0))"),
+        (
+            {"x": a},
+            (ROWS,),
+            "output has fields ['x'] but is declared as (Rows(every=1, rows_dim=0),): expected Outputs(...)",
+        ),
         ({"x": a, "y": b}, vg.Outputs(x=ROWS), "not Python values but not declared: ['y']"),
         ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
         ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "not declared: ['y']"),
@@ -71,7 +79,11 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
             ROWS,
             "output.y is a object, which may hide tensors: expected tensors, Python values",
         ),
-        (({"x": a},), (vg.Outputs(x=(ROWS,)),), "output[0].x is a tensor but is declared as (Rows(every=1),)"),
+        (
+            ({"x": a},),
+            (vg.Outputs(x=(ROWS,)),),
+            "output[0].x is a tensor but is declared as (Rows(every=1, rows_dim=0),)",
+        ),
     ],
 )
 def test_declarations_that_do_not_match_name_the_part(output, declared, message):

@@ -62,11 +62,10 @@ class Arena:
         Raises:
             InputError: Another row shape than was captured.
         """
-        name, static = self._spec.packed.name, self.rows
-        if rows.shape[1:] != static.shape[1:]:
-            raise InputError(
-                f"{name} is {list(rows.shape)}: expected [rows, {', '.join(map(str, static.shape[1:]))}], as captured"
-            )
+        packed, shape = self._spec.packed, self.rows.shape[1:]
+        if rows.shape[1:] != shape:
+            came = packed.argument_shape(rows.shape[0], rows.shape[1:])
+            raise InputError(f"{packed.name} is {came}: expected {packed.describe(shape)}, as captured")
 
     def poison(self) -> None:
         """Overwrite floating rows with NaN."""

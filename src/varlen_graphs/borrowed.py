@@ -75,7 +75,7 @@ class Lent(Borrowed):
         """As of `Borrowed`."""
         self._check()
         extents = self._graphs.extents
-        active = [out[extent.place(self._everything)] for out, extent in zip(self._outputs, extents, strict=True)]
+        active = [extent.part(out, self._everything) for out, extent in zip(self._outputs, extents, strict=True)]
         return self._graphs.rebuild(active)
 
     def clone(self) -> Any:

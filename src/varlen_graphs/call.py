@@ -35,7 +35,7 @@ class Call:
     """One call, its arguments sorted.
 
     Attributes:
-        rows: The packed rows `[rows, ...]`.
+        rows: The packed rows `[rows, ...]`: a view, where the argument has its rows in another dimension.
         description: What describes the items, as it came: the layout argument and the columns, by name.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
         original: All arguments as they came, by name.
@@ -112,10 +112,13 @@ class Signature:
             InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
         """
         arguments = self._named(args, kwargs)
-        rows = arguments[self._spec.packed.name]
-        if not isinstance(rows, Tensor):
-            raise InputError(f"{self._spec.packed.name} is a {type(rows).__name__}: expected a tensor [rows, ...]")
-        self._check_rows(rows)
+        packed = self._spec.packed
+        argument = arguments[packed.name]
+        if not isinstance(argument, Tensor):
+            expected = packed.describe(packed.shape)
+            raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
+        self._check_shape(argument)
+        rows = packed.rows_first(argument)
         description = {name: arguments[name] for name in self._describing}
         statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
         return Call(rows, description, statics, arguments, beyond)
@@ -204,11 +207,10 @@ class Signature:
             ) from None
         return value
 
-    def _check_rows(self, rows: Tensor) -> None:
-        packed = self._spec.packed
-        if rows.dim() == 0 or (packed.shape is not None and tuple(rows.shape[1:]) != packed.shape):
-            expected = "any shape" if packed.shape is None else ", ".join(map(str, packed.shape))
+    def _check_shape(self, argument: Tensor) -> None:
+        packed, dim, came = self._spec.packed, self._spec.packed.rows_dim, argument.shape
+        if len(came) <= dim or (packed.shape is not None and came[:dim] + came[dim + 1 :] != packed.shape):
             raise InputError(
-                f"{packed.name} is {list(rows.shape)}: expected [rows, {expected}], the rows of all items one after "
-                "another, without a batch dimension"
+                f"{packed.name} is {list(came)}: expected {packed.describe(packed.shape)}, the rows of all items one "
+                "after another" + ("" if dim else ", without a batch dimension")
             )

@@ -156,7 +156,7 @@ class Captured:
             )
 
     def no_rows(self) -> Tensor:
-        """No rows, of the shape, dtype and device of rows.
+        """No rows, `[0, ...]`, of the dtype and on the device of rows.
 
         Raises:
             SpecError: These are not known yet.

@@ -41,20 +41,18 @@ class Collected:
         """
         if spans[0][0] == self.everything:
             here = spans[0][1]
-            self.tensors = copies(
-                [out[extent.place(here)] for out, extent in zip(outputs, extents, strict=True)], veils
-            )
+            self.tensors = copies([extent.part(out, here) for out, extent in zip(outputs, extents, strict=True)], veils)
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []
         for there, here in spans:
-            targets += [own[extent.place(there)] for own, extent in zip(self.tensors, extents, strict=True)]
-            sources += [out[extent.place(here)] for out, extent in zip(outputs, extents, strict=True)]
+            targets += [extent.part(own, there) for own, extent in zip(self.tensors, extents, strict=True)]
+            sources += [extent.part(out, here) for out, extent in zip(outputs, extents, strict=True)]
         for at in _by_dtype(sources):
             torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        return output.new_empty((extent.place(self.everything).stop, *output.shape[1:]))
+        return output.new_empty(extent.resize(output.shape, extent.place(self.everything).stop))
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:

@@ -176,7 +176,8 @@ class GraphedEncoder:
         packed = self.spec.packed
         if packed.name in arguments:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
-        call = self._bind((), {**arguments, packed.name: self._captured.no_rows(), self.spec.layout.name: layout})
+        example = packed.as_argument(self._captured.no_rows())
+        call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
         items = self.spec.read_layout(call.description, ())
         reason, backend = self._choice.of(call)
         self.stats.count_call(len(items))
@@ -185,9 +186,10 @@ class GraphedEncoder:
                 yield stage
             return
         self.stats.count_eager(reason)
-        call.rows = call.original[packed.name] = call.rows.new_empty((items.total, *call.rows.shape[1:]))
+        rows = example.new_empty(packed.argument_shape(items.total, call.rows.shape[1:]))
+        call.original[packed.name], call.rows = rows, packed.rows_first(rows)
         hooked = self._state.has_hooks()
-        with torch.no_grad(), staged(call.rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
+        with torch.no_grad(), staged(rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
             yield stage
 
     def check(self) -> None:

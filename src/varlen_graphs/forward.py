@@ -69,9 +69,10 @@ class Forward:
         statics: dict[str, Any],
         compiled: bool = False,
     ) -> Any:
-        """Run at the capacity of `table.budget`; returns the module's output, padding included."""
+        """Run rows `[rows, ...]` at the capacity of `table.budget`; returns the module's output, padding included."""
         spec, takes = self.spec, self._signature.takes
-        arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
+        packed = spec.packed.as_argument(rows).contiguous()
+        arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
@@ -94,8 +95,7 @@ class Forward:
         with torch.no_grad(), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
-            rows = rows.to(self.row_dtype).contiguous()
-            output = self(rows, ItemTable(table, budget, spec.layout), host, statics)
+            output = self(rows.to(self.row_dtype), ItemTable(table, budget, spec.layout), host, statics)
         if not beyond:
             check_extents(flatten(output, spec.outputs), budget)
         return output

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import operator
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,19 +16,51 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.packing import Span
 
 
+class Extent(ABC):
+    """How many entries a tensor has, and which of them belong to the items.
+
+    Attributes:
+        rows_dim: In which dimension the entries lie: 1 for `[1, rows, dim]`.
+    """
+
+    rows_dim: int
+
+    @abstractmethod
+    def capacity(self, budget: Budget) -> int:
+        """Entries at a budget."""
+
+    @abstractmethod
+    def place(self, span: Span) -> slice:
+        """The entries that belong to a span."""
+
+    def part(self, tensor: Tensor, span: Span) -> Tensor:
+        """A view of the entries that belong to a span."""
+        place = self.place(span)
+        return tensor.narrow(self.rows_dim, place.start, place.stop - place.start)
+
+    def resize(self, shape: Sequence[int], entries: int) -> list[int]:
+        """A shape like this with so many entries."""
+        return [*shape[: self.rows_dim], entries, *shape[self.rows_dim + 1 :]]
+
+    def _check(self, number: int) -> None:
+        if number < 1 or self.rows_dim < 0:
+            raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
+
+
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(Extent):
     """A tensor with one entry for every `every` rows of the input, `[rows / every, ...]`.
 
     Attributes:
         every: How many rows become one; 4 after a 2 x 2 merge.
+        rows_dim: As of `Extent`.
     """
 
     every: int = 1
+    rows_dim: int = 0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SpecError(f"Rows(every={self.every}): expected an integer of at least 1")
+        self._check(self.every)
 
     def capacity(self, budget: Budget) -> int:
         """Entries at a budget."""
@@ -39,18 +72,19 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Items:
+class Items(Extent):
     """A tensor with `rows` entries an item, `[items * rows, ...]`: pooled vectors, or the queries of a resampler.
 
     Attributes:
         rows: Entries an item.
+        rows_dim: As of `Extent`.
     """
 
     rows: int = 1
+    rows_dim: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise SpecError(f"Items(rows={self.rows}): expected an integer of at least 1")
+        self._check(self.rows)
 
     def capacity(self, budget: Budget) -> int:
         """Entries at a budget."""
@@ -59,9 +93,6 @@ class Items:
     def place(self, span: Span) -> slice:
         """The entries that belong to a span."""
         return slice(span.item * self.rows, (span.item + span.items) * self.rows)
-
-
-Extent = Rows | Items
 
 
 class Outputs:
@@ -83,7 +114,7 @@ Declared = Extent | Outputs | Sequence["Declared"]
 
 def extents(declared: Declared) -> list[Extent]:
     """Every `Rows` and `Items` in a declaration."""
-    if isinstance(declared, Rows | Items):
+    if isinstance(declared, Extent):
         return [declared]
     parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
     return [extent for part in parts for extent in extents(part)]
@@ -120,10 +151,11 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         SpecError: One has not.
     """
     for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
-        if tensor.dim() == 0 or tensor.shape[0] != extent.capacity(budget):
+        if tensor.dim() <= extent.rows_dim or tensor.shape[extent.rows_dim] != extent.capacity(budget):
             raise SpecError(
                 f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-                f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
+                f"entries in dimension {extent.rows_dim} at {budget}; declare it as Rows(every=...) or Items(rows=...) "
+                "to match"
             )
 
 
@@ -144,7 +176,7 @@ def flatten(output: Any, declared: Declared) -> Parts:
 
 def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
-        if not isinstance(declared, Rows | Items):
+        if not isinstance(declared, Extent):
             raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
         parts.tensors.append(part)
         parts.extents.append(declared)
@@ -162,7 +194,7 @@ def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
         makes = _visit_fields(part, declared, path, parts)
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
-        each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
+        each = [declared] * len(part) if isinstance(declared, Extent) else declared
         if isinstance(each, Outputs) or len(each) != len(part):
             raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
         entries = [_visit(p, d, f"{path}[{i}]", parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
@@ -201,7 +233,7 @@ def _constructor(kind: type, fields: Mapping[str, Any]) -> Callable[[dict[str, A
 
 
 def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: str, parts: Parts) -> dict[str, Rebuild]:
-    if isinstance(declared, Rows | Items):
+    if isinstance(declared, Extent):
         declared = Outputs(**dict.fromkeys(fields, declared))
     if not isinstance(declared, Outputs):
         raise SpecError(f"{path} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)")

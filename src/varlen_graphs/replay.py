@@ -102,7 +102,8 @@ class Replays:
 
             self._captured.staged = True
             try:
-                with staged(graphs.arena.rows[: layout.total], run) as stage:
+                rows = graphs.arena.rows[: layout.total]
+                with staged(self._forward.spec.packed.as_argument(rows), run) as stage:
                     yield stage
             finally:
                 self._captured.staged = False

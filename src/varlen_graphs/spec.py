@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
@@ -18,21 +19,51 @@ from varlen_graphs.packing import Demand, Load
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The argument that holds the packed rows, `[rows, *shape]`.
+    """The argument that holds the packed rows, `[rows, *shape]` unless `rows_dim` says where else the rows lie.
 
     Attributes:
         name: The argument.
-        shape: The shape of one row; `None` takes it from the first call.
+        shape: The shape of one row, which is that of the argument without the rows; `None` takes it from the first
+            call.
         dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
             rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
         pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
             padding may hold anything.
+        rows_dim: In which dimension of the argument the rows lie: 1 for `[1, rows, dim]`, or `[mel_bins, frames]`. The
+            module gets it contiguous: that takes no copy where all dimensions before the rows have one entry, and one
+            inside the graph elsewhere.
+
+    Raises:
+        SpecError: `rows_dim` is no dimension of such an argument.
     """
 
     name: str
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     pad: int = 0
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        most = math.inf if self.shape is None else len(self.shape)
+        if not 0 <= self.rows_dim <= most:
+            raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
+
+    def rows_first(self, argument: Tensor) -> Tensor:
+        """A view of the argument as rows are kept, `[rows, *shape]`."""
+        return argument if self.rows_dim == 0 else argument.movedim(self.rows_dim, 0)
+
+    def as_argument(self, rows: Tensor) -> Tensor:
+        """A view of rows that are kept so, as the argument."""
+        return rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
+
+    def argument_shape(self, rows: Any, shape: Sequence[Any]) -> list[Any]:
+        """The shape of the argument: of so many rows, or of `"rows"` for a message."""
+        return [*shape[: self.rows_dim], rows, *shape[self.rows_dim :]]
+
+    def describe(self, shape: Sequence[int] | None) -> str:
+        """The shape that the argument should have, for messages."""
+        sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else [*map(str, shape)]
+        return f"[{', '.join(self.argument_shape('rows', sizes))}]"
 
 
 @dataclass(frozen=True)
@@ -161,7 +192,7 @@ class BufferSpec:
 
         Args:
             description: The layout argument and the columns, by name.
-            shape: The shape of the rows; empty where there are none yet.
+            shape: The shape of the rows, `[rows, ...]`; empty where there are none yet.
 
         Raises:
             LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
@@ -177,9 +208,10 @@ class BufferSpec:
     def _check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
         name, total = self.layout.name, layout.total
         if shape and total != shape[0]:
+            rows, came = shape[0], self.packed.argument_shape(shape[0], shape[1:])
             raise LayoutError(
-                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {shape[0]} "
-                f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
+                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {rows} rows "
+                f"(its shape is {came}); pass all rows of exactly these items, in their order"
             )
         multiple = self.row_multiple
         if multiple == self.layout.row_multiple:  # which the layout has checked

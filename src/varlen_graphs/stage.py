@@ -25,7 +25,7 @@ class Stage:
 
     @property
     def rows(self) -> Tensor:
-        """The rows to write, `[rows, ...]` in the module's dtype and on its device; they hold anything at first.
+        """The rows to write, shaped as in a call, in the module's dtype and on its device; they hold anything at first.
 
         Raises:
             InputError: The output was computed, or the block is over: the memory belongs to other calls now.
