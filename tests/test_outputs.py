@@ -62,7 +62,7 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
         (
             a,
             (ROWS,),
-            "output is a tensor but is declared as (Rows(every=1, rows_dim=0),): expected Rows(...) or Items(...)",
+            "output is a tensor but is declared as (Rows(every=1, rows_dim=0),): expected Rows(...), Items(...) or",
         ),
         ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1, rows_dim=0),)"),
         ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1, rows_dim=0))"),

@@ -37,7 +37,7 @@ from varlen_graphs.errors import (
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
-from varlen_graphs.outputs import Items, Outputs, Rows
+from varlen_graphs.outputs import Entries, Items, Outputs, Rows
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
@@ -56,6 +56,7 @@ __all__ = [
     "Column",
     "CuSeqlens",
     "DeviceBuffer",
+    "Entries",
     "GraphedEncoder",
     "GridPositions",
     "GridTHW",

@@ -78,14 +78,15 @@ class Signature:
         self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
         self._module_takes = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
         self._captured = captured
-        self._produced = {buffer.name for buffer in spec.buffers}
-        for name in (spec.packed.name, *self._produced):
+        buffers = [buffer.name for buffer in spec.buffers]
+        self._produced = {*buffers, *(column.name for column in spec.layout.columns if column.function is not None)}
+        for name in (spec.packed.name, *buffers):
             if not self.takes(name):
                 raise SpecError(
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
                     "declaration, or pass forward= with a function that takes it"
                 )
-        columns = [column.name for column in spec.layout.columns]
+        columns = [column.name for column in spec.layout.columns if column.function is None]
         declared = [spec.packed.name, spec.layout.name, *columns]
         order = own if spec.packed.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]

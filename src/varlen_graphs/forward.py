@@ -13,6 +13,7 @@ from varlen_graphs.capture.pool import on_device
 from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import check_extents, flatten
+from varlen_graphs.packing import Span
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
@@ -85,7 +86,7 @@ class Forward:
         return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
 
     def exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:
-        """Run some items without padding.
+        """Run some items without padding, and give their entries.
 
         Raises:
             SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
@@ -96,9 +97,11 @@ class Forward:
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             output = self(rows.to(self.row_dtype), ItemTable(table, budget, spec.layout), host, statics)
-        if not beyond:
-            check_extents(flatten(output, spec.outputs), budget)
-        return output
+        if beyond:
+            return output
+        parts = flatten(output, spec.outputs)
+        check_extents(parts, budget)
+        return parts.rebuild(parts.active(Span.of(layout))) if spec.counts_entries else output
 
     def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""

@@ -1,6 +1,6 @@
 """Items on the host: small integers, checked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -52,10 +52,14 @@ class Column:
     Attributes:
         name: The argument that brings one integer an item (a list or a tensor `[items]`).
         pad: What the items of padding have there.
+        function: What gives one integer an item instead of an argument, from all items of a call: for what depends on
+            them all, while a replay may see only some. The host computes it, so items that are described on the GPU are
+            copied there.
     """
 
     name: str
     pad: int = 0
+    function: Callable[[Layout], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)

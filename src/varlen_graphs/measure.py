@@ -47,7 +47,7 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
         sample = sample_layout(layout, budget)
         arena.load_layout(sample, budget)
         times[budget] = _device_milliseconds(partial(graphs.replay, budget))
-        attention = graphs.per_square * sum(rows * rows for rows in sample.rows)  # each item is one segment
+        attention = graphs.per_square * forward.spec.squares(sample)
         replays[budget] = max(1e-6, times[budget] - attention)
 
     def eager(budget: Budget) -> float:

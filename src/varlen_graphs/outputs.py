@@ -95,6 +95,51 @@ class Items(Extent):
         return slice(span.item * self.rows, (span.item + span.items) * self.rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class Entries(Extent):
+    """A tensor whose entries an item follow from its rows, in a way that is no plain ratio: tokens of audio, say.
+
+    How many there are the host finds out item by item. So a call whose items are described on the GPU costs one copy of
+    them to the host.
+
+    Attributes:
+        of_item: How many entries an item of so many rows has.
+        at_budget: How many the tensor has at a budget: at least as many as any items have that the budget holds. Those
+            of the items come first, in their order.
+        rows_dim: As of `Extent`.
+    """
+
+    of_item: Callable[[int], int]
+    at_budget: Callable[[Budget], int]
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self._check(1)
+
+    def capacity(self, budget: Budget) -> int:
+        """Entries at a budget."""
+        return self.at_budget(budget)
+
+    def place(self, span: Span) -> slice:
+        """The entries that belong to a span."""
+        start = sum(map(self.of_item, span.all_rows[: span.item]))
+        return slice(start, start + sum(map(self.of_item, span.all_rows[span.item : span.item + span.items])))
+
+    def part(self, tensor: Tensor, span: Span) -> Tensor:
+        """A view of the entries that belong to a span.
+
+        Raises:
+            SpecError: There are not so many.
+        """
+        needed, came = self.place(span).stop, tensor.shape[self.rows_dim]
+        if needed > came:
+            raise SpecError(
+                f"the items have {needed} entries by {self}, but the output has room for {came}: expected at_budget to "
+                "give as many as any items have that fit the budget"
+            )
+        return super().part(tensor, span)
+
+
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
@@ -109,11 +154,11 @@ class Outputs:
 
 
 Declared = Extent | Outputs | Sequence["Declared"]
-"""How an output is declared: one `Rows` or `Items` for every tensor below it, or one declaration a part."""
+"""How an output is declared: one `Extent` for every tensor below it, or one declaration a part."""
 
 
 def extents(declared: Declared) -> list[Extent]:
-    """Every `Rows` and `Items` in a declaration."""
+    """Every extent in a declaration."""
     if isinstance(declared, Extent):
         return [declared]
     parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
@@ -139,6 +184,10 @@ class Parts:
     constants: list[Any]
     rebuild: Rebuild
 
+    def active(self, span: Span) -> list[Tensor]:
+        """Views of the entries that belong to a span."""
+        return [extent.part(tensor, span) for tensor, extent in zip(self.tensors, self.extents, strict=True)]
+
 
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum.Enum)
 """What an output may hold beside tensors: values that nothing can be hidden in."""
@@ -154,8 +203,8 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         if tensor.dim() <= extent.rows_dim or tensor.shape[extent.rows_dim] != extent.capacity(budget):
             raise SpecError(
                 f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-                f"entries in dimension {extent.rows_dim} at {budget}; declare it as Rows(every=...) or Items(rows=...) "
-                "to match"
+                f"entries in dimension {extent.rows_dim} at {budget}; declare it as Rows(every=...), Items(rows=...) "
+                "or Entries(...) to match"
             )
 
 
@@ -177,7 +226,9 @@ def flatten(output: Any, declared: Declared) -> Parts:
 def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
         if not isinstance(declared, Extent):
-            raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
+            raise SpecError(
+                f"{path} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or Entries(...)"
+            )
         parts.tensors.append(part)
         parts.extents.append(declared)
         return operator.itemgetter(len(parts.tensors) - 1)

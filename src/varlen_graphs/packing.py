@@ -41,12 +41,26 @@ class Load(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Adjoining items of a call that also adjoin in a replay."""
+    """Adjoining items of a call that also adjoin in a replay, and where they are in one of the two.
+
+    Attributes:
+        row: Their first row.
+        rows: How many rows they have.
+        item: The first of them.
+        items: How many they are.
+        all_rows: Rows of every item that there is, not only of these; empty where the host has not seen the items.
+    """
 
     row: int
     rows: int
     item: int
     items: int
+    all_rows: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Span":
+        """All items of a call or a replay."""
+        return cls(0, layout.total, 0, len(layout), layout.rows)
 
 
 @dataclass(frozen=True)
@@ -70,10 +84,11 @@ class Pack:
     def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         if len(self.items) == len(layout):
-            everything = Span(0, layout.total, 0, len(layout))
+            everything = Span.of(layout)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
+        own = tuple([layout.rows[i] for i in self.items])
         row = item = 0
         while item < len(self.items):
             first = self.items[item]
@@ -81,7 +96,8 @@ class Pack:
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            spans.append((Span(starts[first], rows, first, count), Span(row, rows, item, count)))
+            there, here = Span(starts[first], rows, first, count, layout.rows), Span(row, rows, item, count, own)
+            spans.append((there, here))
             row += rows
             item += count
         return spans

@@ -93,7 +93,7 @@ class Planner:
         never come out as NaN. `None`: the items are on the host, or it must see them, because the cheapest budget for
         so many rows and items does not hold everything they may be. Another one would cost more than a look.
         """
-        if self.spec.host_buffers or not self.spec.is_on(call.description, call.rows.device):
+        if self.spec.needs_layout or not self.spec.is_on(call.description, call.rows.device):
             return None
         rows = call.rows.shape[0]
         budget = cheapest(Load(rows, call.items), self.costs)

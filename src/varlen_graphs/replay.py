@@ -47,7 +47,7 @@ class Replays:
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
         """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
         rows = call.rows
-        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
             for one in packs:
@@ -88,7 +88,7 @@ class Replays:
     @contextmanager
     def stage(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Iterator[Stage]:
         """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example."""
-        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             graphs = self._graphs(call, call.rows, backend)
 

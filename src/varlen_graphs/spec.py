@@ -13,7 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
-from varlen_graphs.outputs import Declared, Rows, extents
+from varlen_graphs.outputs import Declared, Entries, Rows, extents
 from varlen_graphs.packing import Demand, Load
 
 
@@ -111,6 +111,17 @@ class BufferSpec:
         """The buffers that the host computes for each replay."""
         return [buffer for buffer in self.buffers if isinstance(buffer, HostBuffer)]
 
+    @cached_property
+    def counts_entries(self) -> bool:
+        """Whether it takes the rows of every item to know how many entries some output has."""
+        return any(isinstance(extent, Entries) for extent in extents(self.outputs))
+
+    @cached_property
+    def needs_layout(self) -> bool:
+        """Whether the host has to see the items, even where they are described on the GPU."""
+        columns = any(column.function is not None for column in self.layout.columns)
+        return bool(self.host_buffers) or columns or self.counts_entries
+
     @property
     def _segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
         return [buffer for buffer in self.buffers if isinstance(buffer, AttentionSchedule | CuSeqlens | MaxSeqlen)]
@@ -198,8 +209,10 @@ class BufferSpec:
             LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
         """
         items: list[tuple[int, ...]] = list(self.layout.parse(description[self.layout.name]))
+        call = Layout(tuple(items))
         for column in self.layout.columns:
-            values = parse_column(column, description[column.name], len(items))
+            brought = description[column.name] if column.function is None else column.function(call)
+            values = parse_column(column, brought, len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
         layout = Layout(tuple(items))
         self._check_layout(layout, shape)
