@@ -12,7 +12,10 @@ FAMILIES = {
     "qwen3_5_moe": ("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionModel"),
     "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoderConfig", "Qwen3OmniMoeVisionEncoder"),
 }
-"""The package of transformers, its class of configurations and its class of towers, by family."""
+"""The package of transformers, its class of configurations and its class of towers, by family of vision towers."""
+
+AUDIO = {"qwen3_omni_audio": ("qwen3_omni_moe", "Qwen3OmniMoeAudioEncoderConfig", "Qwen3OmniMoeAudioEncoder")}
+"""The same of audio towers."""
 
 NO_DEEPSTACK = ("qwen3_5", "qwen3_5_moe")
 
@@ -23,10 +26,15 @@ TINY = {
 
 ROW = 3 * 2 * 4 * 4
 
+TINY_AUDIO = {
+    "num_mel_bins": 16, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32,
+    "output_dim": 24, "downsample_hidden_size": 8, "n_window": 50, "n_window_infer": 200, "conv_chunksize": 7,
+}  # fmt: skip
+
 
 def tower_classes(family):
     """The classes of a family's configuration and tower; skips the test where transformers has none."""
-    package, config, model = FAMILIES[family]
+    package, config, model = (FAMILIES | AUDIO)[family]
     folder = f"transformers.models.{package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
     return getattr(importlib.import_module(f"{folder}.configuration_{package}"), config), getattr(modeling, model)
@@ -39,14 +47,24 @@ def qwen3_vl_tower(seed=0, dtype=torch.float32, family="qwen3_vl", **changes):
     tiny = {
         name: value for name, value in TINY.items() if name != "deepstack_visual_indexes" or family not in NO_DEEPSTACK
     }
-    tower = model._from_config(config(**(tiny | changes)), dtype=dtype).eval()
+    return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
+
+
+def qwen3_omni_audio_tower(seed=0, dtype=torch.float32, **changes):
+    """The same for audio."""
+    config, model = tower_classes("qwen3_omni_audio")
+    torch.manual_seed(seed)
+    return _enlarged(model._from_config(config(**(TINY_AUDIO | changes)), dtype=dtype))
+
+
+def _enlarged(tower):
     with torch.no_grad():
         for parameter in tower.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    return tower
+    return tower.eval()
 
 
 def pixels(grid, seed=0, row=ROW, device="cpu", dtype=torch.float32):

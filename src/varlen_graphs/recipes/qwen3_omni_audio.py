@@ -1,0 +1,158 @@
+"""The audio tower of Qwen3-Omni.
+
+Follows `transformers/models/qwen3_omni_moe/modeling_qwen3_omni_moe.py`, whose submodules it calls by name; they are the
+same in 4.57, 5.17 and 5.23.
+
+Clips of mel frames are cut into chunks, three convolutions make a token of every eight frames of a chunk, and tokens
+attend to those of their window, which is some chunks of the clip. (Transformers 4.57 keeps windows apart with
+FlashAttention 2 alone; its other backends mask nothing, which the recipe does not imitate.)
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
+from varlen_graphs.budgets import Budget, Budgets, Ladder
+from varlen_graphs.buffers import DeviceBuffer
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.layout import Column, Lengths
+from varlen_graphs.outputs import Entries, Outputs
+from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.recipes.registry import handles
+from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.table import ItemTable
+
+PARTS = (
+    "conv2d1", "conv2d2", "conv2d3", "conv_out", "positional_embedding", "layers", "ln_post", "proj1", "act", "proj2",
+    "n_window", "n_window_infer", "conv_chunksize",
+)  # fmt: skip
+
+
+@handles("Qwen3OmniMoeAudioEncoder")
+def qwen3_omni_audio(
+    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+) -> GraphedEncoder:
+    """Graph the audio tower of Qwen3-Omni.
+
+    The encoder takes what the tower takes, `input_features` `[mel_bins, frames]` of all clips one after another and
+    `feature_lens` `[clips]` in frames, and gives what it gives: the tower's own output type, with the tokens of all
+    clips as `last_hidden_state` `[tokens, out]`. It has them as `pooler_output` too where that type has such a field,
+    which transformers 5.17 leaves empty. How many tokens there are the host has to know: `feature_lens` on the GPU cost
+    one copy to the host.
+
+    Args:
+        tower: `Qwen3OmniMoeAudioEncoder`: `model.thinker.model.audio_tower` of a whole model (up to transformers 5.17
+            `model.thinker.audio_tower`).
+        budgets: As for `GraphedEncoder`, in frames. `None` is `Ladder()` with room for `max(4, rows // 512)` clips:
+            the last chunk of every clip is convolved whole, so that room for a clip costs a chunk.
+        attention: The attention backend.
+        **options: Further arguments of `GraphedEncoder`.
+
+    Raises:
+        SpecError: `tower` lacks the parts of such a tower.
+    """
+    missing = [name for name in PARTS if not hasattr(tower, name)]
+    if missing:
+        raise SpecError(
+            f"{type(tower).__name__} has no {missing}: expected the audio tower of Qwen3-Omni, which is "
+            "model.thinker.model.audio_tower of a whole model"
+        )
+    modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]  # a subclass may live elsewhere
+    names = ("BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in transformers 4.57
+    output_class: Any = next(found for module in modules for name in names if (found := getattr(module, name, None)))
+    fields = [name for name in ("last_hidden_state", "pooler_output") if name in output_class.__dataclass_fields__]
+    attn = tower.layers[0].self_attn
+    cuts = ClipCuts(2 * tower.n_window, tower.n_window_infer // (2 * tower.n_window))
+
+    def windows(table: ItemTable) -> tuple[Tensor, TileSchedule]:
+        cu_seqlens = cuts.cu_seqlens(table)
+        tokens = cuts.tokens_at(table.budget)
+        return cu_seqlens, tile_schedule(
+            cu_seqlens, cuts.window, rows=tokens, heads=attn.num_heads, head_dim=attn.head_dim
+        )
+
+    def forward(
+        tower: Any,
+        input_features: Tensor,
+        chunk_frames: tuple[Tensor, Tensor],
+        longest_chunk: Tensor,
+        token_places: Tensor,
+        windows: tuple[Tensor, TileSchedule],
+    ) -> Any:
+        frames, real = chunk_frames
+        chunks = torch.where(real, input_features[:, frames], 0)  # not times 0: padding may hold NaN
+        x = _convolve(tower, rearrange(chunks, "mel chunks frames -> chunks 1 mel frames"), longest_chunk[:1])
+        x = rearrange(x, "chunks tokens dim -> (chunks tokens) dim")[token_places]
+        cu_seqlens, schedule = windows
+        normed = tower.layers[0].self_attn_layer_norm(x)
+        following = [*(layer.self_attn_layer_norm for layer in tower.layers[1:]), tower.ln_post]
+        for layer, next_norm in zip(tower.layers, following, strict=True):
+            attn = layer.self_attn
+            q, k, v = (
+                rearrange(project(normed), "tokens (heads dim) -> tokens heads dim", heads=attn.num_heads)
+                for project in (attn.q_proj, attn.k_proj, attn.v_proj)
+            )
+            attended = varlen_attention(
+                q, k, v, cu_seqlens, cuts.window, scale=attn.scaling, schedule=schedule, backend=attention
+            )
+            change = attn.out_proj(rearrange(attended, "tokens heads dim -> tokens (heads dim)"))
+            x, normed = add_norm(x, change, layer.final_layer_norm)
+            change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
+            x, normed = _add_norm_in_range(x, change, next_norm)
+        x = tower.proj2(linear_activation(normed, tower.proj1, tower.act))
+        return output_class(**dict.fromkeys(fields, x))
+
+    spec = BufferSpec(
+        rows=PackedRows("input_features", shape=(tower.num_mel_bins,), rows_dim=1),
+        layout=Lengths("feature_lens", columns=(Column("longest_chunk", pad=cuts.chunk, function=cuts.longest_chunk),)),
+        buffers=[
+            DeviceBuffer("chunk_frames", cuts.chunk_frames, any_segments=False),
+            DeviceBuffer("token_places", cuts.token_places, any_segments=False),
+            DeviceBuffer("windows", windows, any_segments=False),
+        ],
+        outputs=Outputs(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
+    )
+    if budgets is None:
+        budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder()]
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
+
+
+def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:
+    """Chunks `[chunks, 1, mel_bins, chunk]` to `[chunks, tokens, dim]`, positions in the chunk added.
+
+    The tower pads chunks to the longest one of a call, and each convolution sees zeros past that. Here they are all of
+    the same size, so what a convolution makes of padding further on is set to zero for the next one.
+
+    Args:
+        tower: The tower.
+        chunks: Zero where there is no frame.
+        longest: Frames of the longest chunk of the call, int64 `[1]`.
+    """
+    embeds = []
+    for x in chunks.split(tower.conv_chunksize):
+        width = longest
+        for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+            x = torch.where(torch.arange(x.shape[-1], device=x.device) < width, x, 0)
+            x, width = F.gelu(conv(x)), (width + 1) // 2
+        embeds.append(x)
+    x = rearrange(torch.cat(embeds), "chunks channels mel tokens -> chunks tokens (channels mel)")
+    x = tower.conv_out(x)
+    out: Tensor = x + tower.positional_embedding.positional_embedding[: x.shape[1]].to(x.dtype)
+    return out
+
+
+def _add_norm_in_range(x: Tensor, change: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """`x + change` and its norm, clamped in float16 as layers do at their end."""
+    if x.dtype != torch.float16:
+        return add_norm(x, change, norm)
+    limit = torch.finfo(x.dtype).max - 1000
+    x = (x + change).clamp(-limit, limit)
+    return x, norm(x)
