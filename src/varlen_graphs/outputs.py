@@ -20,7 +20,7 @@ class Extent(ABC):
     """How many entries a tensor has, and which of them belong to the items.
 
     Attributes:
-        rows_dim: In which dimension the entries lie: 1 for `[1, rows, dim]`.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
     rows_dim: int
@@ -53,7 +53,7 @@ class Rows(Extent):
 
     Attributes:
         every: How many rows become one; 4 after a 2 x 2 merge.
-        rows_dim: As of `Extent`.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
     every: int = 1
@@ -77,7 +77,7 @@ class Items(Extent):
 
     Attributes:
         rows: Entries an item.
-        rows_dim: As of `Extent`.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
     rows: int = 1
@@ -106,7 +106,7 @@ class Entries(Extent):
         of_item: How many entries an item of so many rows has.
         at_budget: How many the tensor has at a budget: at least as many as any items have that the budget holds. Those
             of the items come first, in their order.
-        rows_dim: As of `Extent`.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
     of_item: Callable[[int], int]
