@@ -12,7 +12,7 @@ from tests.towers import distance, pixels, pooled, qwen3_vl_tower
 from tests.whole_models import WHOLE, prompt, tokens, whole_model
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
-BUDGETS = [128, 256]
+BUDGETS = [128, 256, 384]
 
 
 def prompts(model):
@@ -69,11 +69,27 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
     assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts(model)], expected))
 
 
+def test_a_model_that_hears_has_two_towers():
+    model = whole_model("qwen3_omni")
+    inputs = prompt(model, IMAGES, clips=[250, 90])
+    try:
+        expected = tokens(model, inputs)
+    except (RuntimeError, TypeError) as error:
+        pytest.skip(f"this transformers cannot run it at all: {error}")
+    assert not torch.equal(expected, tokens(model, prompt(model, IMAGES, clips=[250, 90], seed=1)))
+    wrapped(model, on_miss="error")
+    assert torch.equal(tokens(model, inputs), expected)
+    heard = {path.rpartition(".")[2]: one for path, one in vg.encoders(model).items()}
+    assert {name: one.stats.items for name, one in heard.items()} == {"visual": 2, "audio_tower": 2}
+    assert heard["visual"].pool is heard["audio_tower"].pool
+    assert not heard["audio_tower"].stats.eager
+
+
 def test_nothing_is_captured_before_the_first_call(plain):
     wrapped(plain)
     assert len(vg.encoders(plain)["model.visual"]._captured) == 0
     vg.encoders(plain)["model.visual"].capture()
-    assert len(vg.encoders(plain)["model.visual"]._captured) == 2
+    assert len(vg.encoders(plain)["model.visual"]._captured) == 3
 
 
 def test_each_call_returns_an_object_of_its_own(plain):

@@ -8,8 +8,8 @@ import torch
 
 from tests.towers import NO_DEEPSTACK, ROW
 
-IMAGE, VIDEO, START, END, WORDS = 190, 191, 192, 193, 180
-"""Ids of the tokens for images and videos, of what begins and ends them, and how many words there are."""
+IMAGE, VIDEO, START, END, AUDIO, AUDIO_START, AUDIO_END, WORDS = 190, 191, 192, 193, 194, 195, 196, 180
+"""Ids of the tokens for images, videos and sound, of what begins and ends them, and how many words there are."""
 
 VISION = {
     "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 64,
@@ -21,9 +21,15 @@ TEXT = {
     "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "max_position_embeddings": 256,
 }  # fmt: skip
 
-AUDIO = {
+HEARING = {
     "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "output_dim": 64,
-    "num_mel_bins": 16, "downsample_hidden_size": 16, "max_source_positions": 200,
+    "num_mel_bins": 16, "downsample_hidden_size": 16, "max_source_positions": 200, "n_window": 50,
+    "n_window_infer": 200,
+}  # fmt: skip
+
+OMNI = {
+    "audio_config": HEARING, "audio_token_id": AUDIO, "audio_start_token_id": AUDIO_START,
+    "audio_end_token_id": AUDIO_END,
 }  # fmt: skip
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -57,7 +63,7 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
     vision = {k: v for k, v in VISION.items() if k != "deepstack_visual_indexes" or family not in NO_DEEPSTACK}
     rope = {"rope_parameters": MROPE, "rope_scaling": MROPE}  # the second name is that of transformers 4.57
     config = getattr(configuration, config_name)(
-        **({"audio_config": AUDIO} if family == "qwen3_omni" else {}),
+        **(OMNI if family == "qwen3_omni" else {}),
         text_config={**TEXT, **extra, **rope},
         vision_config=vision,
         image_token_id=IMAGE,
@@ -74,8 +80,8 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
     return model.to(device)
 
 
-def prompt(model, images=(), videos=(), seed=0):
-    """What a processor gives for some words, images and videos `(t, h, w)`."""
+def prompt(model, images=(), videos=(), clips=(), seed=0):
+    """What a processor gives for some words, images and videos `(t, h, w)`, and clips of so many frames of sound."""
     arguments = inspect.signature(model.forward).parameters
     timed = "video_second_per_grid" in arguments  # a video is one block of tokens for Omni, and one a frame elsewhere
     ids = [1, 2]
@@ -83,9 +89,16 @@ def prompt(model, images=(), videos=(), seed=0):
         for t, h, w in grids:
             blocks, frames = (1, t) if timed else (t, 1)
             ids += [*([START, *[token] * (frames * h * w // 4), END] * blocks), 5]
+    for frames in clips:
+        heard = frames // 100 * 13 + -(-(frames % 100) // 8)
+        ids += [AUDIO_START, *[AUDIO] * heard, AUDIO_END]
     ids = torch.tensor([ids])
     generator = torch.Generator().manual_seed(seed)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if clips:
+        sound = torch.randn(len(clips), HEARING["num_mel_bins"], max(clips), generator=generator)
+        inputs["input_features"] = sound.to(model.dtype)
+        inputs["feature_attention_mask"] = torch.arange(max(clips)) < torch.tensor(clips)[:, None]
     if timed and videos:
         inputs["video_second_per_grid"] = torch.ones(len(videos))
     if "mm_token_type_ids" in arguments:
