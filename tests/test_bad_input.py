@@ -175,7 +175,7 @@ DECLARATIONS = {
     ),
     "a recipe on another module": (
         lambda: vg.recipes.qwen3_vl(nn.Linear(1, 1)), vg.SpecError,
-        "Linear has no ['patch_embed', 'pos_embed', 'rotary_pos_emb', 'blocks', 'merger', 'deepstack_merger_list']: expect",
+        "Linear has no ['patch_embed', 'pos_embed', 'rotary_pos_emb', 'blocks', 'merger', 'spatial_merge_size']: expect",
     ),
     "a budget that the ratio of an output leaves no item for": (
         lambda: attention_encoder([vg.Budget(64, max_seqlen=3)], spec=attention_spec(outputs=vg.Rows(every=4))),

@@ -156,7 +156,7 @@ def many_weights():
         (lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True), 1),
         (lambda m: m.layers.append(nn.Linear(8, 8)), 1),
         (lambda m: setattr(m.layers[7].weight, "data", m.layers[7].weight.data.clone()), 64),
-        (lambda m: setattr(m.layers[399], "bias", None), 1),
+        (lambda m: setattr(m.layers[399], "bias", None), 64),
         (lambda m: m.layers.__setitem__(200, nn.Linear(8, 8)), 1),
     ],
 )
