@@ -230,6 +230,16 @@ def test_copies_are_wrapped_and_on_their_own(how):
     assert vg.encoders(model)
 
 
+def test_towers_of_a_pickled_model_share_a_pool_of_their_own():
+    model = wrapped(whole_model("qwen3_omni"))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    first, second = vg.encoders(torch.load(file, weights_only=False)).values()
+    assert first.pool is second.pool
+    assert first.pool is not next(iter(vg.encoders(model).values())).pool
+
+
 def test_an_outer_compiler_breaks_at_our_boundary(plain):
     wrapped(plain)
     inputs = prompt(plain, IMAGES)

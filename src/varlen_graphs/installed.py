@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,13 @@ PLACES = ("forward", "_old_forward")
 """Where a forward is found: accelerate puts one of its own around a module's, and keeps what it found in the second."""
 
 
+class Pools(dict[torch.device, Pool]):
+    """The pools that the encoders of a model share, one a device; a pickle gets others, shared likewise."""
+
+    def __reduce__(self) -> Any:
+        return Pools, ()
+
+
 class Installed:
     """Stands in the place of a tower's forward, and makes the encoder at its first use.
 
@@ -30,7 +38,7 @@ class Installed:
         recipe: Makes the encoder.
         budgets: For the recipe.
         options: For the recipe.
-        pools: The pools that the encoders of a model share, one a device.
+        pools: Where the encoder's graphs are captured.
         before: What was in its place, if that was not the forward of the tower's class.
     """
 
@@ -40,7 +48,7 @@ class Installed:
         recipe: Recipe,
         budgets: Budgets | None,
         options: dict[str, Any],
-        pools: dict[torch.device, Pool],
+        pools: Pools,
         before: Callable[..., Any] | None,
     ) -> None:
         self.module = module
@@ -50,6 +58,7 @@ class Installed:
         self._pools = pools
         self._before = before
         self._encoder: GraphedEncoder | None = None
+        self._making = threading.Lock()
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -61,10 +70,15 @@ class Installed:
     def encoder(self) -> GraphedEncoder:
         """The encoder, made now if there is none yet."""
         if self._encoder is None:
-            with self._absent():
-                pool = self._pools.setdefault(next(self.module.parameters()).device, Pool())
-                self._encoder = self._recipe(self.module, self._budgets, **({"pool": pool} | self._options))
+            with self._making:
+                self._encoder = self._encoder or self._make()
         return self._encoder
+
+    def _make(self) -> GraphedEncoder:
+        with self._absent():
+            pool = self._pools.setdefault(next(self.module.parameters()).device, Pool())
+            encoder: GraphedEncoder = self._recipe(self.module, self._budgets, **({"pool": pool} | self._options))
+            return encoder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
@@ -100,11 +114,11 @@ class Installed:
 
     def __reduce__(self) -> Any:
         options = {name: value for name, value in self._options.items() if name != "pool"}
-        return Installed, (self.module, self._recipe, self._budgets, options, {}, self._before)
+        return Installed, (self.module, self._recipe, self._budgets, options, self._pools, self._before)
 
 
 def install(
-    module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: dict[torch.device, Pool]
+    module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: Pools
 ) -> Installed:
     """Put an encoder in the place of a tower's forward; inside of what accelerate put there."""
     own = vars(module)

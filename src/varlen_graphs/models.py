@@ -8,7 +8,7 @@ from torch import nn
 from varlen_graphs.budgets import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.installed import Installed, install, installed
+from varlen_graphs.installed import Installed, Pools, install, installed
 from varlen_graphs.recipes.registry import Recipe, handled, recipe_for
 
 M = TypeVar("M", bound=nn.Module)
@@ -48,7 +48,7 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     for path, (tower, recipe) in towers.items():
         _check(path, tower)
         recipe(tower, by_path.get(path), **options)  # what is wrong with the options shows here
-    pools: dict[Any, Any] = {}
+    pools = Pools()
     for path, (tower, recipe) in towers.items():
         install(tower, recipe, by_path.get(path), options, pools)
     return model
