@@ -202,10 +202,11 @@ class Signature:
         return value
 
     def _check_rows(self, rows: Tensor) -> None:
-        packed = self._spec.packed
-        if rows.dim() == 0 or (packed.shape is not None and tuple(rows.shape[1:]) != packed.shape):
-            expected = "any shape" if packed.shape is None else ", ".join(map(str, packed.shape))
+        packed, extent = self._spec.packed, self._spec.row_extent
+        wrong = packed.shape is not None and tuple(extent.rest(rows)) != packed.shape
+        if rows.dim() < len(extent.dims) or wrong:
+            rest = ("any shape",) if packed.shape is None else packed.shape
             raise InputError(
-                f"{packed.name} is {list(rows.shape)}: expected [rows, {expected}], the rows of all items one after "
-                "another, without a batch dimension"
+                f"{packed.name} is {list(rows.shape)}: expected [{', '.join(map(str, extent.dims + rest))}], "
+                f"{self._spec.layout.rows_are}"
             )

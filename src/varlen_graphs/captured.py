@@ -152,14 +152,15 @@ class Captured:
             SpecError: These are not known yet.
         """
         arena, packed, device = self.arena, self._spec.packed, self._forward.device
+        none = (0,) * len(self._spec.row_extent.dims)
         if arena is not None:
-            return arena.rows[:0]
+            return arena.rows.new_empty(*none, *arena.rows.shape[1:])
         if packed.shape is None or device is None:
             raise SpecError(
                 f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"
                 f" its device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
             )
-        return torch.empty(0, *packed.shape, dtype=self._forward.row_dtype, device=device)
+        return torch.empty(*none, *packed.shape, dtype=self._forward.row_dtype, device=device)
 
     def check_weights(self) -> None:
         """Whether all weights are where they were.

@@ -54,7 +54,7 @@ class Collected:
             torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        return output.new_empty((extent.place(self.everything).stop, *output.shape[1:]))
+        return output.new_empty((*extent.size(self.everything), *extent.rest(output)))
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:

@@ -180,7 +180,7 @@ class GraphedEncoder:
                 yield stage
             return
         self.stats.count_eager(reason)
-        call.rows = call.original[packed.name] = call.rows.new_empty((items.total, *call.rows.shape[1:]))
+        call.rows = call.original[packed.name] = call.rows.new_empty(self.spec.rows_shape(items, call.rows))
         hooked = self._state.has_hooks()
         with torch.no_grad(), staged(call.rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
             yield stage
@@ -214,7 +214,7 @@ class GraphedEncoder:
         backend = self._choice.backend(example.device)
         if backend:
             with self.pool.exclusive():
-                self._captured.graphs(bound, example.shape[1:], example.device, backend)
+                self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
         return self
 
     def report(self) -> str:

@@ -124,7 +124,7 @@ class _Form:
 
 
 def _entries(parts: Parts) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape[1:], tensor.dtype) for tensor in parts.tensors]
+    return [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(parts.tensors, parts.extents, strict=True)]
 
 
 def _run_parts(forward: BoundForward, arena: Arena, deferred: Deferred, declared: Declared, budget: Budget) -> Parts:

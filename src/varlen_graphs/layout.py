@@ -1,10 +1,11 @@
 """Items on the host: small integers, checked."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,8 +59,65 @@ class Column:
     pad: int = 0
 
 
+class LayoutArgument(ABC):
+    """The argument of a call that describes its items.
+
+    Attributes:
+        name: The argument.
+        columns: Extra integers an item carries.
+        merge: What `h` and `w` of every item are divisible by.
+        row_multiple: What the rows of every frame are divisible by.
+        rows_are: How the rows of a call lie, for messages.
+        has_frames: Whether an item may have several frames.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    merge: int = 1
+    row_multiple: int = 1
+    rows_are: ClassVar[str] = "the rows of all items one after another, without a batch dimension"
+    has_frames: bool = False
+
+    @abstractmethod
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(t, h, w)`.
+
+        Raises:
+            LayoutError: It describes no items, or impossible ones.
+        """
+
+    def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
+        """Whether these are the items of the rows that came.
+
+        Args:
+            layout: The items.
+            shape: The shape of the rows.
+            rows: What messages call them.
+
+        Raises:
+            LayoutError: There are more or fewer rows.
+        """
+        if layout.total != shape[0]:
+            raise LayoutError(
+                f"{self.name} describes {len(layout)} items of {layout.total} rows in all, but {rows} has {shape[0]} "
+                f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
+            )
+
+    @abstractmethod
+    def argument(self, values: Tensor) -> Tensor:
+        """What the module gets of the values of an item table, where it takes this argument."""
+
+    @abstractmethod
+    def is_table(self, value: Any) -> bool:
+        """Whether `value` is a tensor that can be written into an item table without a look at it."""
+
+    @abstractmethod
+    def write(self, value: Tensor, values: Tensor) -> None:
+        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+
+
 @dataclass(frozen=True)
-class GridTHW:
+class GridTHW(LayoutArgument):
     """The argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
 
     The module sees it, where it takes that argument, as int64 `[items, 3]` with `(0, 0, 0)` for items of padding.
@@ -81,7 +139,7 @@ class GridTHW:
             raise SpecError(f"GridTHW(merge={self.merge}): expected an integer of at least 1")
 
     @property
-    def row_multiple(self) -> int:
+    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
         """What the rows of every frame are divisible by."""
         return self.merge**2
 
@@ -130,7 +188,7 @@ class GridTHW:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Lengths(LayoutArgument):
     """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
 
     The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
@@ -143,9 +201,6 @@ class Lengths:
 
     name: str = "lengths"
     columns: tuple[Column, ...] = ()
-    has_frames = False
-    merge = 1
-    row_multiple = 1
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, 1, length)`.
@@ -168,9 +223,6 @@ class Lengths:
         """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
         values[:, :2].fill_(1)
         values[:, 2].copy_(value)
-
-
-LayoutArgument = GridTHW | Lengths
 
 
 def segments_of(item: Sequence[int], per: Per) -> tuple[int, int]:

@@ -3,9 +3,10 @@
 import dataclasses
 import enum
 import operator
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,53 +16,78 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.packing import Span
 
 
+class Extent(ABC):
+    """What a tensor has entries for, in its first dimensions.
+
+    Attributes:
+        dims: What messages call them.
+    """
+
+    dims: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """Entries at a budget."""
+
+    @abstractmethod
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """The entries that belong to a span."""
+
+    def size(self, span: Span) -> tuple[int, ...]:
+        """How many entries there are up to the end of a span."""
+        return tuple([part.stop for part in self.place(span)])
+
+    def rest(self, tensor: Tensor) -> torch.Size:
+        """The shape of one entry of a tensor."""
+        return tensor.shape[len(self.dims) :]
+
+
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(Extent):
     """A tensor with one entry for every `every` rows of the input, `[rows / every, ...]`.
 
     Attributes:
         every: How many rows become one; 4 after a 2 x 2 merge.
     """
 
+    dims = ("rows",)
     every: int = 1
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise SpecError(f"Rows(every={self.every}): expected an integer of at least 1")
 
-    def capacity(self, budget: Budget) -> int:
-        """Entries at a budget."""
-        return budget.rows // self.every
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.rows // self.every,)
 
-    def place(self, span: Span) -> slice:
-        """The entries that belong to a span."""
-        return slice(span.row // self.every, (span.row + span.rows) // self.every)
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
 
 
 @dataclasses.dataclass(frozen=True)
-class Items:
+class Items(Extent):
     """A tensor with `rows` entries an item, `[items * rows, ...]`: pooled vectors, or the queries of a resampler.
 
     Attributes:
         rows: Entries an item.
     """
 
+    dims = ("items",)
     rows: int = 1
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise SpecError(f"Items(rows={self.rows}): expected an integer of at least 1")
 
-    def capacity(self, budget: Budget) -> int:
-        """Entries at a budget."""
-        return budget.items * self.rows
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.items * self.rows,)
 
-    def place(self, span: Span) -> slice:
-        """The entries that belong to a span."""
-        return slice(span.item * self.rows, (span.item + span.items) * self.rows)
-
-
-Extent = Rows | Items
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.item * self.rows, (span.item + span.items) * self.rows),)
 
 
 class Outputs:
@@ -83,7 +109,7 @@ Declared = Extent | Outputs | Sequence["Declared"]
 
 def extents(declared: Declared) -> list[Extent]:
     """Every `Rows` and `Items` in a declaration."""
-    if isinstance(declared, Rows | Items):
+    if isinstance(declared, Extent):
         return [declared]
     parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
     return [extent for part in parts for extent in extents(part)]
@@ -120,10 +146,12 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         SpecError: One has not.
     """
     for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
-        if tensor.dim() == 0 or tensor.shape[0] != extent.capacity(budget):
+        shape = extent.shape(budget)
+        if tensor.shape[: len(shape)] != shape:
             raise SpecError(
-                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-                f"entries at {budget}; declare it as Rows(every=...) or Items(rows=...) to match"
+                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has "
+                f"{' x '.join(map(str, shape))} entries at {budget}; declare it as Rows(every=...) or Items(rows=...) "
+                "to match"
             )
 
 
@@ -144,7 +172,7 @@ def flatten(output: Any, declared: Declared) -> Parts:
 
 def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
-        if not isinstance(declared, Rows | Items):
+        if not isinstance(declared, Extent):
             raise SpecError(f"{path} is a tensor but is declared as {declared!r}: expected Rows(...) or Items(...)")
         parts.tensors.append(part)
         parts.extents.append(declared)
@@ -162,7 +190,7 @@ def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
         makes = _visit_fields(part, declared, path, parts)
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
-        each = [declared] * len(part) if isinstance(declared, Rows | Items) else declared
+        each = [declared] * len(part) if isinstance(declared, Extent) else declared
         if isinstance(each, Outputs) or len(each) != len(part):
             raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
         entries = [_visit(p, d, f"{path}[{i}]", parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
@@ -201,7 +229,7 @@ def _constructor(kind: type, fields: Mapping[str, Any]) -> Callable[[dict[str, A
 
 
 def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: str, parts: Parts) -> dict[str, Rebuild]:
-    if isinstance(declared, Rows | Items):
+    if isinstance(declared, Extent):
         declared = Outputs(**dict.fromkeys(fields, declared))
     if not isinstance(declared, Outputs):
         raise SpecError(f"{path} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)")

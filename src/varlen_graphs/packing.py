@@ -48,6 +48,11 @@ class Span(NamedTuple):
     item: int
     items: int
 
+    @classmethod
+    def of(cls, layout: Layout) -> "Span":
+        """All items of a call."""
+        return cls(0, layout.total, 0, len(layout))
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -70,7 +75,7 @@ class Pack:
     def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         if len(self.items) == len(layout):
-            everything = Span(0, layout.total, 0, len(layout))
+            everything = Span.of(layout)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))

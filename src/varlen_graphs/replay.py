@@ -47,7 +47,7 @@ class Replays:
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
         """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
         rows = call.rows
-        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
             for one in packs:
@@ -55,7 +55,7 @@ class Replays:
                 if one.budget is None:
                     outputs = self._run_eager(call, part, spans[0][0])
                 else:
-                    graphs.arena.load_rows(rows, spans)
+                    graphs.arena.load_rows(rows, spans, one.budget)
                     graphs.arena.load_layout(part, one.budget)
                     outputs = self._replay(graphs, one.budget, part.total)
                     if self._lends and len(packs) == 1:
@@ -76,7 +76,7 @@ class Replays:
             deferred = self._captured.deferred
             assert deferred is not None  # noqa: S101 - graphs have one
             deferred.calls += 1
-            graphs.arena.load_rows(rows, spans)
+            graphs.arena.load_rows(rows, spans, budget)
             graphs.arena.load_table(call.description, deferred.calls, items, rows.shape[0], budget)
             # A call that is wrong must not pass for one that is right.
             collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
@@ -88,7 +88,7 @@ class Replays:
     @contextmanager
     def stage(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Iterator[Stage]:
         """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example."""
-        collected = Collected(Span(0, layout.total, 0, len(layout)))
+        collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             graphs = self._graphs(call, call.rows, backend)
 
@@ -102,7 +102,7 @@ class Replays:
 
             self._captured.staged = True
             try:
-                with staged(graphs.arena.rows[: layout.total], run) as stage:
+                with staged(graphs.arena.part(collected.everything, budget), run) as stage:
                     yield stage
             finally:
                 self._captured.staged = False
@@ -119,7 +119,8 @@ class Replays:
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
         """What answers a call. From here on its memory is written, which voids what was lent of it."""
         self._pool.advance()
-        graphs = self._captured.graphs(call.statics, rows.shape[1:], rows.device, backend)
+        row_shape = self._forward.spec.row_extent.rest(rows)
+        graphs = self._captured.graphs(call.statics, row_shape, rows.device, backend)
         graphs.arena.check(rows)
         return graphs
 
@@ -131,5 +132,6 @@ class Replays:
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:
         """Run the one item of a pack without a graph."""
         self._stats.count_eager(TOO_LARGE)
-        output = self._forward.exact(call.rows[where.row : where.row + where.rows], part, call.statics)
-        return flatten(output, self._forward.spec.outputs).tensors
+        spec = self._forward.spec
+        output = self._forward.exact(call.rows[spec.row_extent.place(where)], part, call.statics)
+        return flatten(output, spec.outputs).tensors

@@ -7,13 +7,16 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
-from varlen_graphs.outputs import Declared, Rows, extents
-from varlen_graphs.packing import Demand, Load
+from varlen_graphs.outputs import Declared, Extent, Rows, extents
+from varlen_graphs.packing import Demand, Load, Span
+
+ROWS = Rows()
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,15 @@ class BufferSpec:
     def packed(self) -> PackedRows:
         """The rows, as a `PackedRows`."""
         return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
+
+    @property
+    def row_extent(self) -> Extent:
+        """What the rows of a call have entries for."""
+        return ROWS
+
+    def rows_shape(self, layout: Layout, example: Tensor) -> tuple[int, ...]:
+        """The shape of the rows of a call with these items, and with entries as in `example`."""
+        return (*self.row_extent.size(Span.of(layout)), *self.row_extent.rest(example))
 
     @cached_property
     def host_buffers(self) -> list[HostBuffer]:
@@ -171,24 +183,20 @@ class BufferSpec:
             values = parse_column(column, description[column.name], len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
         layout = Layout(tuple(items))
-        self._check_layout(layout, shape)
+        if shape:
+            self.layout.check_rows(layout, shape, self.packed.name)
+        self._check_ratios(layout)
         return layout
 
-    def _check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
-        name, total = self.layout.name, layout.total
-        if shape and total != shape[0]:
-            raise LayoutError(
-                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {shape[0]} "
-                f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
-            )
+    def _check_ratios(self, layout: Layout) -> None:
         multiple = self.row_multiple
         if multiple == self.layout.row_multiple:  # which the layout has checked
             return
         for index, count in enumerate(layout.rows):
             if count % multiple:
                 raise LayoutError(
-                    f"{name}[{index}] has {count} rows: expected a multiple of {multiple}, because the outputs"
-                    " are declared with that ratio; pad the item"
+                    f"{self.layout.name}[{index}] has {count} rows: expected a multiple of {multiple}, because the "
+                    "outputs are declared with that ratio; pad the item"
                 )
 
     def check_budgets(self, budgets: Sequence[Budget]) -> None:
