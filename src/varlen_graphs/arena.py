@@ -137,8 +137,8 @@ class Arena:
         self._ring.upload(array("q", (call, items, active, 1)), self.header)
 
     def _pad_rows(self, active: int, budget: Budget) -> None:
-        """Write the declared pad past the active rows, if they are integers."""
-        if not self.rows.is_floating_point():
+        """Write the declared pad past the active rows, if they are integers; the graph itself clears gaps."""
+        if not self.rows.is_floating_point() and not self._extent.gaps:
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:

@@ -99,7 +99,7 @@ class Captured:
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
             start = time.perf_counter()
-            self._graphs[key] = Graphs(self._spec.outputs, arena, self.deferred, self._budgets, forward, backend)
+            self._graphs[key] = Graphs(self._spec.declared, arena, self.deferred, self._budgets, forward, backend)
             self.arena = arena
             self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
             if len(self._graphs) == 1:

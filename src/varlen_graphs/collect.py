@@ -54,7 +54,8 @@ class Collected:
             torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        return output.new_empty((*extent.size(self.everything), *extent.rest(output)))
+        make = output.new_zeros if extent.gaps else output.new_empty
+        return make((*extent.size(self.everything), *extent.rest(output)))
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:

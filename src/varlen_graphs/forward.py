@@ -12,7 +12,7 @@ from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import check_extents, flatten
+from varlen_graphs.outputs import check_extents, clear_gaps, flatten
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
@@ -71,9 +71,10 @@ class Forward:
     ) -> Any:
         """Run at the capacity of `table.budget`; returns the module's output, padding included."""
         spec, takes = self.spec, self._signature.takes
+        rows = spec.row_extent.clear(rows, table, spec.packed.pad)
         arguments: dict[str, Any] = {spec.packed.name: rows, **host, **statics}
         if takes(spec.layout.name):
-            arguments[spec.layout.name] = spec.layout.argument(table.values)
+            arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
         if compiled and self.compiled:
@@ -95,10 +96,16 @@ class Forward:
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             rows = rows.to(self.row_dtype).contiguous()
-            output = self(rows, ItemTable(table, budget, spec.layout), host, statics)
-        if not beyond:
-            check_extents(flatten(output, spec.outputs), budget)
-        return output
+            items = ItemTable(table, budget, spec.layout)
+            output = self(rows, items, host, statics)
+            if beyond:
+                return output
+            parts = flatten(output, spec.declared)
+            check_extents(parts, budget)
+            if not any(extent.gaps for extent in parts.extents):
+                return output
+            clear_gaps(parts, items)
+            return parts.rebuild(parts.tensors)
 
     def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""

@@ -28,9 +28,11 @@ class Layout:
 
     Attributes:
         items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
+        length: To how many rows each item is padded, in a padded batch; 0 where rows are packed.
     """
 
     items: tuple[tuple[int, ...], ...]
+    length: int = 0
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -41,6 +43,11 @@ class Layout:
     def total(self) -> int:
         """Rows of all items."""
         return sum(self.rows)
+
+    @property
+    def size(self) -> int:
+        """Rows of the call, those that pad a batch included."""
+        return self.length * len(self.items) or self.total
 
     def __len__(self) -> int:
         return len(self.items)
@@ -69,6 +76,7 @@ class LayoutArgument(ABC):
         row_multiple: What the rows of every frame are divisible by.
         rows_are: How the rows of a call lie, for messages.
         has_frames: Whether an item may have several frames.
+        padded: Whether the rows of a call are a padded batch `[batch, length, ...]`.
     """
 
     name: str
@@ -77,6 +85,7 @@ class LayoutArgument(ABC):
     row_multiple: int = 1
     rows_are: ClassVar[str] = "the rows of all items one after another, without a batch dimension"
     has_frames: bool = False
+    padded: ClassVar[bool] = False
 
     @abstractmethod
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
@@ -103,17 +112,27 @@ class LayoutArgument(ABC):
                 f"rows (its shape is {list(shape)}); pass all rows of exactly these items, in their order"
             )
 
+    def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
+        """To how many rows each item of a call is padded; 0 where rows are packed.
+
+        Args:
+            value: What describes the items.
+            items: What it says.
+            shape: The shape of the rows; empty where there are none yet.
+        """
+        return 0
+
     @abstractmethod
-    def argument(self, values: Tensor) -> Tensor:
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table, where it takes this argument."""
 
-    @abstractmethod
     def is_table(self, value: Any) -> bool:
         """Whether `value` is a tensor that can be written into an item table without a look at it."""
+        return False
 
-    @abstractmethod
     def write(self, value: Tensor, values: Tensor) -> None:
         """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -174,7 +193,7 @@ class GridTHW(LayoutArgument):
             return False
         return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
 
-    def argument(self, values: Tensor) -> Tensor:
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items, 3]`."""
         return values[:, :3]
 
@@ -211,7 +230,7 @@ class Lengths(LayoutArgument):
         lengths = _integers(self.name, value, "[items] lengths")
         return [(1, 1, _positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
-    def argument(self, values: Tensor) -> Tensor:
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items]`."""
         return values[:, 2]
 
@@ -242,7 +261,8 @@ def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
     rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
     count = min(count, budget.rows // rows)
     pads = tuple(column.pad for column in layout.columns)
-    return Layout(((1, layout.merge, rows // layout.merge, *pads),) * count)
+    items = ((1, layout.merge, rows // layout.merge, *pads),) * count
+    return Layout(items, length=rows if layout.padded else 0)
 
 
 def is_integers(value: Any, dims: int) -> bool:

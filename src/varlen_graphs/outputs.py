@@ -14,6 +14,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import SpecError
 from varlen_graphs.packing import Span
+from varlen_graphs.table import ItemTable
 
 
 class Extent(ABC):
@@ -21,9 +22,11 @@ class Extent(ABC):
 
     Attributes:
         dims: What messages call them.
+        gaps: Whether some entries between those of items belong to none. They hold zeros.
     """
 
     dims: ClassVar[tuple[str, ...]]
+    gaps: ClassVar[bool] = False
 
     @abstractmethod
     def shape(self, budget: Budget) -> tuple[int, ...]:
@@ -40,6 +43,10 @@ class Extent(ABC):
     def rest(self, tensor: Tensor) -> torch.Size:
         """The shape of one entry of a tensor."""
         return tensor.shape[len(self.dims) :]
+
+    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+        """The tensor with `value` wherever it has gaps; itself if it has none."""
+        return tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +97,27 @@ class Items(Extent):
         return (slice(span.item * self.rows, (span.item + span.items) * self.rows),)
 
 
+@dataclasses.dataclass(frozen=True)
+class BatchRows(Extent):
+    """What `Rows()` is of a padded batch: a tensor with one entry for every row of it, `[batch, length, ...]`."""
+
+    dims = ("batch", "length")
+    gaps = True
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.items, budget.max_seqlen)
+
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.item, span.item + span.items), slice(0, span.length))
+
+    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+        """The tensor with `value` past the end of every item, whatever was there."""
+        padding = ~table.real_rows
+        return tensor.masked_fill(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), value)
+
+
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
@@ -105,6 +133,15 @@ class Outputs:
 
 Declared = Extent | Outputs | Sequence["Declared"]
 """How an output is declared: one `Rows` or `Items` for every tensor below it, or one declaration a part."""
+
+
+def with_rows(declared: Declared, rows: Extent) -> Declared:
+    """A declaration with `rows` in the place of every `Rows`."""
+    if isinstance(declared, Extent):
+        return rows if isinstance(declared, Rows) else declared
+    if isinstance(declared, Outputs):
+        return Outputs(**{name: with_rows(part, rows) for name, part in declared.fields.items()})
+    return [with_rows(part, rows) for part in declared]
 
 
 def extents(declared: Declared) -> list[Extent]:
@@ -153,6 +190,11 @@ def check_extents(parts: Parts, budget: Budget) -> None:
                 f"{' x '.join(map(str, shape))} entries at {budget}; declare it as Rows(every=...) or Items(rows=...) "
                 "to match"
             )
+
+
+def clear_gaps(parts: Parts, table: ItemTable) -> None:
+    """Fill what tensors hold between items with zeros."""
+    parts.tensors = [extent.clear(x, table) for x, extent in zip(parts.tensors, parts.extents, strict=True)]
 
 
 def flatten(output: Any, declared: Declared) -> Parts:

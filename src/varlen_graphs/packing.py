@@ -41,17 +41,18 @@ class Load(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Adjoining items of a call that also adjoin in a replay."""
+    """Adjoining items of a call that also adjoin in a replay; of a padded batch, their first `length` rows."""
 
     row: int
     rows: int
     item: int
     items: int
+    length: int = 0
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
         """All items of a call."""
-        return cls(0, layout.total, 0, len(layout))
+        return cls(0, layout.total, 0, len(layout), layout.length)
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,17 @@ class Pack:
         """The items of this replay, out of those of the call."""
         if len(self.items) == len(layout):
             return layout
-        return Layout(tuple(layout.items[i] for i in self.items))
+        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout))
+
+    def _length(self, layout: Layout) -> int:
+        """How many rows of each item of a padded batch take part: never fewer than are real."""
+        return min(layout.length, self.budget.max_seqlen if self.budget else max(layout.rows[i] for i in self.items))
 
     def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
+        length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span.of(layout)
+            everything = Span.of(layout)._replace(length=length)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
@@ -86,7 +92,7 @@ class Pack:
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            spans.append((Span(starts[first], rows, first, count), Span(row, rows, item, count)))
+            spans.append((Span(starts[first], rows, first, count, length), Span(row, rows, item, count, length)))
             row += rows
             item += count
         return spans

@@ -58,7 +58,7 @@ class Replays:
                     graphs.arena.load_rows(rows, spans, one.budget)
                     graphs.arena.load_layout(part, one.budget)
                     outputs = self._replay(graphs, one.budget, part.total)
-                    if self._lends and len(packs) == 1:
+                    if self._lends and spans[0][0] == collected.everything:
                         self._captured.check_some_weights()
                         return Lent(graphs, outputs, collected.everything, self._pool)
                 collected.take(outputs, graphs.extents, spans)
@@ -134,4 +134,4 @@ class Replays:
         self._stats.count_eager(TOO_LARGE)
         spec = self._forward.spec
         output = self._forward.exact(call.rows[spec.row_extent.place(where)], part, call.statics)
-        return flatten(output, spec.outputs).tensors
+        return flatten(output, spec.declared).tensors

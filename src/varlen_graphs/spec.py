@@ -13,15 +13,15 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
-from varlen_graphs.outputs import Declared, Extent, Rows, extents
+from varlen_graphs.outputs import BatchRows, Declared, Extent, Rows, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
 
-ROWS = Rows()
+ROWS, BATCH_ROWS = Rows(), BatchRows()
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The argument that holds the packed rows, `[rows, *shape]`.
+    """The argument that holds the rows: packed, `[rows, *shape]`, or with a padded layout `[batch, length, *shape]`.
 
     Attributes:
         name: The argument.
@@ -29,7 +29,7 @@ class PackedRows:
         dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
             rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
         pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
-            padding may hold anything.
+            padding may hold anything. In a padded batch rows past the end of an item hold it, floating ones too.
     """
 
     name: str
@@ -44,13 +44,15 @@ class BufferSpec:
 
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
-        layout: The argument that describes the items: `GridTHW` or `Lengths`. The module need not take it itself.
+        layout: The argument that describes the items: `GridTHW` or `Lengths` of packed rows, `PaddedMask` or
+            `PaddedLengths` of a padded batch. The module need not take it itself.
         buffers: Arguments that are computed from the items, inside the graph.
         outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
             `Outputs(...)` or a tuple of these for outputs with parts.
 
     Raises:
-        SpecError: One name declared twice, or a segment kind the layout does not have.
+        SpecError: One name declared twice, a segment kind the layout does not have, or a buffer or output ratio that is
+            not for rows of its kind.
     """
 
     rows: str | PackedRows
@@ -65,6 +67,16 @@ class BufferSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+        kind = "padded" if self.layout.padded else "packed"
+        for buffer in self.buffers:
+            if buffer.for_rows not in (kind, None):
+                raise SpecError(
+                    f"{buffer!r} is for {buffer.for_rows} rows, but {type(self.layout).__name__} has {kind} ones; "
+                    "declare KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for "
+                    "packed rows"
+                )
+        if self.layout.padded and any(isinstance(e, Rows) and e.every > 1 for e in extents(self.outputs)):
+            raise SpecError(f"{self.outputs!r}: a padded batch has one entry a row, Rows(), or Items(...)")
         for buffer in self._segmented:
             if buffer.per not in ("frame", "item", "clip"):
                 raise SpecError(f"{buffer!r}: expected per='frame', 'item' or 'clip'")
@@ -80,8 +92,13 @@ class BufferSpec:
 
     @property
     def row_extent(self) -> Extent:
-        """What the rows of a call have entries for."""
-        return ROWS
+        """What the rows of a call, and outputs declared as `Rows()`, have entries for."""
+        return BATCH_ROWS if self.layout.padded else ROWS
+
+    @cached_property
+    def declared(self) -> Declared:
+        """The outputs; of a padded batch with what `Rows()` means there."""
+        return with_rows(self.outputs, BATCH_ROWS) if self.layout.padded else self.outputs
 
     def rows_shape(self, layout: Layout, example: Tensor) -> tuple[int, ...]:
         """The shape of the rows of a call with these items, and with entries as in `example`."""
@@ -100,6 +117,8 @@ class BufferSpec:
     def _kinds(self) -> set[Per]:
         """The kinds of segments that some buffer uses, or may use."""
         kinds = {buffer.per for buffer in self._segmented}
+        if self.layout.padded:
+            kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
         return kinds
@@ -166,7 +185,7 @@ class BufferSpec:
     def exact_budget(self, layout: Layout) -> Budget:
         """The budget without padding that `layout` needs when it runs eager."""
         load = self.load(layout)
-        return Budget(load.rows, load.items, max(1, load.segments), max(1, load.longest))
+        return Budget(layout.size, load.items, max(1, load.segments), max(1, load.longest, layout.length))
 
     def read_layout(self, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
         """The items of a call, checked against the shape of its rows. Costs a sync if they are described on a GPU.
@@ -178,11 +197,14 @@ class BufferSpec:
         Raises:
             LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
         """
-        items: list[tuple[int, ...]] = list(self.layout.parse(description[self.layout.name]))
+        value = description[self.layout.name]
+        sizes = self.layout.parse(value)
+        length = self.layout.batch_length(value, sizes, shape)
+        items: list[tuple[int, ...]] = list(sizes)
         for column in self.layout.columns:
             values = parse_column(column, description[column.name], len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
-        layout = Layout(tuple(items))
+        layout = Layout(tuple(items), length)
         if shape:
             self.layout.check_rows(layout, shape, self.packed.name)
         self._check_ratios(layout)
@@ -203,8 +225,16 @@ class BufferSpec:
         """Whether some item could use each budget.
 
         Raises:
-            BudgetError: `max_seqlen` is below the shortest segment an item can have.
+            BudgetError: `max_seqlen` is below the shortest segment an item can have; or batches are padded, and a
+                budget is not that of one.
         """
+        if self.layout.padded:
+            for budget in budgets:
+                if budget.rows != budget.items * budget.max_seqlen:
+                    raise BudgetError(
+                        f"{budget} is not that of a padded batch: expected rows = items * max_seqlen; write "
+                        "Budget.padded(batch, length), or a PaddedLadder"
+                    )
         whole = self._kinds != {"frame"}
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
