@@ -43,7 +43,7 @@ class GraphedEncoder:
     Items that are described on the GPU (integers `[items, 3]`, or lengths `[items]`, columns too) are not copied to the
     host where one budget holds so many rows and items whatever they are. The GPU checks them: if they are wrong, the
     floating outputs of the call are NaN, and the first call after the GPU got there, or `check()`, raises
-    `LayoutError`. Otherwise, and where there are host buffers, a call costs one copy to the host.
+    `LayoutError`. Otherwise, where there are host buffers, and of padded batches, a call costs one copy to the host.
 
     Args:
         module: The encoder, on its device and in its dtype.

@@ -25,7 +25,9 @@ class Stage:
 
     @property
     def rows(self) -> Tensor:
-        """The rows to write, `[rows, ...]` in the module's dtype and on its device; they hold anything at first.
+        """The rows to write, in the module's dtype and on its device; they hold anything at first.
+
+        `[rows, ...]`, or of a padded batch `[batch, longest item, ...]`, which is not contiguous.
 
         Raises:
             InputError: The output was computed, or the block is over: the memory belongs to other calls now.
