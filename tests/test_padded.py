@@ -13,6 +13,7 @@ from transformers import __version__ as transformers_version
 
 import varlen_graphs as vg
 from tests.towers import distance, equal_bits
+from varlen_graphs.compiled import CompiledForward
 
 DIM = 8
 
@@ -306,6 +307,13 @@ def test_hooks_and_static_arguments_work_as_with_packed_rows():
     assert encoder.stats.eager == {"forward hooks": 1}
 
 
+def test_one_compilation_serves_batches_of_two_items_and_more():
+    compiled = CompiledForward(lambda x, mask: torch.where(mask[..., None], 0, x * x), backend="eager")
+    for items, length in ((8, 48), (4, 48), (8, 16), (2, 16)):
+        x, mask = torch.randn(items, length, DIM), torch.zeros(items, length, dtype=torch.bool)
+        assert torch.equal(compiled(vg.Budget.padded(items, length), x=x, mask=mask), x * x)
+
+
 def test_a_ladder_has_every_number_of_items_with_every_length():
     budgets = list(vg.PaddedLadder(batch=6, length=100, min_length=20, step=2))
     assert {(b.items, b.max_seqlen) for b in budgets} == {(n, m) for n in (1, 2, 4, 6) for m in (32, 64, 100)}
@@ -406,7 +414,7 @@ DECLARATIONS = {
         lambda: vg.GraphedEncoder(
             POOLING, BUDGETS, vg.BufferSpec("x", vg.PaddedLengths(), [vg.KeyPaddingMask("real")]), backend="eager"
         )(X, lengths=[3, 5]), vg.SpecError,
-        "an output of shape [2, 4] is declared as BatchRows(), which has 2 x 5 entries at",
+        "an output of shape [2, 4] is declared as Rows() of a padded batch, which has 2 x 5 entries at",
     ),
     "a buffer that asks for packed rows": (
         lambda: vg.GraphedEncoder(

@@ -154,7 +154,7 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
 
     Args:
-        budgets: Row counts, `Budget`s, or a `Ladder`.
+        budgets: Row counts, `Budget`s, a `Ladder`, or a `PaddedLadder`.
         multiple: What every row count must be divisible by (the least common multiple of the row ratios).
 
     Raises:

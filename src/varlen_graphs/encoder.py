@@ -47,7 +47,7 @@ class GraphedEncoder:
 
     Args:
         module: The encoder, on its device and in its dtype.
-        budgets: Row counts, `Budget`s, or a `Ladder`.
+        budgets: Row counts, `Budget`s, or a `Ladder`; for padded batches `Budget.padded(...)`s or a `PaddedLadder`.
         buffer_spec: What the module's arguments and outputs are.
         forward: What to run in place of the module, called as `forward(module, **arguments)`.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,

@@ -104,6 +104,9 @@ class BatchRows(Extent):
     dims = ("batch", "length")
     gaps = True
 
+    def __str__(self) -> str:  # what the user wrote
+        return "Rows() of a padded batch"
+
     def shape(self, budget: Budget) -> tuple[int, ...]:
         """As of `Extent`."""
         return (budget.items, budget.max_seqlen)
