@@ -29,7 +29,7 @@ ROWS = pixels(GRID)
 CALLS = {
     "rows that do not match the grid": (
         (ROWS[:-1],), {"grid_thw": GRID}, vg.LayoutError,
-        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows (its shape is [31, 96]); pass all ro",
+        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows of shape [96]; pass all rows of e",
     ),
     "a grid not divisible by the merge size": (
         (ROWS,), {"grid_thw": [(1, 4, 6), (1, 1, 8)]}, vg.LayoutError,
@@ -45,7 +45,7 @@ CALLS = {
     ),
     "rows of the wrong width": (
         (ROWS[:, :-1],), {"grid_thw": GRID}, vg.InputError,
-        "hidden_states is [32, 95]: expected [rows, 96], the rows of all items one after another, without a batch",
+        "hidden_states is [32, 95]: expected [rows, 96], the rows of all items one after another, not a batch of",
     ),
     "rows with a batch dimension": ((ROWS[None],), {"grid_thw": GRID}, vg.InputError, "hidden_states is [1, 32, 96]"),
     "rows of a boolean dtype": ((ROWS > 0,), {"grid_thw": GRID}, vg.InputError, "hidden_states is torch.bool: expected"),
@@ -190,7 +190,7 @@ DECLARATIONS = {
     ),
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
-        "an output of shape [64, 8] is declared as Items(rows=1, rows_dim=0), which has 1 entries in dimension 0 at Budge",
+        "an output of shape [64, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=64, items",
     ),
     "a host buffer of another shape": (
         lambda: attention_encoder(

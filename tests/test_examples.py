@@ -3,12 +3,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
+
+TRANSFORMERS_5 = {"modern_bert.py", "padded_text_encoder.py"}
+"""Models of transformers 4 look at their mask on the host, or pack rows by themselves."""
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_the_example_runs(example):
+    if example.name in TRANSFORMERS_5 and transformers.__version__.startswith("4."):
+        pytest.skip("needs transformers 5")
     done = subprocess.run([sys.executable, str(example)], check=True, capture_output=True, text=True)
     assert "largest difference from eager: " in done.stdout
     assert float(done.stdout.rsplit(" ", 1)[1]) < 1e-5

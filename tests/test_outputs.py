@@ -111,8 +111,8 @@ def test_extents_of_a_declaration():
 
 def test_places_follow_rows_or_items():
     span = Span(row=8, rows=4, item=1, items=2)
-    assert Rows(every=4).place(span) == slice(2, 3)
-    assert Items(rows=3).place(span) == slice(3, 9)
+    assert Rows(every=4).place(span) == (slice(2, 3),)
+    assert Items(rows=3).place(span) == (slice(3, 9),)
 
 
 @pytest.mark.parametrize("make", [lambda: vg.Rows(every=0), lambda: vg.Items(rows=0)])

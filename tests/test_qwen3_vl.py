@@ -1,4 +1,5 @@
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,8 +157,6 @@ def test_our_attention_is_used_inside_the_block_and_not_after_it(tower):
 
 
 def test_the_parts_of_a_model_get_their_own_attention_back():
-    from types import SimpleNamespace
-
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 
     config = Qwen3VLConfig()
@@ -184,9 +183,11 @@ def test_our_attention_refuses_what_is_not_packed():
         flash_attention(None, q, q, q)
     with pytest.raises(vg.InputError, match=expected):
         flash_attention(None, q.expand(2, -1, -1, -1), q, q, cu_seq_lens_q=cu_seqlens)
-    for option in ({"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}, {"is_causal": True}):
+    for option in ({"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}, {"is_causal": True}):
         with pytest.raises(vg.InputError, match=f"{next(iter(option))}.*{expected}"):
             flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, **option)
+    with pytest.raises(vg.InputError, match=f"is_causal.*{expected}"):
+        flash_attention(SimpleNamespace(is_causal=True), q, q, q, cu_seq_lens_q=cu_seqlens)
     with pytest.raises(vg.InputError, match=f"cu_seq_lens_k.*{expected}"):
         flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
 

@@ -103,13 +103,20 @@ def test_what_a_capture_allocated_is_left_to_the_pool_and_the_rest_is_held(monke
     assert not got[4].any()
 
 
-def test_outputs_whose_entries_depend_on_the_budget_are_refused():
+@pytest.mark.parametrize(
+    ("budgets", "sizes"),
+    [
+        ([128, 256], ".*64.* and .*128"),  # at the first look, at two sizes
+        ([vg.Budget(128, max_seqlen=32), vg.Budget(256, max_seqlen=32)], ".*256.* and .*128"),
+    ],
+)
+def test_outputs_whose_entries_depend_on_the_budget_are_refused(budgets, sizes):
     class Wide(nn.Module):
         def forward(self, x):
             return x.new_ones(len(x), len(x))
 
-    encoder = vg.GraphedEncoder(Wide(), [128, 256], vg.BufferSpec("x", vg.Lengths()), backend="tape")
-    with pytest.raises(vg.SpecError, match=r"the entries of the outputs depend on the budget: .*256.* and .*128"):
+    encoder = vg.GraphedEncoder(Wide(), budgets, vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.SpecError, match="the entries of the outputs depend on the budget: " + sizes):
         encoder(torch.ones(2, 1), lengths=[2])
 
 

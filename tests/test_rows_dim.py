@@ -146,7 +146,7 @@ WRONG = {
     "a batch": (torch.zeros(1, DIM, 10), "x is [1, 8, 10]: expected [8, rows], the rows"),
     "no tensor": ([1.0], "x is a list: expected a tensor [8, rows]"),
     "another number of rows": (
-        torch.zeros(DIM, 9), "lengths describes 2 items of 10 rows in all, but x has 9 rows (its shape is [8, 9]); pass",
+        torch.zeros(DIM, 9), "lengths describes 2 items of 10 rows in all, but x has 9 rows of shape [8]; pass",
     ),
 }  # fmt: skip
 

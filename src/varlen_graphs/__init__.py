@@ -6,7 +6,7 @@ Importing this package imports neither triton nor transformers.
 from varlen_graphs import recipes
 from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.borrowed import Borrowed
-from varlen_graphs.budgets import Budget, Ladder
+from varlen_graphs.budgets import Budget, Ladder, PaddedLadder
 from varlen_graphs.buffers import (
     AttentionSchedule,
     Buffer,
@@ -17,6 +17,7 @@ from varlen_graphs.buffers import (
     Interpolation,
     InterpolationIndices,
     InterpolationWeights,
+    KeyPaddingMask,
     MaxSeqlen,
     RotaryTable,
     RowPositions,
@@ -38,6 +39,7 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.outputs import Entries, Items, Outputs, Rows
+from varlen_graphs.padded import PaddedLengths, PaddedMask
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
@@ -67,6 +69,7 @@ __all__ = [
     "InterpolationWeights",
     "ItemTable",
     "Items",
+    "KeyPaddingMask",
     "Ladder",
     "Layout",
     "LayoutError",
@@ -74,6 +77,9 @@ __all__ = [
     "MaxSeqlen",
     "Outputs",
     "PackedRows",
+    "PaddedLadder",
+    "PaddedLengths",
+    "PaddedMask",
     "Pool",
     "RotaryTable",
     "RowPositions",

@@ -40,8 +40,10 @@ class Arena:
         device: torch.device,
     ) -> None:
         self._spec = spec
+        self._extent = spec.row_extent
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
+        self._rows_at: dict[Budget, Tensor] = {}
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
         padding = (0, 0, 0, *(column.pad for column in spec.layout.columns))
         self._width = len(padding)
@@ -62,10 +64,12 @@ class Arena:
         Raises:
             InputError: Another row shape than was captured.
         """
-        packed, shape = self._spec.packed, self.rows.shape[1:]
-        if rows.shape[1:] != shape:
-            came = packed.argument_shape(rows.shape[0], rows.shape[1:])
-            raise InputError(f"{packed.name} is {came}: expected {packed.describe(shape)}, as captured")
+        packed, extent, captured = self._spec.packed, self._extent, self.rows.shape[1:]
+        if extent.rest(rows) != captured:
+            raise InputError(
+                f"{packed.name} is {list(packed.as_argument(rows).shape)}: expected "
+                f"{packed.describe(extent.dims, captured)}, as captured"
+            )
 
     def poison(self) -> None:
         """Overwrite floating rows with NaN."""
@@ -81,16 +85,26 @@ class Arena:
         for buffer in self._spec.host_buffers:
             capacity = buffer.capacity(budget)
             host[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
-        return self.rows[: budget.rows], ItemTable(self.table[: budget.items], budget, self._spec.layout), host
+        return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), host
 
-    def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]]) -> None:
+    def part(self, span: Span, budget: Budget) -> Tensor:
+        """Where the rows of a span lie at a budget."""
+        return self._extent.part(self._at(budget), span)
+
+    def _at(self, budget: Budget) -> Tensor:
+        """The rows of a budget, as the module takes them."""
+        if budget not in self._rows_at:
+            shape = (*self._extent.shape(budget), *self.rows.shape[1:])
+            self._rows_at[budget] = self.rows[: budget.rows].view(shape)
+        return self._rows_at[budget]
+
+    def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
         """Copy the rows of one replay in, one copy a span. Queued on the current stream; no sync.
 
         Floating rows are cast to the dtype of the arena.
         """
         for there, here in spans:
-            part = rows if there.rows == rows.shape[0] else rows[there.row : there.row + there.rows]
-            self.rows[here.row : here.row + here.rows].copy_(part, non_blocking=True)
+            self.part(here, budget).copy_(self._extent.part(rows, there), non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
         """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
@@ -123,8 +137,8 @@ class Arena:
         self._ring.upload(array("q", (call, items, active, 1)), self.header)
 
     def _pad_rows(self, active: int, budget: Budget) -> None:
-        """Write the declared pad past the active rows, if they are integers."""
-        if not self.rows.is_floating_point():
+        """Write the declared pad past the active rows, if they are integers; the graph itself clears gaps."""
+        if not self.rows.is_floating_point() and not self._extent.gaps:
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
@@ -141,7 +155,8 @@ class Arena:
                 for b in spec.host_buffers
             }
             values = torch.tensor(layout.items, device=self.table.device)
-            probe_rows = torch.full_like(self.rows[:1], self._pad(self.rows.dtype)).repeat_interleave(rows, 0)
+            shape = (*self._extent.shape(budget), *self.rows.shape[1:])
+            probe_rows = torch.full(shape, self._pad(self.rows.dtype), dtype=self.rows.dtype, device=self.rows.device)
             probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
         return probes
 

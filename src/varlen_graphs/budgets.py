@@ -56,6 +56,15 @@ class Budget:
             object.__setattr__(self, name, capacity)
         object.__setattr__(self, "_hash", hash(tuple(capacities.values())))
 
+    @classmethod
+    def padded(cls, batch: int, length: int) -> "Budget":
+        """The capacity of a graph for padded batches: up to `batch` items, each padded to `length` rows.
+
+        Raises:
+            BudgetError: One of them is below one.
+        """
+        return cls(cls(length).rows * cls(batch).rows, items=batch, segments=batch, max_seqlen=length)
+
     def __hash__(self) -> int:  # of every dictionary that a call looks into
         return self._hash
 
@@ -100,7 +109,42 @@ class Ladder:
         yield self.max
 
 
-Budgets = Iterable[int | Budget] | Ladder | int | Budget
+@dataclass(frozen=True)
+class PaddedLadder:
+    """Budgets of padded batches: every number of items, doubling up to `batch`, with every length of a ladder.
+
+    Attributes:
+        batch: The most items.
+        length: The longest.
+        min_batch: The fewest items.
+        min_length: The shortest length.
+        step: Ratio of neighbouring lengths, above 1; lengths between the ends are multiples of 16.
+    """
+
+    batch: int = 32
+    length: int = 512
+    min_batch: int = 1
+    min_length: int = 32
+    step: float = 1.25
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length):
+            raise BudgetError(f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length")
+        if not 1 < self.step <= LARGEST_STEP:
+            raise BudgetError(f"{self}: expected a step above 1 and at most {LARGEST_STEP}, for example 1.25")
+
+    def __iter__(self) -> Iterator[Budget]:
+        batches, lengths = [self.min_batch], [_round_up(self.min_length, ROW_ALIGNMENT)]
+        while batches[-1] * 2 < self.batch:
+            batches.append(batches[-1] * 2)
+        while lengths[-1] < self.length:
+            lengths.append(_round_up(math.ceil(lengths[-1] * self.step), ROW_ALIGNMENT))
+        for batch in {*batches, self.batch}:
+            for length in {min(length, self.length) for length in lengths}:
+                yield Budget.padded(batch, length)
+
+
+Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 
 
 def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
@@ -110,7 +154,7 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
 
     Args:
-        budgets: Row counts, `Budget`s, or a `Ladder`.
+        budgets: Row counts, `Budget`s, a `Ladder`, or a `PaddedLadder`.
         multiple: What every row count must be divisible by (the least common multiple of the row ratios).
 
     Raises:

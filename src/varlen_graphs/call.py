@@ -35,7 +35,8 @@ class Call:
     """One call, its arguments sorted.
 
     Attributes:
-        rows: The packed rows `[rows, ...]`: a view, where the argument has its rows in another dimension.
+        rows: The rows, packed `[rows, ...]` (a view, where the argument has its rows in another dimension), or
+            `[batch, length, ...]`.
         description: What describes the items, as it came: the layout argument and the columns, by name.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
         original: All arguments as they came, by name.
@@ -116,7 +117,7 @@ class Signature:
         packed = self._spec.packed
         argument = arguments[packed.name]
         if not isinstance(argument, Tensor):
-            expected = packed.describe(packed.shape)
+            expected = packed.describe(self._spec.row_extent.dims, packed.shape)
             raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
         self._check_shape(argument)
         rows = packed.rows_first(argument)
@@ -209,9 +210,10 @@ class Signature:
         return value
 
     def _check_shape(self, argument: Tensor) -> None:
-        packed, dim, came = self._spec.packed, self._spec.packed.rows_dim, argument.shape
-        if len(came) <= dim or (packed.shape is not None and came[:dim] + came[dim + 1 :] != packed.shape):
+        packed, dims, came = self._spec.packed, self._spec.row_extent.dims, argument.shape
+        first, end = packed.rows_dim, packed.rows_dim + len(dims)
+        if len(came) < end or (packed.shape is not None and came[:first] + came[end:] != packed.shape):
             raise InputError(
-                f"{packed.name} is {list(came)}: expected {packed.describe(packed.shape)}, the rows of all items one "
-                "after another" + ("" if dim else ", without a batch dimension")
+                f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, "
+                f"{self._spec.layout.rows_are}"
             )

@@ -104,7 +104,7 @@ class Captured:
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
             start = time.perf_counter()
-            self._graphs[key] = Graphs(self._spec.outputs, arena, self.deferred, self._budgets, forward, backend)
+            self._graphs[key] = Graphs(self._spec.declared, arena, self.deferred, self._budgets, forward, backend)
             self.arena = arena
             self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
             if len(self._graphs) == 1:
@@ -162,14 +162,15 @@ class Captured:
             SpecError: These are not known yet.
         """
         arena, packed, device = self.arena, self._spec.packed, self._forward.device
+        none = (0,) * len(self._spec.row_extent.dims)
         if arena is not None:
-            return arena.rows[:0]
+            return arena.rows.new_empty(*none, *arena.rows.shape[1:])
         if packed.shape is None or device is None:
             raise SpecError(
                 f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell"
                 f" its device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
             )
-        return torch.empty(0, *packed.shape, dtype=self._forward.row_dtype, device=device)
+        return torch.empty(*none, *packed.shape, dtype=self._forward.row_dtype, device=device)
 
     def check_weights(self) -> None:
         """Whether all weights are where they were.

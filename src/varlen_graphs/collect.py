@@ -52,7 +52,8 @@ class Collected:
             torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        return output.new_empty(extent.resize(output.shape, extent.place(self.everything).stop))
+        make = output.new_zeros if extent.gaps else output.new_empty
+        return make(extent.resize(output.shape, extent.size(self.everything)))
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:

@@ -43,11 +43,11 @@ class GraphedEncoder:
     Items that are described on the GPU (integers `[items, 3]`, or lengths `[items]`, columns too) are not copied to the
     host where one budget holds so many rows and items whatever they are. The GPU checks them: if they are wrong, the
     floating outputs of the call are NaN, and the first call after the GPU got there, or `check()`, raises
-    `LayoutError`. Otherwise, and where there are host buffers, a call costs one copy to the host.
+    `LayoutError`. Otherwise, where there are host buffers, and of padded batches, a call costs one copy to the host.
 
     Args:
         module: The encoder, on its device and in its dtype.
-        budgets: Row counts, `Budget`s, or a `Ladder`.
+        budgets: Row counts, `Budget`s, or a `Ladder`; for padded batches `Budget.padded(...)`s or a `PaddedLadder`.
         buffer_spec: What the module's arguments and outputs are.
         forward: What to run in place of the module, called as `forward(module, **arguments)`.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,
@@ -186,7 +186,7 @@ class GraphedEncoder:
                 yield stage
             return
         self.stats.count_eager(reason)
-        rows = example.new_empty(packed.argument_shape(items.total, call.rows.shape[1:]))
+        rows = example.new_empty(self.spec.argument_shape(items, call.rows))
         call.original[packed.name], call.rows = rows, packed.rows_first(rows)
         hooked = self._state.has_hooks()
         with torch.no_grad(), staged(rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
@@ -221,7 +221,7 @@ class GraphedEncoder:
         backend = self._choice.backend(example.device)
         if backend:
             with self.pool.exclusive():
-                self._captured.graphs(bound, example.shape[1:], example.device, backend)
+                self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
         return self
 
     def report(self) -> str:

@@ -12,7 +12,7 @@ from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import check_extents, flatten
+from varlen_graphs.outputs import check_extents, clear_gaps, flatten
 from varlen_graphs.packing import Span
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
@@ -70,12 +70,12 @@ class Forward:
         statics: dict[str, Any],
         compiled: bool = False,
     ) -> Any:
-        """Run rows `[rows, ...]` at the capacity of `table.budget`; returns the module's output, padding included."""
+        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`; gives padding too."""
         spec, takes = self.spec, self._signature.takes
-        packed = spec.packed.as_argument(rows).contiguous()
+        packed = spec.packed.as_argument(spec.row_extent.clear(rows, table, spec.packed.pad)).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
         if takes(spec.layout.name):
-            arguments[spec.layout.name] = spec.layout.argument(table.values)
+            arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
         if compiled and self.compiled:
@@ -96,12 +96,16 @@ class Forward:
         with torch.no_grad(), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
-            output = self(rows.to(self.row_dtype), ItemTable(table, budget, spec.layout), host, statics)
-        if beyond:
-            return output
-        parts = flatten(output, spec.outputs)
-        check_extents(parts, budget)
-        return parts.rebuild(parts.active(Span.of(layout))) if spec.counts_entries else output
+            items = ItemTable(table, budget, spec.layout)
+            output = self(rows.to(self.row_dtype), items, host, statics)
+            if beyond:
+                return output
+            parts = flatten(output, spec.declared)
+            check_extents(parts, budget)
+            if not (spec.counts_entries or spec.layout.padded):
+                return output
+            clear_gaps(parts, items)
+            return parts.rebuild(parts.active(Span.of(layout)))
 
     def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""

@@ -15,7 +15,7 @@ from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.attention.timing import measuring
-from varlen_graphs.outputs import Declared, Parts, check_extents, flatten
+from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
 
 BoundForward = Callable[..., Any]
 """The one forward with its static arguments bound: from rows, items and host buffers to the module's output.
@@ -58,8 +58,12 @@ class Graphs:
         self._graphs: dict[Budget, Graph] = {}
         memory = ReadMemory(arena.rows.device, "the module")
         form = None
+        entries = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            check_extents(flatten(forward(*probe, compiled=False), declared), probe[1].budget)
+            parts = flatten(forward(*probe, compiled=False), declared)
+            check_extents(parts, probe[1].budget)
+            entries = entries or _entries(parts)
+            _check_entries(_entries(parts), entries)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
             with CAPTURING:
                 arena.load_sample(budget)
@@ -116,26 +120,32 @@ class _Form:
                 f"the output holds Python values that depend on the budget, {self._constants} and {parts.constants}: a "
                 "graph would freeze them; leave them out, or compute them from the layout outside of the module"
             )
-        if _entries(parts) != self._entries:
-            raise SpecError(
-                f"the entries of the outputs depend on the budget: {self._entries} and {_entries(parts)}; expected one "
-                "shape and dtype for all budgets, so return what does not grow with the budget"
-            )
+        _check_entries(_entries(parts), self._entries)
 
 
-def _entries(parts: Parts) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of each tensor, as if it had one entry."""
-    return [
-        (torch.Size(extent.resize(tensor.shape, 1)), tensor.dtype)
-        for tensor, extent in zip(parts.tensors, parts.extents, strict=True)
-    ]
+EntryKinds = list[tuple[torch.Size, torch.dtype]]
+"""Shape and dtype of one entry of each tensor."""
+
+
+def _check_entries(came: EntryKinds, expected: EntryKinds) -> None:
+    if came != expected:
+        raise SpecError(
+            f"the entries of the outputs depend on the budget: {expected} and {came}; expected one shape and dtype for "
+            "all budgets, so return what does not grow with the budget, and declare what has an entry a row as Rows()"
+        )
+
+
+def _entries(parts: Parts) -> EntryKinds:
+    return [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(parts.tensors, parts.extents, strict=True)]
 
 
 def _run_parts(forward: BoundForward, arena: Arena, deferred: Deferred, declared: Declared, budget: Budget) -> Parts:
     """The forward at a budget, its output taken apart and checked."""
     deferred.check(arena.header, arena.table[: budget.items], budget)
-    parts = flatten(forward(*arena.view(budget)), declared)
+    rows, table, host = arena.view(budget)
+    parts = flatten(forward(rows, table, host), declared)
     check_extents(parts, budget)
+    clear_gaps(parts, table)
     return parts
 
 

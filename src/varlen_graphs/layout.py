@@ -1,10 +1,11 @@
 """Items on the host: small integers, checked."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +28,11 @@ class Layout:
 
     Attributes:
         items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
+        length: To how many rows each item is padded, in a padded batch; 0 where rows are packed.
     """
 
     items: tuple[tuple[int, ...], ...]
+    length: int = 0
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -40,6 +43,11 @@ class Layout:
     def total(self) -> int:
         """Rows of all items."""
         return sum(self.rows)
+
+    @property
+    def size(self) -> int:
+        """Rows of the call, those that pad a batch included."""
+        return self.length * len(self.items) or self.total
 
     def __len__(self) -> int:
         return len(self.items)
@@ -62,8 +70,77 @@ class Column:
     function: Callable[[Layout], Sequence[int]] | None = None
 
 
+class LayoutArgument(ABC):
+    """The argument of a call that describes its items.
+
+    Attributes:
+        name: The argument.
+        columns: Extra integers an item carries.
+        merge: What `h` and `w` of every item are divisible by.
+        row_multiple: What the rows of every frame are divisible by.
+        rows_are: How the rows of a call lie, for messages.
+        has_frames: Whether an item may have several frames.
+        padded: Whether the rows of a call are a padded batch `[batch, length, ...]`.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    merge: int = 1
+    row_multiple: int = 1
+    rows_are: ClassVar[str] = "the rows of all items one after another, not a batch of items"
+    has_frames: bool = False
+    padded: ClassVar[bool] = False
+
+    @abstractmethod
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(t, h, w)`.
+
+        Raises:
+            LayoutError: It describes no items, or impossible ones.
+        """
+
+    def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
+        """Whether these are the items of the rows that came.
+
+        Args:
+            layout: The items.
+            shape: The shape of the rows.
+            rows: What messages call them.
+
+        Raises:
+            LayoutError: There are more or fewer rows.
+        """
+        if layout.total != shape[0]:
+            raise LayoutError(
+                f"{self.name} describes {len(layout)} items of {layout.total} rows in all, but {rows} has {shape[0]} "
+                f"rows of shape {list(shape[1:])}; pass all rows of exactly these items, in their order"
+            )
+
+    def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
+        """To how many rows each item of a call is padded; 0 where rows are packed.
+
+        Args:
+            value: What describes the items.
+            items: What it says.
+            shape: The shape of the rows; empty where there are none yet.
+        """
+        return 0
+
+    @abstractmethod
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """What the module gets of the values of an item table, where it takes this argument."""
+
+    def is_table(self, value: Any) -> bool:
+        """Whether `value` is a tensor that can be written into an item table without a look at it."""
+        return False
+
+    def write(self, value: Tensor, values: Tensor) -> None:
+        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class GridTHW:
+class GridTHW(LayoutArgument):
     """The argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
 
     The module sees it, where it takes that argument, as int64 `[items, 3]` with `(0, 0, 0)` for items of padding.
@@ -85,7 +162,7 @@ class GridTHW:
             raise SpecError(f"GridTHW(merge={self.merge}): expected an integer of at least 1")
 
     @property
-    def row_multiple(self) -> int:
+    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
         """What the rows of every frame are divisible by."""
         return self.merge**2
 
@@ -120,7 +197,7 @@ class GridTHW:
             return False
         return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
 
-    def argument(self, values: Tensor) -> Tensor:
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items, 3]`."""
         return values[:, :3]
 
@@ -134,7 +211,7 @@ class GridTHW:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Lengths(LayoutArgument):
     """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
 
     The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
@@ -147,9 +224,6 @@ class Lengths:
 
     name: str = "lengths"
     columns: tuple[Column, ...] = ()
-    has_frames = False
-    merge = 1
-    row_multiple = 1
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, 1, length)`.
@@ -160,7 +234,7 @@ class Lengths:
         lengths = _integers(self.name, value, "[items] lengths")
         return [(1, 1, _positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
-    def argument(self, values: Tensor) -> Tensor:
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items]`."""
         return values[:, 2]
 
@@ -172,9 +246,6 @@ class Lengths:
         """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
         values[:, :2].fill_(1)
         values[:, 2].copy_(value)
-
-
-LayoutArgument = GridTHW | Lengths
 
 
 def segments_of(item: Sequence[int], per: Per) -> tuple[int, int]:
@@ -194,7 +265,8 @@ def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
     rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
     count = min(count, budget.rows // rows)
     pads = tuple(column.pad for column in layout.columns)
-    return Layout(((1, layout.merge, rows // layout.merge, *pads),) * count)
+    items = ((1, layout.merge, rows // layout.merge, *pads),) * count
+    return Layout(items, length=rows if layout.padded else 0)
 
 
 def is_integers(value: Any, dims: int) -> bool:

@@ -13,6 +13,7 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import sample_layout
+from varlen_graphs.packing import Span
 
 REPEATS = 8
 REPEATS_MS = 4.0
@@ -52,7 +53,7 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
 
     def eager(budget: Budget) -> float:
         sample = sample_layout(layout, budget)
-        run = partial(forward.exact, arena.rows[: sample.total], sample, statics)
+        run = partial(forward.exact, arena.part(Span.of(sample), budget), sample, statics)
         return _host_milliseconds(run)
 
     smallest, largest = min(budgets), max(budgets)

@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,33 +14,49 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import SpecError
 from varlen_graphs.packing import Span
+from varlen_graphs.table import ItemTable
 
 
 class Extent(ABC):
     """How many entries a tensor has, and which of them belong to the items.
 
     Attributes:
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+        dims: What messages call the dimensions of the entries, which adjoin.
+        gaps: Whether some entries between those of items belong to none. They hold zeros.
+        rows_dim: The first of these dimensions: 1 for `[1, entries, dim]`.
     """
 
-    rows_dim: int
+    dims: ClassVar[tuple[str, ...]]
+    gaps: ClassVar[bool] = False
+    rows_dim: int = 0
 
     @abstractmethod
-    def capacity(self, budget: Budget) -> int:
+    def shape(self, budget: Budget) -> tuple[int, ...]:
         """Entries at a budget."""
 
     @abstractmethod
-    def place(self, span: Span) -> slice:
+    def place(self, span: Span) -> tuple[slice, ...]:
         """The entries that belong to a span."""
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
         """A view of the entries that belong to a span."""
-        place = self.place(span)
-        return tensor.narrow(self.rows_dim, place.start, place.stop - place.start)
+        return tensor[(slice(None),) * self.rows_dim + self.place(span)]
 
-    def resize(self, shape: Sequence[int], entries: int) -> list[int]:
+    def size(self, span: Span) -> tuple[int, ...]:
+        """How many entries there are up to the end of a span."""
+        return tuple([part.stop for part in self.place(span)])
+
+    def resize(self, shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """A shape like this with so many entries."""
-        return [*shape[: self.rows_dim], entries, *shape[self.rows_dim + 1 :]]
+        return [*shape[: self.rows_dim], *sizes, *shape[self.rows_dim + len(self.dims) :]]
+
+    def rest(self, tensor: Tensor) -> torch.Size:
+        """The shape of one entry of a tensor."""
+        return torch.Size(self.resize(tensor.shape, ()))
+
+    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+        """The tensor with `value` wherever it has gaps; itself if it has none."""
+        return tensor
 
     def _check(self, number: int) -> None:
         if number < 1 or self.rows_dim < 0:
@@ -56,19 +72,20 @@ class Rows(Extent):
         rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
+    dims = ("rows",)
     every: int = 1
     rows_dim: int = 0
 
     def __post_init__(self) -> None:
         self._check(self.every)
 
-    def capacity(self, budget: Budget) -> int:
-        """Entries at a budget."""
-        return budget.rows // self.every
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.rows // self.every,)
 
-    def place(self, span: Span) -> slice:
-        """The entries that belong to a span."""
-        return slice(span.row // self.every, (span.row + span.rows) // self.every)
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,19 +97,20 @@ class Items(Extent):
         rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
+    dims = ("items",)
     rows: int = 1
     rows_dim: int = 0
 
     def __post_init__(self) -> None:
         self._check(self.rows)
 
-    def capacity(self, budget: Budget) -> int:
-        """Entries at a budget."""
-        return budget.items * self.rows
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.items * self.rows,)
 
-    def place(self, span: Span) -> slice:
-        """The entries that belong to a span."""
-        return slice(span.item * self.rows, (span.item + span.items) * self.rows)
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.item * self.rows, (span.item + span.items) * self.rows),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +127,7 @@ class Entries(Extent):
         rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
     """
 
+    dims = ("entries",)
     of_item: Callable[[int], int]
     at_budget: Callable[[Budget], int]
     rows_dim: int = 0
@@ -116,14 +135,14 @@ class Entries(Extent):
     def __post_init__(self) -> None:
         self._check(1)
 
-    def capacity(self, budget: Budget) -> int:
-        """Entries at a budget."""
-        return self.at_budget(budget)
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (self.at_budget(budget),)
 
-    def place(self, span: Span) -> slice:
-        """The entries that belong to a span."""
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
         start = sum(map(self.of_item, span.all_rows[: span.item]))
-        return slice(start, start + sum(map(self.of_item, span.all_rows[span.item : span.item + span.items])))
+        return (slice(start, start + sum(map(self.of_item, span.all_rows[span.item : span.item + span.items]))),)
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
         """A view of the entries that belong to a span.
@@ -131,13 +150,36 @@ class Entries(Extent):
         Raises:
             SpecError: There are not so many.
         """
-        needed, came = self.place(span).stop, tensor.shape[self.rows_dim]
+        (needed,), came = self.size(span), tensor.shape[self.rows_dim]
         if needed > came:
             raise SpecError(
                 f"the items have {needed} entries by {self}, but the output has room for {came}: expected at_budget to "
                 "give as many as any items have that fit the budget"
             )
         return super().part(tensor, span)
+
+
+class BatchRows(Extent):
+    """What `Rows()` is of a padded batch: a tensor with one entry for every row of it, `[batch, length, ...]`."""
+
+    dims = ("batch", "length")
+    gaps = True
+
+    def __str__(self) -> str:  # what the user wrote
+        return "Rows() of a padded batch"
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.items, budget.max_seqlen)
+
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.item, span.item + span.items), slice(0, span.length))
+
+    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+        """The tensor with `value` past the end of every item, whatever was there."""
+        padding = ~table.real_rows
+        return tensor.masked_fill(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), value)
 
 
 class Outputs:
@@ -155,6 +197,15 @@ class Outputs:
 
 Declared = Extent | Outputs | Sequence["Declared"]
 """How an output is declared: one `Extent` for every tensor below it, or one declaration a part."""
+
+
+def with_rows(declared: Declared, rows: Extent) -> Declared:
+    """A declaration with `rows` in the place of every `Rows`."""
+    if isinstance(declared, Extent):
+        return rows if isinstance(declared, Rows) else declared
+    if isinstance(declared, Outputs):
+        return Outputs(**{name: with_rows(part, rows) for name, part in declared.fields.items()})
+    return [with_rows(part, rows) for part in declared]
 
 
 def extents(declared: Declared) -> list[Extent]:
@@ -200,12 +251,18 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         SpecError: One has not.
     """
     for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
-        if tensor.dim() <= extent.rows_dim or tensor.shape[extent.rows_dim] != extent.capacity(budget):
+        sizes = extent.shape(budget)
+        if tensor.shape[extent.rows_dim :][: len(sizes)] != sizes:
+            expected = ", ".join([*["any size"] * extent.rows_dim, *map(str, sizes), "..."])
             raise SpecError(
-                f"an output of shape {list(tensor.shape)} is declared as {extent}, which has {extent.capacity(budget)} "
-                f"entries in dimension {extent.rows_dim} at {budget}; declare it as Rows(every=...), Items(rows=...) "
-                "or Entries(...) to match"
+                f"an output of shape {list(tensor.shape)} is declared as {extent}: expected [{expected}] at {budget}; "
+                "declare it as Rows(every=...), Items(rows=...) or Entries(...) to match"
             )
+
+
+def clear_gaps(parts: Parts, table: ItemTable) -> None:
+    """Fill what tensors hold between items with zeros."""
+    parts.tensors = [extent.clear(x, table) for x, extent in zip(parts.tensors, parts.extents, strict=True)]
 
 
 def flatten(output: Any, declared: Declared) -> Parts:

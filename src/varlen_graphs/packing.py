@@ -48,6 +48,7 @@ class Span(NamedTuple):
         rows: How many rows they have.
         item: The first of them.
         items: How many they are.
+        length: Of a padded batch, how many rows of each take part; 0 where rows are packed.
         all_rows: Rows of every item that there is, not only of these; empty where the host has not seen the items.
     """
 
@@ -55,12 +56,13 @@ class Span(NamedTuple):
     rows: int
     item: int
     items: int
+    length: int = 0
     all_rows: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
         """All items of a call or a replay."""
-        return cls(0, layout.total, 0, len(layout), layout.rows)
+        return cls(0, layout.total, 0, len(layout), layout.length, layout.rows)
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,17 @@ class Pack:
         """The items of this replay, out of those of the call."""
         if len(self.items) == len(layout):
             return layout
-        return Layout(tuple(layout.items[i] for i in self.items))
+        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout))
+
+    def _length(self, layout: Layout) -> int:
+        """How many rows of each item of a padded batch take part: never fewer than are real."""
+        return min(layout.length, self.budget.max_seqlen if self.budget else max(layout.rows[i] for i in self.items))
 
     def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
+        length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span.of(layout)
+            everything = Span.of(layout)._replace(length=length)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
@@ -96,8 +103,8 @@ class Pack:
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            there, here = Span(starts[first], rows, first, count, layout.rows), Span(row, rows, item, count, own)
-            spans.append((there, here))
+            there = Span(starts[first], rows, first, count, length, layout.rows)
+            spans.append((there, Span(row, rows, item, count, length, own)))
             row += rows
             item += count
         return spans

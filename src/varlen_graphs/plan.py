@@ -62,7 +62,7 @@ class Planner:
 
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
-        costs, rows = self.costs, layout.total
+        costs, rows = self.costs, layout.size
         if not costs.measured or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
             return False
         graphed = (1 - MARGIN) * total_cost(packs, costs)

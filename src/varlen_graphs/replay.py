@@ -55,10 +55,10 @@ class Replays:
                 if one.budget is None:
                     outputs = self._run_eager(call, part, spans[0][0])
                 else:
-                    graphs.arena.load_rows(rows, spans)
+                    graphs.arena.load_rows(rows, spans, one.budget)
                     graphs.arena.load_layout(part, one.budget)
                     outputs = self._replay(graphs, one.budget, part.total)
-                    if self._lends and len(packs) == 1:
+                    if self._lends and spans[0][0] == collected.everything:
                         self._captured.check_some_weights()
                         return Lent(graphs, outputs, collected.everything, self._pool)
                 collected.take(outputs, graphs.extents, spans)
@@ -76,7 +76,7 @@ class Replays:
             deferred = self._captured.deferred
             assert deferred is not None  # noqa: S101 - graphs have one
             deferred.calls += 1
-            graphs.arena.load_rows(rows, spans)
+            graphs.arena.load_rows(rows, spans, budget)
             graphs.arena.load_table(call.description, deferred.calls, items, rows.shape[0], budget)
             # A call that is wrong must not pass for one that is right.
             collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
@@ -102,7 +102,7 @@ class Replays:
 
             self._captured.staged = True
             try:
-                rows = graphs.arena.rows[: layout.total]
+                rows = graphs.arena.part(collected.everything, budget)
                 with staged(self._forward.spec.packed.as_argument(rows), run) as stage:
                     yield stage
             finally:
@@ -120,7 +120,8 @@ class Replays:
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
         """What answers a call. From here on its memory is written, which voids what was lent of it."""
         self._pool.advance()
-        graphs = self._captured.graphs(call.statics, rows.shape[1:], rows.device, backend)
+        row_shape = self._forward.spec.row_extent.rest(rows)
+        graphs = self._captured.graphs(call.statics, row_shape, rows.device, backend)
         graphs.arena.check(rows)
         return graphs
 
@@ -132,5 +133,6 @@ class Replays:
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:
         """Run the one item of a pack without a graph."""
         self._stats.count_eager(TOO_LARGE)
-        output = self._forward.exact(call.rows[where.row : where.row + where.rows], part, call.statics)
-        return flatten(output, self._forward.spec.outputs).tensors
+        spec = self._forward.spec
+        output = self._forward.exact(spec.row_extent.part(call.rows, where), part, call.statics)
+        return flatten(output, spec.declared).tensors

@@ -13,13 +13,15 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
-from varlen_graphs.outputs import Declared, Entries, Rows, extents
-from varlen_graphs.packing import Demand, Load
+from varlen_graphs.outputs import BatchRows, Declared, Entries, Extent, Rows, extents, with_rows
+from varlen_graphs.packing import Demand, Load, Span
+
+ROWS, BATCH_ROWS = Rows(), BatchRows()
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The argument that holds the packed rows, `[rows, *shape]` unless `rows_dim` says where else the rows lie.
+    """The argument that holds the rows: packed, `[rows, *shape]`, or with a padded layout `[batch, length, *shape]`.
 
     Attributes:
         name: The argument.
@@ -28,10 +30,10 @@ class PackedRows:
         dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
             rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
         pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
-            padding may hold anything.
-        rows_dim: In which dimension of the argument the rows lie: 1 for `[1, rows, dim]`, or `[mel_bins, frames]`. The
-            module gets it contiguous: that takes no copy where all dimensions before the rows have one entry, and one
-            inside the graph elsewhere.
+            padding may hold anything. In a padded batch rows past the end of an item hold it, floating ones too.
+        rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
+            `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
+            have one entry, and one inside the graph elsewhere.
 
     Raises:
         SpecError: `rows_dim` is no dimension of such an argument.
@@ -56,14 +58,14 @@ class PackedRows:
         """A view of rows that are kept so, as the argument."""
         return rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
 
-    def argument_shape(self, rows: Any, shape: Sequence[Any]) -> list[Any]:
-        """The shape of the argument: of so many rows, or of `"rows"` for a message."""
-        return [*shape[: self.rows_dim], rows, *shape[self.rows_dim :]]
+    def argument_shape(self, rows: Sequence[Any], shape: Sequence[Any]) -> list[Any]:
+        """The shape of the argument: with these sizes for its rows, or their names for a message."""
+        return [*shape[: self.rows_dim], *rows, *shape[self.rows_dim :]]
 
-    def describe(self, shape: Sequence[int] | None) -> str:
-        """The shape that the argument should have, for messages."""
-        sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else [*map(str, shape)]
-        return f"[{', '.join(self.argument_shape('rows', sizes))}]"
+    def describe(self, dims: Sequence[str], shape: Sequence[int] | None) -> str:
+        """The shape that the argument should have, for messages; `dims` is what its rows lie in."""
+        sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else shape
+        return f"[{', '.join(map(str, self.argument_shape(dims, sizes)))}]"
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,15 @@ class BufferSpec:
 
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
-        layout: The argument that describes the items: `GridTHW` or `Lengths`. The module need not take it itself.
+        layout: The argument that describes the items: `GridTHW` or `Lengths` of packed rows, `PaddedMask` or
+            `PaddedLengths` of a padded batch. The module need not take it itself.
         buffers: Arguments that are computed from the items, inside the graph.
         outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
             `Outputs(...)` or a tuple of these for outputs with parts.
 
     Raises:
-        SpecError: One name declared twice, or a segment kind the layout does not have.
+        SpecError: One name declared twice, a segment kind the layout does not have, or a buffer or output ratio that is
+            not for rows of its kind.
     """
 
     rows: str | PackedRows
@@ -93,6 +97,20 @@ class BufferSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+        kind = "padded" if self.layout.padded else "packed"
+        for buffer in self.buffers:
+            if buffer.for_rows not in (kind, None):
+                raise SpecError(
+                    f"{buffer!r} is for {buffer.for_rows} rows, but {type(self.layout).__name__} has {kind} ones; "
+                    "declare KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for "
+                    "packed rows"
+                )
+        if self.layout.padded and self.packed.rows_dim:
+            raise SpecError(f"{self.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
+        if self.layout.padded and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):
+            raise SpecError(
+                f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
+            )
         for buffer in self._segmented:
             if buffer.per not in ("frame", "item", "clip"):
                 raise SpecError(f"{buffer!r}: expected per='frame', 'item' or 'clip'")
@@ -105,6 +123,20 @@ class BufferSpec:
     def packed(self) -> PackedRows:
         """The rows, as a `PackedRows`."""
         return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
+
+    @property
+    def row_extent(self) -> Extent:
+        """What the rows of a call, and outputs declared as `Rows()`, have entries for."""
+        return BATCH_ROWS if self.layout.padded else ROWS
+
+    @cached_property
+    def declared(self) -> Declared:
+        """The outputs; of a padded batch with what `Rows()` means there."""
+        return with_rows(self.outputs, BATCH_ROWS) if self.layout.padded else self.outputs
+
+    def argument_shape(self, layout: Layout, example: Tensor) -> list[int]:
+        """The shape of the argument with the rows of these items, which have entries as in `example`."""
+        return self.packed.argument_shape(self.row_extent.size(Span.of(layout)), self.row_extent.rest(example))
 
     @cached_property
     def host_buffers(self) -> list[HostBuffer]:
@@ -130,6 +162,8 @@ class BufferSpec:
     def _kinds(self) -> set[Per]:
         """The kinds of segments that some buffer uses, or may use."""
         kinds = {buffer.per for buffer in self._segmented}
+        if self.layout.padded:
+            kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
         return kinds
@@ -196,7 +230,7 @@ class BufferSpec:
     def exact_budget(self, layout: Layout) -> Budget:
         """The budget without padding that `layout` needs when it runs eager."""
         load = self.load(layout)
-        return Budget(load.rows, load.items, max(1, load.segments), max(1, load.longest))
+        return Budget(layout.size, load.items, max(1, load.segments), max(1, load.longest, layout.length))
 
     def read_layout(self, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
         """The items of a call, checked against the shape of its rows. Costs a sync if they are described on a GPU.
@@ -208,40 +242,45 @@ class BufferSpec:
         Raises:
             LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
         """
-        items: list[tuple[int, ...]] = list(self.layout.parse(description[self.layout.name]))
-        call = Layout(tuple(items))
+        value = description[self.layout.name]
+        sizes = self.layout.parse(value)
+        call = Layout(tuple(sizes), self.layout.batch_length(value, sizes, shape))
+        items: list[tuple[int, ...]] = list(sizes)
         for column in self.layout.columns:
             brought = description[column.name] if column.function is None else column.function(call)
             values = parse_column(column, brought, len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
-        layout = Layout(tuple(items))
-        self._check_layout(layout, shape)
+        layout = Layout(tuple(items), call.length)
+        if shape:
+            self.layout.check_rows(layout, shape, self.packed.name)
+        self._check_ratios(layout)
         return layout
 
-    def _check_layout(self, layout: Layout, shape: Sequence[int]) -> None:
-        name, total = self.layout.name, layout.total
-        if shape and total != shape[0]:
-            rows, came = shape[0], self.packed.argument_shape(shape[0], shape[1:])
-            raise LayoutError(
-                f"{name} describes {len(layout)} items of {total} rows in all, but {self.packed.name} has {rows} rows "
-                f"(its shape is {came}); pass all rows of exactly these items, in their order"
-            )
+    def _check_ratios(self, layout: Layout) -> None:
         multiple = self.row_multiple
         if multiple == self.layout.row_multiple:  # which the layout has checked
             return
         for index, count in enumerate(layout.rows):
             if count % multiple:
                 raise LayoutError(
-                    f"{name}[{index}] has {count} rows: expected a multiple of {multiple}, because the outputs"
-                    " are declared with that ratio; pad the item"
+                    f"{self.layout.name}[{index}] has {count} rows: expected a multiple of {multiple}, because the "
+                    "outputs are declared with that ratio; pad the item"
                 )
 
     def check_budgets(self, budgets: Sequence[Budget]) -> None:
         """Whether some item could use each budget.
 
         Raises:
-            BudgetError: `max_seqlen` is below the shortest segment an item can have.
+            BudgetError: `max_seqlen` is below the shortest segment an item can have; or batches are padded, and a
+                budget is not that of one.
         """
+        if self.layout.padded:
+            for budget in budgets:
+                if budget.rows != budget.items * budget.max_seqlen:
+                    raise BudgetError(
+                        f"{budget} is not that of a padded batch: expected rows = items * max_seqlen; write "
+                        "Budget.padded(batch, length), or a PaddedLadder"
+                    )
         whole = self._kinds != {"frame"}
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:

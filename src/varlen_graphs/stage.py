@@ -27,6 +27,8 @@ class Stage:
     def rows(self) -> Tensor:
         """The rows to write, shaped as in a call, in the module's dtype and on its device; they hold anything at first.
 
+        A padded batch is as long as its longest item, and not contiguous.
+
         Raises:
             InputError: The output was computed, or the block is over: the memory belongs to other calls now.
         """

@@ -12,6 +12,7 @@ from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layout import LayoutArgument, Order, Per
+from varlen_graphs.padded import real_rows
 
 
 class ItemTable:
@@ -61,6 +62,13 @@ class ItemTable:
             raise SpecError(f"the item table has no column {name!r}: the layout declares {names or 'none'}")
         return self.values[:, 3 + names.index(name)]
 
+    def _check_packed(self, what: str) -> None:
+        if self.layout.padded:
+            raise SpecError(
+                f"the item table was asked {what}, which it knows of packed rows only, but {self.layout.name!r} "
+                "describes a padded batch: use real_rows, item_rows and columns, or declare a packed layout"
+            )
+
     @cached_property
     def item_rows(self) -> Tensor:
         """Rows of each item, int64 `[items]`; 0 in padding."""
@@ -69,6 +77,7 @@ class ItemTable:
     @cached_property
     def item_ends(self) -> Tensor:
         """The row after each item's last, int64 `[items]`."""
+        self._check_packed("where items begin and end")
         return self.item_rows.cumsum(0)
 
     @cached_property
@@ -87,7 +96,13 @@ class ItemTable:
         return torch.arange(self.budget.rows, device=self.device)
 
     @cached_property
+    def real_rows(self) -> Tensor:
+        """Whether each row of a padded batch belongs to its item, bool `[items, max_seqlen]`."""
+        return real_rows(self.item_rows, self.budget.max_seqlen)
+
+    @cached_property
     def _row_items(self) -> RowItems:
+        self._check_packed("which item each row belongs to")
         return locate(self.values, self.budget.rows)
 
     @property
@@ -127,6 +142,7 @@ class ItemTable:
             order: How the rows of a frame are ordered; `"merge_block"` uses the merge size of the layout.
         """
         if order not in self._positions:
+            self._check_packed("where rows lie in their item")
             at = positions(self.values, self.budget.rows, "t h w", self.merge(order))
             self._positions[order] = at.unbind(-1)
         return self._positions[order]
@@ -135,5 +151,6 @@ class ItemTable:
         """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
         whole = per != "frame"
         if whole not in self._cu_seqlens:
+            self._check_packed("where segments begin")
             self._cu_seqlens[whole] = cast(Tensor, cu_seqlens(self.values, self.budget.segments, not whole))
         return self._cu_seqlens[whole]

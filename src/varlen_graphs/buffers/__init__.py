@@ -9,6 +9,7 @@ from varlen_graphs.buffers.interpolation import (
     InterpolationWeights,
     interpolate_positions,
 )
+from varlen_graphs.buffers.mask import KeyPaddingMask
 from varlen_graphs.buffers.positions import GridPositions, RowPositions
 from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
@@ -23,6 +24,7 @@ __all__ = [
     "Interpolation",
     "InterpolationIndices",
     "InterpolationWeights",
+    "KeyPaddingMask",
     "MaxSeqlen",
     "RotaryTable",
     "RowPositions",

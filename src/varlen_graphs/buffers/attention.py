@@ -22,6 +22,7 @@ class AttentionSchedule(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     heads: int
     head_dim: int
     name: str = "schedule"

@@ -1,7 +1,7 @@
 """What every declared buffer is: an argument of the module that the graph computes for itself."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -16,10 +16,12 @@ class Buffer(ABC):
         name: The argument it fills.
         any_segments: Whether it may use segments of every kind (`table.cu_seqlens(...)`, `table.budget.segments`), so
             that all kinds count against budgets. The buffers of this library say exactly which they use, if any.
+        for_rows: What rows it is for: packed ones, or those of a padded batch; `None` where it does not matter.
     """
 
     name: str
     any_segments: bool = True
+    for_rows: ClassVar[Literal["packed", "padded"] | None] = None
 
     @abstractmethod
     def produce(self, table: ItemTable, module: nn.Module) -> Any:

@@ -59,6 +59,7 @@ class HostBuffer:
     dtype: torch.dtype
     pad: float = 0
     any_segments: ClassVar[bool] = True
+    for_rows: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not self.shape:

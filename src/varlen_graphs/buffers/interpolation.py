@@ -98,6 +98,7 @@ class Interpolation(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "pos_embeds"
     table: TensorSource = "pos_embed.weight"
     mode: Mode = "bilinear"
@@ -131,6 +132,7 @@ class InterpolationIndices(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "interp_indices"
     entries: int = 2304
     mode: Mode = "bilinear"
@@ -147,6 +149,7 @@ class InterpolationWeights(Buffer):
     """How much each of those entries counts, float32 `[rows, taps]`. Attributes as in `InterpolationIndices`."""
 
     any_segments = False
+    for_rows = "packed"
     name: str = "interp_weights"
     entries: int = 2304
     mode: Mode = "bilinear"

@@ -37,6 +37,7 @@ class GridPositions(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "position_ids"
     order: Order = "raster"
     axes: tuple[Axis, ...] = ("h", "w")
@@ -55,6 +56,7 @@ class RowPositions(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "position_ids"
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

@@ -24,6 +24,7 @@ class RotaryTable(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "position_embeddings"
     inv_freq: TensorSource = "rotary_pos_emb.inv_freq"
     axes: tuple[Axis, ...] = ("h", "w")

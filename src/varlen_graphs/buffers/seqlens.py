@@ -19,6 +19,7 @@ class CuSeqlens(Buffer):
     """
 
     any_segments = False
+    for_rows = "packed"
     name: str = "cu_seqlens"
     per: Per = "item"
 

@@ -27,12 +27,14 @@ def flash_attention(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | Tensor | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`varlen_attention` with the signature of transformers' attention functions.
 
     Args:
-        module: The attention module; unused.
+        module: The attention module; it tells whether attention is causal where no argument does.
         query: `[1, heads, rows, head_dim]`.
         key: As `query`.
         value: As `query`.
@@ -41,8 +43,10 @@ def flash_attention(
         cu_seq_lens_q: int32 `[segments + 1]`.
         max_length_q: Rows of the longest segment. A tensor (transformers 4.57) is replaced by the number of rows, an
             upper bound that needs no host sync.
-        **kwargs: What else transformers passes. What would change the result is refused: causal attention, windows,
-            soft caps, sinks, dropout, keys of other lengths than the queries.
+        sliding_window: As in transformers without a causal mask: a query sees `sliding_window - 1` keys to either side.
+        is_causal: Must not be true.
+        **kwargs: What else transformers passes. What would change the result is refused: causal attention, soft caps,
+            sinks, dropout, keys of other lengths than the queries.
 
     Returns:
         `[1, rows, heads, head_dim]`, and no weights.
@@ -50,20 +54,21 @@ def flash_attention(
     Raises:
         InputError: A padded batch, a mask, or an option that would change the result.
     """
-    unsupported = [
-        name for name in ("is_causal", "sliding_window", "softcap", "s_aux", "dropout") if _given(kwargs, name)
-    ]
+    unsupported = [name for name in ("softcap", "s_aux", "dropout") if _given(kwargs, name)]
+    if is_causal or (is_causal is None and getattr(module, "is_causal", False)):
+        unsupported.append("is_causal")
     if kwargs.get("cu_seq_lens_k", cu_seq_lens_q) is not cu_seq_lens_q:
         unsupported.append("cu_seq_lens_k")
     if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or unsupported:
         raise InputError(
             f"{ATTENTION} got query {list(query.shape)}, cu_seq_lens_q {cu_seq_lens_q is not None}, attention_mask "
             f"{attention_mask is not None} and {unsupported or 'nothing else'}: expected packed rows [1, heads, rows, "
-            "head_dim] with cu_seq_lens_q, no mask and no other option; use it for vision towers that pack their items"
+            "head_dim] with cu_seq_lens_q, no mask and no other option; use it for encoders that pack their items"
         )
     q, k, v = (rearrange(x, "1 heads rows dim -> rows heads dim") for x in (query, key, value))
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
-    return varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling)[None], None
+    window = (sliding_window - 1,) * 2 if sliding_window else (-1, -1)
+    return varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling, window=window)[None], None
 
 
 def _given(kwargs: dict[str, Any], name: str) -> bool:

@@ -1,0 +1,166 @@
+"""Padded batches: rows `[batch, length, ...]`, and the argument that says which of them are real."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.errors import LayoutError, SpecError
+from varlen_graphs.layout import Column, Layout, LayoutArgument, Lengths
+
+
+class Padded(LayoutArgument):
+    """An argument that describes a padded batch: each item is padded on the right, to the length of the batch."""
+
+    padded = True
+    rows_are = "a batch of items, each padded on the right to the same length"
+
+    def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
+        """Whether these are the items of the batch that came.
+
+        Raises:
+            LayoutError: Another number of items, or one that is longer than the batch.
+        """
+        if len(layout) != shape[0] or max(layout.rows) > shape[1]:
+            raise LayoutError(
+                f"{self.name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
+                f"{list(shape)}: expected [batch, length, ...] with one entry an item, and none longer than the batch"
+            )
+
+
+@dataclass(frozen=True)
+class PaddedLengths(Padded):
+    """The argument that describes a padded batch by the number of real rows of each item.
+
+    The module sees it, where it takes that argument, as int64 `[batch]` with 0 for items of padding.
+
+    Attributes:
+        name: The argument. A call may bring a list, or a tensor `[batch]` on the CPU, or on the GPU, which costs one
+            copy to the host.
+        columns: Extra integers an item carries.
+    """
+
+    name: str = "lengths"
+    columns: tuple[Column, ...] = ()
+
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(1, 1, length)`.
+
+        Raises:
+            LayoutError: Not `[batch]` integers, no items, or a length below 1.
+        """
+        return Lengths(self.name).parse(value)
+
+    def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
+        """The length of the batch that came; that of the longest item where there are no rows yet."""
+        return shape[1] if shape else max(length for _, _, length in items)
+
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """What the module gets of the values of an item table: int64 `[batch]`."""
+        return values[:, 2]
+
+
+@dataclass(frozen=True)
+class PaddedMask(Padded):
+    """The argument that describes a padded batch by a key padding mask `[batch, length]`: of each item the first rows.
+
+    The module sees it, where it takes that argument, at the shape of the budget: computed inside the graph, by the same
+    convention.
+
+    Attributes:
+        name: The argument. A call may bring nested lists, or a tensor of bool or of 0 and 1 on the CPU, or on the GPU,
+            which costs one copy of a few integers to the host.
+        dtype: What the module sees: `torch.bool`, or integers.
+        real: What marks real rows: True (and 1), as in transformers, or False (and 0), as in `key_padding_mask` of
+            `torch.nn.MultiheadAttention`.
+        columns: Extra integers an item carries.
+    """
+
+    name: str = "attention_mask"
+    dtype: torch.dtype = torch.int64
+    real: bool = True
+    columns: tuple[Column, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_mask_dtype(self, self.dtype)
+
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(1, 1, length)`.
+
+        Raises:
+            LayoutError: Not a mask `[batch, length]` of bool, 0 and 1, or an item that is not a prefix of real rows.
+        """
+        mask = self._tensor(value)
+        lengths = (mask == self.real).sum(1)
+        expected = key_padding_mask(real_rows(lengths, mask.shape[1]), mask.dtype, self.real)
+        facts = torch.stack([lengths, (mask == expected).all(1)], 1).tolist()  # one copy, where it is on a GPU
+        for index, (length, sound) in enumerate(facts):
+            if not (sound and length):
+                self._refuse(index, mask[index].tolist(), length)
+        return [(1, 1, length) for length, _ in facts]
+
+    def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
+        """The length of the batch that came; that of the longest item where there are no rows yet.
+
+        Raises:
+            LayoutError: The mask is of another length.
+        """
+        if shape and len(value[0]) != shape[1]:
+            raise LayoutError(
+                f"{self.name} is {[len(items), len(value[0])]}, but the rows are {list(shape)}: expected a mask "
+                f"[batch, length] = {list(shape[:2])}"
+            )
+        return shape[1] if shape else max(length for _, _, length in items)
+
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """What the module gets of the values of an item table: `[batch, length]`."""
+        return key_padding_mask(real_rows(values[:, 2], budget.max_seqlen), self.dtype, self.real)
+
+    def _tensor(self, value: Any) -> Tensor:
+        expected = "expected a key padding mask [batch, length] of bool, or of 0 and 1"
+        try:
+            mask = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LayoutError(f"{self.name} is no mask ({error}): {expected}") from None
+        if mask.dim() != 2:
+            raise LayoutError(f"{self.name} is {list(mask.shape)}: {expected}")
+        if mask.numel() == 0:
+            raise LayoutError(f"{self.name} is empty: {expected}; skip the call when there is nothing to encode")
+        if mask.is_floating_point() or mask.is_complex():
+            raise LayoutError(f"{self.name} is a {mask.dtype} tensor: {expected}; try {self.name}.bool()")
+        return mask
+
+    def _refuse(self, index: int, entry: list[int], length: int) -> NoReturn:
+        """Say what is wrong with the mask of one item."""
+        what, mark = f"{self.name}[{index}]", int(self.real)
+        if not {*entry} <= {0, 1}:
+            raise LayoutError(f"{what} has values other than 0 and 1: expected a key padding mask [batch, length]")
+        if not length:
+            raise LayoutError(f"{what} marks no row as real ({mark}); drop items that are empty")
+        raise LayoutError(
+            f"{what} marks {length} rows as real ({mark}), but not the first {length}: expected items padded on the "
+            "right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
+        )
+
+
+def real_rows(lengths: Tensor, length: int) -> Tensor:
+    """Whether each row of a padded batch belongs to its item: bool `[batch, length]`, of `lengths` `[batch]`."""
+    return torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def key_padding_mask(is_real: Tensor, dtype: torch.dtype, real: bool) -> Tensor:
+    """What marks real rows, by the convention of a module: `real` for them, in `dtype`."""
+    return (is_real if real else ~is_real).to(dtype)
+
+
+def check_mask_dtype(declaration: Any, dtype: torch.dtype) -> None:
+    """Whether a mask can be of this dtype.
+
+    Raises:
+        SpecError: It is neither bool nor an integer.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        raise SpecError(f"{declaration!r}: expected a dtype of bool or integers; have the module make scores of it")
