@@ -1,4 +1,4 @@
-"""One hypothesis profile for all tests: speed is measured elsewhere, and CI machines pause.
+"""One hypothesis profile and one thread for all tests: speed is measured elsewhere, and CI machines pause.
 
 Without a GPU, Triton's kernels run in its interpreter, which must be said before triton is imported.
 """
@@ -10,6 +10,10 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Tests are made of small operations, in which threads mostly wait for each other; those of child processes too.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 settings.register_profile("varlen_graphs", deadline=None)
 settings.load_profile("varlen_graphs")
