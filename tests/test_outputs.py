@@ -9,7 +9,8 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import varlen_graphs as vg
-from varlen_graphs.outputs import Items, Rows, extents, flatten
+from varlen_graphs.extents import Items, Rows
+from varlen_graphs.outputs import extents, flatten
 from varlen_graphs.packing import Span
 
 

@@ -35,10 +35,11 @@ from varlen_graphs.errors import (
     StaleOutputError,
     VarlenGraphsError,
 )
+from varlen_graphs.extents import Entries, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
-from varlen_graphs.outputs import Entries, Items, Outputs, Rows
+from varlen_graphs.outputs import Outputs
 from varlen_graphs.padded import PaddedLengths, PaddedMask
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.stage import Stage

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from varlen_graphs.outputs import Extent
+from varlen_graphs.extents import Extent
 from varlen_graphs.packing import Span
 
 

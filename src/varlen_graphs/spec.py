@@ -12,8 +12,9 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
+from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
-from varlen_graphs.outputs import BatchRows, Declared, Entries, Extent, Rows, extents, with_rows
+from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
 
 ROWS, BATCH_ROWS = Rows(), BatchRows()

@@ -21,9 +21,10 @@ from varlen_graphs.budgets import Budget, Budgets, Ladder
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
+from varlen_graphs.extents import Entries
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.layout import Column, Lengths
-from varlen_graphs.outputs import Entries, Outputs
+from varlen_graphs.outputs import Outputs
 from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles

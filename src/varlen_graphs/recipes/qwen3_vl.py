@@ -24,10 +24,11 @@ from varlen_graphs.buffers import (
 )
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
+from varlen_graphs.extents import Rows
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
-from varlen_graphs.outputs import Declared, Outputs, Rows
+from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.spec import BufferSpec, PackedRows
