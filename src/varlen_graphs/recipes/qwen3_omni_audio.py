@@ -8,7 +8,6 @@ attend to those of their window, which is some chunks of the clip. (Transformers
 FlashAttention 2 alone; its other backends mask nothing, which the recipe does not imitate.)
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attentio
 from varlen_graphs.budgets import Budget, Budgets, Ladder
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Entries
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.layout import Column, Lengths
@@ -28,6 +26,7 @@ from varlen_graphs.outputs import Outputs
 from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.table import ItemTable
 
@@ -60,16 +59,11 @@ def qwen3_omni_audio(
     Raises:
         SpecError: `tower` lacks the parts of such a tower.
     """
-    missing = [name for name in PARTS if not hasattr(tower, name)]
-    if missing:
-        raise SpecError(
-            f"{type(tower).__name__} has no {missing}: expected the audio tower of Qwen3-Omni, which is "
-            "model.thinker.model.audio_tower of a whole model"
-        )
-    modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]  # a subclass may live elsewhere
-    names = ("BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in transformers 4.57
-    output_class: Any = next(found for module in modules for name in names if (found := getattr(module, name, None)))
-    fields = [name for name in ("last_hidden_state", "pooler_output") if name in output_class.__dataclass_fields__]
+    check_parts(
+        tower, PARTS, "the audio tower of Qwen3-Omni, which is model.thinker.model.audio_tower of a whole model"
+    )
+    made = output_class(tower, "BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in transformers 4.57
+    fields = [name for name in ("last_hidden_state", "pooler_output") if name in made.__dataclass_fields__]
     attn = tower.layers[0].self_attn
     cuts = ClipCuts(2 * tower.n_window, tower.n_window_infer // (2 * tower.n_window))
 
@@ -109,7 +103,7 @@ def qwen3_omni_audio(
             change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
             x, normed = _add_norm_in_range(x, change, next_norm)
         x = tower.proj2(linear_activation(normed, tower.proj1, tower.act))
-        return output_class(**dict.fromkeys(fields, x))
+        return made(**dict.fromkeys(fields, x))
 
     spec = BufferSpec(
         rows=PackedRows("input_features", shape=(tower.num_mel_bins,), rows_dim=1),

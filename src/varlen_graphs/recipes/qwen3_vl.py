@@ -5,7 +5,6 @@ Follows `transformers/models/qwen3_vl/modeling_qwen3_vl.py`, whose submodules it
 position embeddings are interpolated), the recipe does what the installed one does.
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Rows
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
@@ -31,6 +29,7 @@ from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
 from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
 from varlen_graphs.table import ItemTable
 
@@ -60,21 +59,19 @@ def qwen3_vl(
     Raises:
         SpecError: `tower` lacks the parts of such a tower.
     """
-    missing = [name for name in PARTS if not hasattr(tower, name)]
-    if missing:
-        raise SpecError(
-            f"{type(tower).__name__} has no {missing}: expected the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni, "
-            "which is model.model.visual of a whole model (model.thinker.visual for Omni)"
-        )
+    check_parts(
+        tower,
+        PARTS,
+        "the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni, which is model.model.visual of a whole model "
+        "(model.thinker.visual for Omni)",
+    )
     deep = hasattr(tower, "deepstack_merger_list")
     indexes = [*tower.deepstack_visual_indexes] if deep else []
-    modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]  # a subclass may live elsewhere
-    name = "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling"
-    output_class = next(filter(None, (getattr(module, name, None) for module in modules)), None)
+    made = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
     merged = Rows(every=tower.spatial_merge_size**2)
     attn = tower.blocks[0].attn
     outputs: Declared = (merged, merged)  # transformers 4.57
-    if output_class is not None:
+    if made is not None:
         fields = {"deepstack_features": merged} if deep else {}
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
 
@@ -115,10 +112,10 @@ def qwen3_vl(
             if index in indexes:
                 deepstack.append(tower.deepstack_merger_list[indexes.index(index)](x))
         pooled = tower.merger(x)
-        if output_class is None:
+        if made is None:
             return pooled, deepstack
         features = {"deepstack_features": deepstack} if deep else {}
-        return output_class(last_hidden_state=x, pooler_output=pooled, **features)
+        return made(last_hidden_state=x, pooler_output=pooled, **features)
 
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
