@@ -37,7 +37,8 @@ class Extent(ABC):
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
         """A view of the entries that belong to a span."""
-        return tensor[(slice(None),) * self.rows_dim + self.place(span)]
+        place = self.place(span)
+        return tensor[(slice(None),) * self.rows_dim + place if self.rows_dim else place]
 
     def size(self, span: Span) -> tuple[int, ...]:
         """How many entries there are up to the end of a span."""

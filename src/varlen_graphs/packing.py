@@ -91,7 +91,7 @@ class Pack:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span.of(layout)._replace(length=length)
+            everything = Span(0, layout.total, 0, len(layout), length, layout.rows)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))

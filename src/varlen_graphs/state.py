@@ -60,7 +60,9 @@ class State:
         """Which adapters are at work, and how: something to keep graphs by. Peft keeps it on each layer it adapts."""
         if self._adapted is None:
             self._adapted = [vars(m) for m in self._module.modules() if "merged_adapters" in vars(m)]
-        return tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
+        return tuple(
+            [tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted] if self._adapted else ()
+        )
 
     def forget_adapters(self) -> None:
         """Look anew for layers with adapters: some may have come or gone since the last capture."""
