@@ -2,9 +2,11 @@
 
 import copy
 import io
+from contextlib import contextmanager
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import varlen_graphs as vg
@@ -33,6 +35,17 @@ def state(module):
     return {path: (type(m), {k: id(v) for k, v in vars(m).items()}) for path, m in module.named_modules()}
 
 
+@contextmanager
+def known_to_fail():
+    """Transformers 4.57 cannot run Omni on images and a video in one prompt; what fails elsewhere is an error."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not transformers.__version__.startswith("4."):
+            raise
+        pytest.skip(f"transformers 4 cannot run this model as it is: {error}")
+
+
 @pytest.fixture(scope="module")
 def model():
     return whole_model()
@@ -49,10 +62,8 @@ def plain(model):
 def test_a_wrapped_model_generates_the_same_tokens(family):
     model = whole_model(family)
     tower, path = visual(model)
-    try:
+    with known_to_fail():
         expected = [tokens(model, inputs) for inputs in prompts(model)]
-    except RuntimeError as error:
-        pytest.skip(f"this transformers cannot run it at all: {error}")
     assert not torch.equal(expected[0], tokens(model, prompt(model, IMAGES, seed=1)))  # it sees what it is shown
     before, keys = state(tower), [*model.state_dict()]
     assert wrapped(model) is model
@@ -72,10 +83,7 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
 def test_a_model_that_hears_has_two_towers():
     model = whole_model("qwen3_omni")
     inputs = prompt(model, IMAGES, clips=[250, 90])
-    try:
-        expected = tokens(model, inputs)
-    except (RuntimeError, TypeError) as error:
-        pytest.skip(f"this transformers cannot run it at all: {error}")
+    expected = tokens(model, inputs)
     assert not torch.equal(expected, tokens(model, prompt(model, IMAGES, clips=[250, 90], seed=1)))
     wrapped(model, on_miss="error")
     assert torch.equal(tokens(model, inputs), expected)

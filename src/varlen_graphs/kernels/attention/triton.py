@@ -218,8 +218,9 @@ def attention(
     first, rest = split(head_dim)
     described = all(_describable(x, first + rest) for x in (k, v))
     descriptors: list[Any] = [None] * 4
+    keys = config.keys if described else min(config.keys, HALF)  # larger blocks by pointers were not run
     if described:
-        descriptors = [_describe(x, config.keys, width) for x in (k, v) for width in (first, rest or 16)]
+        descriptors = [_describe(x, keys, width) for x in (k, v) for width in (first, rest or 16)]
     # Programs beyond those that full tiles keep busy would mostly find none left, and cost their start.
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
@@ -227,7 +228,7 @@ def attention(
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
-        BLOCK_M=block, BLOCK_N=config.keys, HALF=HALF, TAIL=min(TAIL, config.keys),
+        BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
