@@ -12,7 +12,7 @@ DEV_ENV := .venv/.dev
 endif
 
 RESULTS := docs/benchmarks
-KERNELS := $(filter attention rotary metadata interpolation row_counts, $(basename $(notdir $(wildcard benchmarks/*.py))))
+KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: demo test test-gpu test-matrix check fix bench bench-kernels plots docs clean
 

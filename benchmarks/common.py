@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.memsets import memsets_to_kernels
+
 LARGEST_ERROR = 3e-2
 """No result further than this from float32, in relative L2, is timed."""
 
@@ -111,21 +113,24 @@ def summary(walls: Sequence[float], hosts: Sequence[float]) -> dict[str, float]:
     }
 
 
-def capture(run: Callable[[], Any], launches: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
+def capture(run: Callable[[], Any], launches: int = 1, kernels_alone: bool = False) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Capture so many runs in one graph, after one warm-up run; also returns what the last of them gave.
 
     The caller keeps alive what `run` reads. Warm-up and capture use one stream, so that what cuBLAS keeps for a stream
-    is not part of the graph's own memory.
+    is not part of the graph's own memory. With `kernels_alone` memsets become kernels, as in our own graphs.
     """
     stream = _capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(stream):
         run()
     torch.cuda.synchronize()
-    graph, output = torch.cuda.CUDAGraph(), None
+    graph, output = torch.cuda.CUDAGraph(keep_graph=True), None
     with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
         for _ in range(launches):
             output = run()
+    if kernels_alone:
+        memsets_to_kernels(graph, stream)
+    graph.instantiate()
     return graph, output
 
 

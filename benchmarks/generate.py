@@ -1,7 +1,8 @@
 """Milliseconds to the first token of a whole Qwen3-VL-2B model, as it is and wrapped.
 
-Random weights, bfloat16, attention by sdpa. Nothing is timed unless both give the same tokens; the model as it is runs
-once more after `unwrap`, with the same tokens again.
+Random weights, bfloat16, attention by sdpa. Nothing is timed unless both give about the same logits. *same tokens*: how
+many of 8 generated tokens agree until the first that does not; logits of random weights are often nearly tied. After
+`unwrap` the logits are those of before, bit for bit.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
 import varlen_graphs as vg
-from benchmarks.common import facts, headline, measure, table, write_json
+from benchmarks.common import LARGEST_ERROR, check, distance, facts, headline, measure, table, write_json
 from benchmarks.systems import ROW, TOWERS
 from benchmarks.traces import Layout, image, rows_of
 
@@ -29,7 +30,8 @@ TEXT = {
 """The language model of Qwen3-VL-2B."""
 
 PROMPTS: dict[str, Layout] = {"1 of 448x448": (image(448),), "4 of 448x448": (image(448),) * 4}
-WORDS = 32
+WORDS, TOKENS = 32, 8
+"""Words in front of the images, and tokens generated for comparison."""
 
 
 def make_model() -> Any:
@@ -75,6 +77,18 @@ def first_token_ms(model: Any, prompt: dict[str, Tensor], repeats: int) -> float
     return statistics.median(measure(lambda: generate(model, prompt, 1), repeats, seconds=30)[0])
 
 
+@torch.no_grad()
+def logits(model: Any, prompt: dict[str, Tensor]) -> Tensor:
+    """What the first token is chosen by."""
+    chosen_by: Tensor = model(**prompt, logits_to_keep=1).logits
+    return chosen_by
+
+
+def agreeing(ours: Tensor, theirs: Tensor) -> int:
+    """How many tokens are the same until the first that is not."""
+    return int((ours == theirs).long().cumprod(-1).sum())
+
+
 def main() -> None:
     """Check, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,21 +98,25 @@ def main() -> None:
     result: dict[str, Any] = {**facts(), "rows": []}
     print(headline(result) + "\n")
     model = make_model()
-    prompts = {name: make_prompt(layout) for name, layout in PROMPTS.items()}
-    expected = {name: generate(model, prompt, 8) for name, prompt in prompts.items()}
-    times = {name: {"model_ms": first_token_ms(model, prompt, options.repeats)} for name, prompt in prompts.items()}
-    vg.wrap(model)
-    for name, prompt in prompts.items():
-        assert torch.equal(generate(model, prompt, 8), expected[name]), f"{name}: other tokens"  # noqa: S101
-        times[name]["wrapped_ms"] = first_token_ms(model, prompt, options.repeats)
+    for name, layout in PROMPTS.items():
+        prompt = make_prompt(layout)
+        seen, tokens = logits(model, prompt), generate(model, prompt, TOKENS)
+        row = {"prompt": name, "tokens": prompt["input_ids"].shape[1]}
+        row["model_ms"] = first_token_ms(model, prompt, options.repeats)
+        vg.wrap(model)
+        row["error"] = distance([logits(model, prompt)], [seen])
+        check(row["error"], LARGEST_ERROR)
+        row["same_tokens"] = agreeing(generate(model, prompt, TOKENS), tokens)
+        row["wrapped_ms"] = first_token_ms(model, prompt, options.repeats)
         assert not vg.encoders(model)["model.visual"].stats.eager, "ran eager"  # noqa: S101
-    vg.unwrap(model)
-    for name, prompt in prompts.items():
-        assert torch.equal(generate(model, prompt, 8), expected[name]), f"{name}: other tokens unwrapped"  # noqa: S101
-        result["rows"].append({"prompt": name, "tokens": prompt["input_ids"].shape[1], **times[name]})
+        vg.unwrap(model)
+        assert torch.equal(logits(model, prompt), seen), f"{name}: other logits unwrapped"  # noqa: S101
+        result["rows"].append(row)
     write_json(options.json, result)
-    header = ("prompt", "tokens", "model ms", "wrapped ms")
-    print(table(header, [[row[key.replace(" ", "_")] for key in header] for row in result["rows"]]))
+    header = ("prompt", "tokens", "model_ms", "wrapped_ms", "error", "same_tokens")
+    print(
+        table(header, [[row[key] if key != "error" else f"{row[key]:.1e}" for key in header] for row in result["rows"]])
+    )
 
 
 if __name__ == "__main__":

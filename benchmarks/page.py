@@ -119,11 +119,24 @@ def attention(result: Result) -> str:
     return table(header, lines)
 
 
+def breakdown(result: Result) -> str:
+    """Kinds of kernels down, inputs across, milliseconds, and the launches of the last."""
+    inputs = list(dict.fromkeys(row["input"] for row in result["rows"]))
+    times: dict[str, dict[str, float]] = {}
+    for row in result["rows"]:
+        times.setdefault(row["kind"], {})[row["input"]] = row["gpu_us"] / 1e3
+    launches = {row["kind"]: row["launches"] for row in result["rows"] if row["input"] == inputs[-1]}
+    rows = [next(row["rows"] for row in result["rows"] if row["input"] == name) for name in inputs]
+    header = ("ms", *(f"{name}, {count} rows" for name, count in zip(inputs, rows, strict=True)), "launches")
+    lines = [(kind, *(times[kind].get(name) for name in inputs), launches.get(kind)) for kind in times]
+    return table(header, lines)
+
+
 def plain(*keys: str) -> Callable[[Result], str]:
     """The columns of a result as they are."""
 
     def make(result: Result) -> str:
-        return table([key.replace("_us", ", us").replace("_", " ") for key in keys], [
+        return table([key.replace("_us", ", us").replace("_ms", ", ms").replace("_", " ") for key in keys], [
             [row.get(key) if key != "error" else f"{row[key]:.1e}" for key in keys] for row in result["rows"]
         ])  # fmt: skip
 
@@ -150,6 +163,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "metadata": plain("buffer", "rows", "items", "kernel_us", "torch_us"),
     "interpolation": plain("mode", "rows", "items", "kernel_us", "torch_us", "by_item_us", "error"),
     "row_counts": row_counts,
+    "breakdown": breakdown,
+    "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
 }
 

@@ -201,8 +201,8 @@ def compile_recorded(tower: Any) -> System:
 class Replay:
     """A run captured by itself: calling it replays the graph and returns the static output."""
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self._graph, self._output = capture(run)
+    def __init__(self, run: Callable[[], Any], kernels_alone: bool = False) -> None:
+        self._graph, self._output = capture(run, kernels_alone=kernels_alone)
         self._run = run  # holds the tensors that the graph reads
 
     def __call__(self) -> Any:
@@ -230,7 +230,8 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
         layout, spec = vg.Layout(call.layout), encoder.spec
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
         return Replay(
-            lambda: encoder._forward(call.rows, vg.ItemTable(values, budget, spec.layout), host={}, statics={})
+            lambda: encoder._forward(call.rows, vg.ItemTable(values, budget, spec.layout), host={}, statics={}),
+            kernels_alone=True,
         )
 
     return System(prepare, ahead=2, most_layouts=layouts)

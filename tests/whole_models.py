@@ -117,3 +117,10 @@ def prompt(model, images=(), videos=(), clips=(), seed=0):
 def tokens(model, inputs, count=8):
     """What the model generates after a prompt, greedily."""
     return model.generate(**inputs, max_new_tokens=count, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+
+
+def scores(model, inputs, count=8):
+    """What a model generates, and the scores it chose by, `[count, vocabulary]`."""
+    options = {"max_new_tokens": count, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    generated = model.generate(**inputs, **options)
+    return generated.sequences[0, inputs["input_ids"].shape[1] :], torch.cat(generated.scores).float()

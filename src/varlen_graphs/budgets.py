@@ -78,7 +78,7 @@ class Ladder:
     """Budgets in geometric steps, from about `min` to exactly `max` rows.
 
     Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
-    Steps of 1.06 waste about 3 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
+    Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
     the ends, row counts are what matrix products like: 16 short of a multiple of 128.
 
     Attributes:
@@ -89,7 +89,7 @@ class Ladder:
 
     min: int = 256
     max: int = 16_384
-    step: float = 1.06
+    step: float = 1.04
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.max:

@@ -13,7 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory
 from varlen_graphs.deferred import Deferred
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.kernels.attention.timing import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
 
@@ -79,7 +79,9 @@ class Graphs:
                 del parts
                 memory.hold_state()
                 run = partial(_run, forward, arena, deferred, declared, budget)
-                self._graphs[budget] = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+                graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+                form.check_captured(graph.outputs)
+                self._graphs[budget] = graph
         assert form is not None  # noqa: S101 - there is at least one budget
         self._held = [*memory.held.values()]
         self.extents = form.extents
@@ -121,6 +123,16 @@ class _Form:
                 "graph would freeze them; leave them out, or compute them from the layout outside of the module"
             )
         _check_entries(_entries(parts), self._entries)
+
+    def check_captured(self, outputs: Sequence[Tensor]) -> None:
+        """Whether a capture gave what the run before it gave: compiled code may differ from the code it was made of."""
+        came = [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(outputs, self.extents, strict=False)]
+        if len(outputs) != len(self.extents) or came != self._entries:
+            raise CaptureError(
+                f"the capture gave {len(outputs)} tensors with entries {came}, the run before it {len(self.extents)} "
+                f"with {self._entries}: what torch's compiler made of the forward is not the same; leave compile=True "
+                "out"
+            )
 
 
 EntryKinds = list[tuple[torch.Size, torch.dtype]]

@@ -6,11 +6,25 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.whole_models import WHOLE, prompt, tokens, whole_model
+from tests.whole_models import WHOLE, prompt, scores, tokens, whole_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
+
+
+TIE = 0.05
+"""How much of the spread of all scores two correct attention kernels may move one of them in bfloat16."""
+
+
+def assert_same_tokens(got, expected):
+    """The same choices, but for the first at which the model itself found two about as good: then the texts part."""
+    (chosen, _), (chosen_before, seen_before) = got, expected
+    differ = (chosen != chosen_before).nonzero()
+    if differ.numel():
+        first = differ[0, 0]
+        gap = seen_before[first, chosen_before[first]] - seen_before[first, chosen[first]]
+        assert gap < TIE * seen_before[first].std()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -18,15 +32,22 @@ IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 def test_a_wrapped_model_generates_the_same_tokens(family, dtype):
     model = whole_model(family, dtype=dtype, device="cuda")
     prompts = [prompt(model, IMAGES), prompt(model, videos=VIDEOS), prompt(model, IMAGES[1:], VIDEOS)]
-    expected = [tokens(model, inputs) for inputs in prompts]
+    expected = [scores(model, inputs) for inputs in prompts]
     vg.wrap(model, [128, 256])
-    got = [tokens(model, inputs) for inputs in prompts]
-    assert all(map(torch.equal, got, expected))
+    for inputs, before in zip(prompts, expected, strict=True):
+        got = scores(model, inputs)
+        if dtype == torch.float32:
+            assert torch.equal(got[0], before[0])
+        else:
+            assert_same_tokens(got, before)
     (encoder,) = (one for path, one in vg.encoders(model).items() if path.endswith("visual"))
     assert encoder.stats.replays.total() >= 4
     assert not encoder.stats.eager
     vg.unwrap(model)
-    assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts], expected))
+    for inputs, (chosen, seen) in zip(prompts, expected, strict=True):
+        again, seen_again = scores(model, inputs)
+        assert torch.equal(again, chosen)
+        assert torch.equal(seen_again, seen)
 
 
 def test_a_copy_captures_graphs_of_its_own():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.memory import left_to_pool
+from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.watch import user_line
 from varlen_graphs.errors import CaptureError
@@ -56,6 +57,8 @@ class CudaCapture:
                         outputs = run()
                     finally:
                         self._end(graph, handle)
+                    memsets_to_kernels(graph, stream)
+                    graph.instantiate()
                 except RuntimeError as error:
                     # The end of a capture that CUDA has invalidated fails too: the error before it is the one to tell.
                     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error

@@ -49,7 +49,10 @@ class Pool:
             raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
-        """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on."""
+        """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on.
+
+        Who captures it instantiates it.
+        """
         if not self._graphs or self._handle is None or self._stream is None:
             # The memory behind a handle is gone once its last graph is. The stream goes with it, because torch keeps
             # scratch memory for cuBLAS by stream, and graphs keep its address: for a new stream it comes from the pool.
@@ -57,7 +60,7 @@ class Pool:
             self._handles.add(tuple(self._handle))
             self._stream = torch.cuda.Stream(self.device)
             torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
-        return torch.cuda.CUDAGraph(), self._handle, self._stream
+        return torch.cuda.CUDAGraph(keep_graph=True), self._handle, self._stream
 
     def add(self, graph: torch.cuda.CUDAGraph) -> None:
         """Count a graph that was captured: while there is one, the memory behind the handle lives."""

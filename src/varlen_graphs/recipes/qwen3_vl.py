@@ -66,7 +66,6 @@ def qwen3_vl(
         "(model.thinker.visual for Omni)",
     )
     deep = hasattr(tower, "deepstack_merger_list")
-    indexes = [*tower.deepstack_visual_indexes] if deep else []
     made = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
     merged = Rows(every=tower.spatial_merge_size**2)
     attn = tower.blocks[0].attn
@@ -94,6 +93,8 @@ def qwen3_vl(
             add=_patch_embed(tower.patch_embed, hidden_states),
         )
         deepstack = []
+        # Read from the tower: numbers of a closure are symbols to the compiler, which torch 2.11 takes for no others.
+        indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
             q, k, v = _project(block.attn, normed)
