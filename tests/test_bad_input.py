@@ -281,3 +281,18 @@ def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
     other = attention_encoder(pool=encoder.pool)
     assert distance(other(rows, lengths=[6]), other.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_a_capture_that_gives_something_else_than_the_run_before_it():
+    class Fickle(torch.nn.Linear):
+        runs = 0
+
+        def forward(self, x):
+            self.runs += 1
+            return [super().forward(x)] * (1 if self.runs == runs_before_the_capture + 1 else 2)
+
+    runs_before_the_capture = 4  # two probes, a warm-up, and one that is watched
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(Fickle(4, 4), [64], spec, backend="tape")
+    with pytest.raises(vg.CaptureError, match=r"the capture gave 1 tensors .* the run before it 2 with"):
+        encoder.capture()

@@ -125,13 +125,12 @@ class _Form:
         _check_entries(_entries(parts), self._entries)
 
     def check_captured(self, outputs: Sequence[Tensor]) -> None:
-        """Whether a capture gave what the run before it gave: compiled code may differ from the code it was made of."""
+        """Whether a capture gave what the run before it gave, which compiled code may not."""
         came = [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(outputs, self.extents, strict=False)]
         if len(outputs) != len(self.extents) or came != self._entries:
             raise CaptureError(
                 f"the capture gave {len(outputs)} tensors with entries {came}, the run before it {len(self.extents)} "
-                f"with {self._entries}: what torch's compiler made of the forward is not the same; leave compile=True "
-                "out"
+                f"with {self._entries}: expected the same of every run; with compile=True leave that out"
             )
 
 
