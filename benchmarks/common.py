@@ -88,6 +88,20 @@ def measure(
     return walls, hosts
 
 
+def measure_in_turn(
+    runs: Sequence[Callable[[], Any]], repeats: int, seconds: float
+) -> list[tuple[list[float], list[float]]]:
+    """`measure` of several runs, each once before any is measured again: a chip that gets slower is slower for all."""
+    measured: list[tuple[list[float], list[float]]] = [([], []) for _ in runs]
+    deadline = time.perf_counter() + seconds
+    while len(measured[0][0]) < repeats and (not measured[0][0] or time.perf_counter() < deadline):
+        for run, (walls, hosts) in zip(runs, measured, strict=True):
+            wall, host = measure(run, 1, seconds)
+            walls += wall
+            hosts += host
+    return measured
+
+
 @contextmanager
 def collector_off() -> Iterator[None]:
     """Keep Python's garbage collector out: with torch and transformers loaded, one full collection takes 0.2 s."""

@@ -93,7 +93,8 @@ def ratios(result: Result) -> str:
         for other in others:
             cell = None
             if (other, name) in rows:
-                ours, theirs = (rows[system, name]["wall_ms"] for system in ("ours", other))
+                theirs = rows[other, name]["wall_ms"]
+                ours = rows[other, name].get("beside_ms", rows["ours", name]["wall_ms"])
                 count = None if name in SINGLES else min(len(ours), len(theirs))
                 middle = statistics.median if name in SINGLES else statistics.fmean
                 cell = middle(ours[:count]) / middle(theirs[:count])

@@ -8,7 +8,8 @@ Systems, in the order they run:
 - ours, ours_compile: `vg.recipes.qwen3_vl(tower)` with the default ladder; outputs the caller's own. Of a trace no
   layout was seen before; between two calls of a single size another layout is encoded.
 - eager_varlen, eager_sdpa: the tower as transformers runs it, on FlashAttention 2 and on one sdpa call a segment.
-- oracle_core: our own forward captured at the exact shape of each layout; the replay alone.
+- oracle_core: our own forward captured at the exact shape of each layout; the replay alone. Ours is timed again, in
+  turn with it.
 - oracle_blocks: the unmodified tower likewise, on FlashAttention 2, its metadata computed ahead.
 - compile_dynamic: torch.compile(dynamic=True) of the tower, its metadata computed ahead of it in every call.
 - compile_reduce_overhead: the same with a recording a layout, timed on few layouts, each recorded before.
@@ -40,6 +41,7 @@ from benchmarks.common import (
     grow_cache,
     headline,
     measure,
+    measure_in_turn,
     reason,
     summary,
     table,
@@ -255,13 +257,20 @@ def time_input(system: System, one: Input, options: argparse.Namespace) -> dict[
             system.prepare(call)()
     walls: list[float] = []
     hosts: list[float] = []
+    besides: list[float] = []
     start = time.perf_counter()
     for call in one.timed[: system.most_layouts]:
         run = system.prepare(call)
         for _ in range(system.ahead):
             run()
         left = options.seconds - (time.perf_counter() - start)
-        if one.single:
+        if system.beside is not None:
+            repeats = options.repeats if one.single else REPEATS_WARM
+            (wall, host), (other, _) = measure_in_turn([run, system.beside(call)], repeats, options.seconds)
+            walls += wall if one.single else [statistics.median(wall)]
+            besides += other if one.single else [statistics.median(other)]
+            hosts += host
+        elif one.single:
             walls, hosts = measure(run, options.repeats, left, system.between)
         else:
             wall, host = measure(run, REPEATS_WARM if system.ahead else 1, options.seconds)
@@ -275,7 +284,7 @@ def time_input(system: System, one: Input, options: argparse.Namespace) -> dict[
         row |= ways.padding_share(system.encoder, one.timed[: len(walls)])
     if system.compiled_graphs is not None:
         row["recompiles"] = system.compiled_graphs() - compiled_before
-    return row | {"wall_ms": walls}
+    return row | ({"beside_ms": besides} if besides else {}) | {"wall_ms": walls}
 
 
 # Reports
@@ -335,10 +344,12 @@ def walls_table(result: dict[str, Any], rows: Rows) -> str:
 
 
 def ratio(rows: Rows, name: str, ours: str, other: str) -> float | None:
-    """The wall of ours over another's on an input, on the layouts that both were timed on."""
+    """The wall of ours over another's on an input, on the layouts that both were timed on, in turn if they were."""
     if (ours, name) not in rows or (other, name) not in rows:
         return None
     a, b = rows[ours, name]["wall_ms"], rows[other, name]["wall_ms"]
+    if ours == "ours":
+        a = rows[other, name].get("beside_ms", a)
     shared = None if name in SINGLES else min(len(a), len(b))
     return typical(name, a[:shared]) / typical(name, b[:shared])
 

@@ -62,6 +62,7 @@ class System:
         ahead: Untimed runs ahead of the timing of each call: an oracle has been replayed, a recording has been made.
         most_layouts: How many layouts of a trace it is asked for at most; `None` is all of them.
         between: What is run, untimed, ahead of every timed run of one and the same layout.
+        beside: From a call to what is timed in turn with it, so that both meet the chip in the same state.
         build: What making it cost: seconds, GiB.
         encoder: The encoder, if it is ours.
         compiled_graphs: How many graphs the compiler has made so far, if it is at work.
@@ -72,6 +73,7 @@ class System:
     ahead: int = 0
     most_layouts: int | None = None
     between: Callable[[], Any] | None = None
+    beside: Callable[[Call], Callable[[], Any]] | None = None
     build: dict[str, Any] = field(default_factory=dict)
     encoder: vg.GraphedEncoder | None = None
     compiled_graphs: Callable[[], int] | None = None
@@ -222,7 +224,10 @@ def oracle_blocks(tower: Any, layouts: int) -> System:
 
 
 def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
-    """Our own forward at the exact shape: no padding, nothing copied in or out, nothing but the replay is timed."""
+    """Our own forward at the exact shape: no padding, nothing copied in or out, nothing but the replay is timed.
+
+    The encoder itself is timed beside it.
+    """
 
     def prepare(call: Call) -> Callable[[], Any]:
         # No public call replays without copying rows in and outputs out, so this takes the encoder's forward itself,
@@ -234,7 +239,10 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
             kernels_alone=True,
         )
 
-    return System(prepare, ahead=2, most_layouts=layouts)
+    def beside(call: Call) -> Callable[[], Any]:
+        return partial(encoder, call.rows, grid_thw=call.grid)
+
+    return System(prepare, ahead=2, most_layouts=layouts, beside=beside)
 
 
 # Ours
