@@ -58,7 +58,7 @@ bench-kernels: $(DEV_ENV)
 	for name in $(KERNELS); do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
 
 plots: $(DEV_ENV)
-	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_*.json) --out $(RESULTS)
+	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_?b.json) --out $(RESULTS)
 	$(RUN) -m benchmarks.page
 
 docs: $(DEV_ENV)

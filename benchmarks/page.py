@@ -103,6 +103,19 @@ def ratios(result: Result) -> str:
     return table(("graphed over", *(NAMES[other] for other in others)), lines)
 
 
+def in_turn(result: Result) -> str:
+    """Ours beside exact graphs of ours, replayed in turn."""
+    rows = rows_of(result)
+    lines = []
+    for name in (name for name in [*SINGLES, *TRACES] if ("oracle_core", name) in rows):
+        row = rows["oracle_core", name]
+        middle = statistics.median if name in SINGLES else statistics.fmean
+        exact, ours = middle(row["wall_ms"]), middle(row["beside_ms"])
+        padding = f"{rows['ours', name]['padding']:.1%}"
+        lines.append((name, exact, bold(ours), ours / exact, padding, rows["ours", name]["host_ms"]))
+    return table(("ms", "exact graph of ours", "graphed", "ratio", "padding", "host"), lines)
+
+
 def attention(result: Result) -> str:
     """Attention, microseconds a layer."""
     lines = []
@@ -159,6 +172,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "traces": traces,
     "calls": calls,
     "ratios": ratios,
+    "in_turn": in_turn,
     "attention": attention,
     "rotary": plain("head_dim", "rows", "torch_us", "compiled_us", "ours_us"),
     "metadata": plain("buffer", "rows", "items", "kernel_us", "torch_us"),
