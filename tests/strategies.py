@@ -38,7 +38,7 @@ def make_table(items, budget, layout):
     return vg.ItemTable(torch.tensor([*items, *padding]), budget, layout)
 
 
-demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300))
+demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300), st.integers(1, 3))
 
 budgets = st.builds(vg.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400))
 

@@ -147,10 +147,10 @@ DECLARATIONS = {
     ),
     "frames where there are none": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(per="frame")]), vg.SpecError,
-        "CuSeqlens(name='cu_seqlens', per='frame') needs items with frames, which Lengths has not; use per='item'",
+        "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths has not; use per='item'",
     ),
     "an unknown kind of segment": (
-        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per='frame', 'item' or 'clip'",
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per to be one of ('frame', 'item', 'clip', 'group')",
     ),
     "an argument the module does not have": (
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),

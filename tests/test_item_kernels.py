@@ -53,6 +53,18 @@ def test_cu_seqlens(case, spare, by_frame):
 
 
 @small
+@given(item_tables(), st.integers(0, 20), st.data())
+def test_cu_seqlens_of_groups(case, spare, data):
+    """The first item begins a group, as padding does."""
+    table, _ = case
+    table = torch.cat([table, torch.ones_like(table[:, :1])], 1)
+    for item in range(1, int((table[:, 0] > 0).sum())):
+        table[item, -1] = data.draw(st.integers(0, 1))
+    arguments = (table, len(table) + spare, False, table.shape[1] - 1)
+    assert torch.equal(cu_seqlens_triton.cu_seqlens(*arguments), cu_seqlens_reference.cu_seqlens(*arguments))
+
+
+@small
 @given(item_tables(), st.sampled_from(["h w", "t h w", "row", "w row t"]), st.sampled_from([1, 2]))
 def test_positions(case, axes, merge):
     table, rows = case
@@ -159,6 +171,7 @@ def test_the_operators_keep_what_they_declare():
     entries, add = torch.randn(25, 6, device=DEVICE).bfloat16(), torch.randn(20, 6, device=DEVICE)
     taps = ("bicubic", True, 2)
     torch.library.opcheck(cu_seqlens, (table, 7, True))
+    torch.library.opcheck(cu_seqlens, (table, 7, False, 3))
     torch.library.opcheck(positions, (table, 20, "t h w row", 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2))
     torch.library.opcheck(interpolation_taps, (table, 20, 5, *taps))

@@ -22,7 +22,7 @@ def test_every_item_is_packed_once_within_every_capacity(demands, costs):
             assert cheapest(Load().add(*mine), costs) is None
         else:
             assert sum(d.rows for d in mine) <= one.budget.rows
-            assert len(mine) <= one.budget.items
+            assert sum(d.items for d in mine) <= one.budget.items
             assert sum(d.segments for d in mine) <= one.budget.segments
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 

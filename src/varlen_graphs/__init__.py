@@ -18,9 +18,13 @@ from varlen_graphs.buffers import (
     InterpolationIndices,
     InterpolationWeights,
     KeyPaddingMask,
+    Lookup,
     MaxSeqlen,
     RotaryTable,
     RowPositions,
+    SinCos,
+    SinCosColumn,
+    add_sincos,
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
@@ -35,7 +39,9 @@ from varlen_graphs.errors import (
     StaleOutputError,
     VarlenGraphsError,
 )
-from varlen_graphs.extents import Entries, Items, Rows
+from varlen_graphs.extents import Entries, Groups, Items, Rows
+from varlen_graphs.grid_hw import GridHW
+from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
@@ -61,8 +67,10 @@ __all__ = [
     "DeviceBuffer",
     "Entries",
     "GraphedEncoder",
+    "GridHW",
     "GridPositions",
     "GridTHW",
+    "Groups",
     "HostBuffer",
     "InputError",
     "Interpolation",
@@ -75,7 +83,9 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Lengths",
+    "Lookup",
     "MaxSeqlen",
+    "NestedColumn",
     "Outputs",
     "PackedRows",
     "PaddedLadder",
@@ -85,6 +95,8 @@ __all__ = [
     "RotaryTable",
     "RowPositions",
     "Rows",
+    "SinCos",
+    "SinCosColumn",
     "SpecError",
     "Stage",
     "StaleGraphError",
@@ -92,6 +104,7 @@ __all__ = [
     "Stats",
     "TileSchedule",
     "VarlenGraphsError",
+    "add_sincos",
     "apply_rotary",
     "encoders",
     "interpolate_positions",

@@ -27,7 +27,7 @@ class Arena:
 
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: whatever was there before (integers: the declared pad).
-        table: int64 `[largest items, 3 + columns]`.
+        table: int64 `[largest items, 3 + columns]`, and one column more where items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
     """
 
@@ -45,7 +45,7 @@ class Arena:
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self._rows_at: dict[Budget, Tensor] = {}
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
-        padding = (0, 0, 0, *(column.pad for column in spec.layout.columns))
+        padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
         self._ring = Ring(HEADER + len(self._padding), device)
@@ -147,8 +147,8 @@ class Arena:
         unit = spec.row_multiple
         for wanted in (64, 128):
             rows = max(unit, min(-(-wanted // unit) * unit, self._longest // unit * unit))
-            pads = [column.pad for column in spec.layout.columns]
-            layout = Layout(((1, spec.layout.merge, rows // spec.layout.merge, *pads),))
+            item = (1, spec.layout.merge, rows // spec.layout.merge, *spec.layout.pads)
+            layout = Layout((item,), grouped=spec.layout.grouped)
             budget = spec.exact_budget(layout)
             host = {
                 b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)

@@ -37,7 +37,8 @@ class Call:
     Attributes:
         rows: The rows, packed `[rows, ...]` (a view, where the argument has its rows in another dimension), or
             `[batch, length, ...]`.
-        description: What describes the items, as it came: the layout argument and the columns, by name.
+        description: What describes the items, as it came: the layout argument and the columns, by name; `None` for
+            columns that did not come.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
         original: All arguments as they came, by name.
         beyond: Why only the original module can answer this call, if so.
@@ -94,6 +95,7 @@ class Signature:
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
         self._describing = [spec.layout.name, *columns]
+        self._optional = frozenset(column.name for column in spec.layout.columns if column.default is not None)
         ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._required = [
             name
@@ -121,7 +123,7 @@ class Signature:
             raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
         self._check_shape(argument)
         rows = packed.rows_first(argument)
-        description = {name: arguments[name] for name in self._describing}
+        description = {name: arguments.get(name) for name in self._describing}
         statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
         return Call(rows, description, statics, arguments, beyond)
 
@@ -185,10 +187,10 @@ class Signature:
                 raise InputError(f"argument {name!r} is computed inside the graph; leave it out of the call")
             arguments[name] = value
         for name in self._positional:
-            if name in self._declared and arguments.get(name) is None:
+            if name in self._declared - self._optional and arguments.get(name) is None:
                 others = sorted(arguments.keys() - self._declared)
                 raise InputError(
-                    f"argument {name!r} is missing: the call needs {sorted(self._declared)}"
+                    f"argument {name!r} is missing: the call needs {sorted(self._declared - self._optional)}"
                     + (f", and got {others}" if others else "")
                 )
         return arguments

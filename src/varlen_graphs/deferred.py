@@ -31,13 +31,12 @@ class Deferred:
         self.device = device
         self.calls = 0
         self._spec = spec
-        pads = [column.pad for column in spec.layout.columns]
         with torch.inference_mode(False):
             self.veil = torch.zeros((), dtype=torch.float32, device=device)
             halves = self.veil.view(1).view(torch.int16)[1]  # the upper one: hosts of GPUs are little-endian
             self.veils = {torch.float32: self.veil}
             self.veils |= {dtype: halves.view(dtype) for dtype in (torch.float16, torch.bfloat16)}
-            self._padding = torch.tensor([0, 0, 0, *pads], device=device)
+            self._padding = torch.tensor([0, 0, 0, *spec.layout.pads], device=device)
             self._status = torch.zeros(5, dtype=torch.int64, device=device)
             self._seen = torch.zeros(5, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._host = (c_int64 * 5).from_address(self._seen.data_ptr())

@@ -112,6 +112,33 @@ class Items(Extent):
 
 
 @dataclasses.dataclass(frozen=True)
+class Groups(Extent):
+    """A tensor with `rows` entries a group of items, `[groups * rows, ...]`, those of the items' groups first.
+
+    At a budget it has room for as many groups as items. Which items are a group a `NestedColumn` tells.
+
+    Attributes:
+        rows: Entries a group.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+    """
+
+    dims = ("groups",)
+    rows: int = 1
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self._check(self.rows)
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.items * self.rows,)
+
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """As of `Extent`."""
+        return (slice(span.group * self.rows, (span.group + span.groups) * self.rows),)
+
+
+@dataclasses.dataclass(frozen=True)
 class Entries(Extent):
     """A tensor whose entries an item follow from its rows, in a way that is no plain ratio: tokens of audio, say.
 

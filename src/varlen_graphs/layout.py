@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from numbers import Integral
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +17,9 @@ from varlen_graphs.errors import LayoutError, SpecError
 Order = Literal["raster", "merge_block"]
 """How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
 
-Per = Literal["frame", "item", "clip"]
-"""What one segment is: a frame (`h * w` rows), or all rows of an item (a clip is an item that has frames)."""
+Per = Literal["frame", "item", "clip", "group"]
+"""What one segment is: a frame (`h * w` rows), all rows of an item (a clip is an item that has frames), or those of a
+group of items."""
 
 INT64_MAX = 2**63 - 1
 
@@ -29,10 +31,13 @@ class Layout:
     Attributes:
         items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
         length: To how many rows each item is padded, in a padded batch; 0 where rows are packed.
+        grouped: Whether adjoining items may belong together: the last number of an item is then 1 where it begins a
+            group, and 0 where it belongs to the one before.
     """
 
     items: tuple[tuple[int, ...], ...]
     length: int = 0
+    grouped: bool = False
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -49,6 +54,24 @@ class Layout:
         """Rows of the call, those that pad a batch included."""
         return self.length * len(self.items) or self.total
 
+    @cached_property
+    def group_of(self) -> Sequence[int]:
+        """The group of each item; without groups each is alone."""
+        if not self.grouped:
+            return range(len(self.items))
+        return [begun - 1 for begun in accumulate(item[-1] for item in self.items)]
+
+    @cached_property
+    def groups(self) -> list[range]:
+        """The items of each group, by their indices."""
+        firsts = [i for i, group in enumerate(self.group_of) if i == 0 or group != self.group_of[i - 1]]
+        return [range(first, end) for first, end in zip(firsts, [*firsts[1:], len(self.items)], strict=True)]
+
+    @cached_property
+    def group_rows(self) -> list[int]:
+        """Rows of each group."""
+        return [sum(self.rows[group.start : group.stop]) for group in self.groups]
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -63,11 +86,36 @@ class Column:
         function: What gives one integer an item instead of an argument, from all items of a call: for what depends on
             them all, while a replay may see only some. The host computes it, so items that are described on the GPU are
             copied there.
+        default: What items have where a call does not bring the argument, or has `None` for an item. `None`: calls must
+            bring it.
+        groups: Whether it tells which items belong together; see `NestedColumn`.
     """
 
     name: str
     pad: int = 0
     function: Callable[[Layout], Sequence[int]] | None = None
+    default: int | None = None
+    groups: ClassVar[bool] = False
+
+    def parse(self, value: Any, items: int) -> list[int]:
+        """Check the values that a call brought and return them, one an item.
+
+        Raises:
+            LayoutError: Not one int64 for each item.
+        """
+        if value is None and self.default is not None:
+            return [self.default] * items
+        values = as_list(self.name, value, "one for each item")
+        if self.default is not None:
+            values = [self.default if value is None else value for value in values]
+        sound = all(isinstance(v, Integral) and not isinstance(v, bool) and abs(int(v)) <= INT64_MAX for v in values)
+        if len(values) != items or not sound:
+            raise LayoutError(f"{self.name} is {values!r}: expected one integer for each of the {items} items")
+        return [int(value) for value in values]
+
+    def begins(self, value: Any, items: int) -> list[int]:
+        """Of values that `parse` takes, whether each item begins a group (1), or belongs to the one before (0)."""
+        return [1] * items
 
 
 class LayoutArgument(ABC):
@@ -90,6 +138,16 @@ class LayoutArgument(ABC):
     rows_are: ClassVar[str] = "the rows of all items one after another, not a batch of items"
     has_frames: bool = False
     padded: ClassVar[bool] = False
+
+    @property
+    def grouped(self) -> bool:
+        """Whether adjoining items may belong together: the item table then has a last column that says which do."""
+        return any(column.groups for column in self.columns)
+
+    @property
+    def pads(self) -> tuple[int, ...]:
+        """What an item of padding has beside its size. It begins a group, which is empty."""
+        return (*[column.pad for column in self.columns], *[1] * self.grouped)
 
     @abstractmethod
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
@@ -172,14 +230,14 @@ class GridTHW(LayoutArgument):
         Raises:
             LayoutError: Not `[items, 3]` integers, no items, a size below 1, or a side that `merge` does not divide.
         """
-        entries = _integers(self.name, value, "[items, 3] of (t, h, w)")
+        entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
         if all(map(self._plain, entries)):
             return list(map(tuple, entries))
         items = []
         for index, entry in enumerate(entries):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
                 raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected three integers (t, h, w)")
-            t, h, w = (_positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            t, h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
             if h % self.merge or w % self.merge:
                 raise LayoutError(
                     f"{self.name}[{index}] is {(t, h, w)}: h and w must be divisible by the merge size {self.merge}; "
@@ -231,8 +289,8 @@ class Lengths(LayoutArgument):
         Raises:
             LayoutError: Not `[items]` integers, no items, or a length below 1.
         """
-        lengths = _integers(self.name, value, "[items] lengths")
-        return [(1, 1, _positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
+        lengths = as_list(self.name, value, "[items] lengths")
+        return [(1, 1, positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """What the module gets of the values of an item table: int64 `[items]`."""
@@ -264,9 +322,8 @@ def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
     count = max(1, min(budget.items, budget.segments, budget.rows // unit))
     rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
     count = min(count, budget.rows // rows)
-    pads = tuple(column.pad for column in layout.columns)
-    items = ((1, layout.merge, rows // layout.merge, *pads),) * count
-    return Layout(items, length=rows if layout.padded else 0)
+    items = ((1, layout.merge, rows // layout.merge, *layout.pads),) * count
+    return Layout(items, rows if layout.padded else 0, layout.grouped)
 
 
 def is_integers(value: Any, dims: int) -> bool:
@@ -279,20 +336,7 @@ def is_integers(value: Any, dims: int) -> bool:
     )
 
 
-def parse_column(column: Column, value: Any, items: int) -> list[int]:
-    """Check the values of a column and return them, one an item.
-
-    Raises:
-        LayoutError: Not one int64 for each item.
-    """
-    values = _integers(column.name, value, "one for each item")
-    sound = all(isinstance(v, Integral) and not isinstance(v, bool) and abs(int(v)) <= INT64_MAX for v in values)
-    if len(values) != items or not sound:
-        raise LayoutError(f"{column.name} is {values!r}: expected one integer for each of the {items} items")
-    return [int(value) for value in values]
-
-
-def _integers(name: str, value: Any, expected: str) -> list[Any]:
+def as_list(name: str, value: Any, expected: str) -> list[Any]:
     """`value` as a list that is not empty: tensors and arrays are copied to the host, floats are refused there."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
@@ -307,7 +351,12 @@ def _integers(name: str, value: Any, expected: str) -> list[Any]:
     return list(value)
 
 
-def _positive(what: str, size: Any, entry: Any) -> int:
+def positive(what: str, size: Any, entry: Any) -> int:
+    """A size as an integer, of an entry that messages quote.
+
+    Raises:
+        LayoutError: It is no integer, or below 1.
+    """
     if not isinstance(size, Integral) or isinstance(size, bool):
         raise LayoutError(f"{what} is {entry!r}: expected integers, got {size!r} ({type(size).__name__})")
     number = int(size)

@@ -18,11 +18,12 @@ RUN_ITEMS = 64
 
 
 class Demand(NamedTuple):
-    """What one item needs of a budget."""
+    """What one item needs of a budget, or some that stay together."""
 
     rows: int
     segments: int
     longest: int
+    items: int = 1
 
 
 class Load(NamedTuple):
@@ -34,9 +35,12 @@ class Load(NamedTuple):
     longest: int = 0
 
     def add(self, demand: Demand) -> "Load":
-        """With one item more."""
+        """With this as well."""
         return Load(
-            self.rows + demand.rows, self.items + 1, self.segments + demand.segments, max(self.longest, demand.longest)
+            self.rows + demand.rows,
+            self.items + demand.items,
+            self.segments + demand.segments,
+            max(self.longest, demand.longest),
         )
 
 
@@ -50,6 +54,8 @@ class Span(NamedTuple):
         items: How many they are.
         length: Of a padded batch, how many rows of each take part; 0 where rows are packed.
         all_rows: Rows of every item that there is, not only of these; empty where the host has not seen the items.
+        group: The first of their groups.
+        groups: How many groups they are; 0 where the host has not seen the items.
     """
 
     row: int
@@ -58,11 +64,13 @@ class Span(NamedTuple):
     items: int
     length: int = 0
     all_rows: tuple[int, ...] = ()
+    group: int = 0
+    groups: int = 0
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
         """All items of a call or a replay."""
-        return cls(0, layout.total, 0, len(layout), layout.length, layout.rows)
+        return cls(0, layout.total, 0, len(layout), layout.length, layout.rows, 0, layout.group_of[-1] + 1)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Pack:
     """The items of one replay.
 
     Attributes:
-        budget: The budget they run in; `None` when no budget holds the item, which then runs eager.
+        budget: The budget they run in; `None` when no budget holds the item, or the group, which then runs eager.
         items: Indices of the call's items, in the order they have in the replay.
     """
 
@@ -81,7 +89,7 @@ class Pack:
         """The items of this replay, out of those of the call."""
         if len(self.items) == len(layout):
             return layout
-        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout))
+        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout), layout.grouped)
 
     def _length(self, layout: Layout) -> int:
         """How many rows of each item of a padded batch take part: never fewer than are real."""
@@ -91,22 +99,25 @@ class Pack:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span(0, layout.total, 0, len(layout), length, layout.rows)
+            everything = Span.of(layout)._replace(length=length)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
         own = tuple([layout.rows[i] for i in self.items])
-        row = item = 0
+        row = item = group = 0
         while item < len(self.items):
             first = self.items[item]
             count = 1
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            there = Span(starts[first], rows, first, count, length, layout.rows)
-            spans.append((there, Span(row, rows, item, count, length, own)))
+            first_group = layout.group_of[first]
+            groups = layout.group_of[first + count - 1] + 1 - first_group
+            there = Span(starts[first], rows, first, count, length, layout.rows, first_group, groups)
+            spans.append((there, Span(row, rows, item, count, length, own, group, groups)))
             row += rows
             item += count
+            group += groups
         return spans
 
 
@@ -117,6 +128,8 @@ def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
 
 def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
     """Split items over replays at the least total cost.
+
+    "Item" means what is never parted here: an item, or a group of them.
 
     Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
     Costs in rows are never above those of one replay an item, and the least possible for calls of up to `EXACT_ITEMS`

@@ -47,15 +47,20 @@ class Planner:
         one = single(self.spec.load(layout), costs)
         if one is not None:
             return [Pack(one, range(len(layout)))]
-        packs = pack([self.spec.demand(item) for item in layout.items], costs)
+        demands = [self.spec.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
+        packs = pack(demands, costs)
         misses = [one.items[0] for one in packs if one.budget is None]
         if misses and self.on_miss == "error":
-            item = layout.items[misses[0]]
+            group = layout.groups[misses[0]]
+            sizes = [layout.items[i][:3] for i in group]
+            what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
             raise BudgetError(
-                f"item {misses[0]} is {item[:3]} and needs {self.spec.demand(item)}, but the largest budget is "
-                f"{costs.budgets[-1]}; add a larger budget, or set on_miss='eager'"
+                f"{what} and needs {demands[misses[0]]}, but the largest budget is {costs.budgets[-1]}; add a larger "
+                "budget, or set on_miss='eager'"
             )
-        return packs
+        if not layout.grouped:
+            return packs
+        return [Pack(one.budget, [i for group in one.items for i in layout.groups[group]]) for one in packs]
 
     def eager_is_faster(self, packs: Sequence[Pack], layout: Layout) -> bool:
         """Whether the call takes clearly less time without graphs and without padding, as far as times were measured.
@@ -96,6 +101,8 @@ class Planner:
         if self.spec.needs_layout or not self.spec.is_on(call.description, call.rows.device):
             return None
         rows = call.rows.shape[0]
+        if rows > self.spec.largest:  # some item may be too large
+            return None
         budget = cheapest(Load(rows, call.items), self.costs)
         holds = budget is not None and budget.holds(*self.spec.most(rows, call.items, self.min_segment_rows))
         return budget if holds else None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
-from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
-from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
+from varlen_graphs.extents import BatchRows, Entries, Extent, Groups, Rows
+from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, segments_of
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
 
@@ -98,6 +98,9 @@ class BufferSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+        nested = [column.name for column in self.layout.columns if column.groups]
+        if len(nested) > 1:
+            raise SpecError(f"columns {nested} would all tell the groups: expected one NestedColumn")
         kind = "padded" if self.layout.padded else "packed"
         for buffer in self.buffers:
             if buffer.for_rows not in (kind, None):
@@ -113,12 +116,25 @@ class BufferSpec:
                 f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
             )
         for buffer in self._segmented:
-            if buffer.per not in ("frame", "item", "clip"):
-                raise SpecError(f"{buffer!r}: expected per='frame', 'item' or 'clip'")
-            if buffer.per != "item" and not self.layout.has_frames:
+            if buffer.per not in get_args(Per):
+                raise SpecError(f"{buffer!r}: expected per to be one of {get_args(Per)}")
+            if buffer.per == "group":
+                self._check_grouped(buffer, "per='item'")
+            elif buffer.per != "item" and not self.layout.has_frames:
                 raise SpecError(
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
+
+        for extent in extents(self.outputs):
+            if isinstance(extent, Groups):
+                self._check_grouped(extent, "Items(...)")
+
+    def _check_grouped(self, declaration: object, instead: str) -> None:
+        if not self.layout.grouped:
+            raise SpecError(
+                f"{declaration!r} needs groups of items, which {self.layout.name!r} does not describe: declare a "
+                f"NestedColumn that tells them, or use {instead}"
+            )
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -146,14 +162,14 @@ class BufferSpec:
 
     @cached_property
     def counts_entries(self) -> bool:
-        """Whether it takes the rows of every item to know how many entries some output has."""
-        return any(isinstance(extent, Entries) for extent in extents(self.outputs))
+        """Whether it takes a look at every item to know how many entries some output has."""
+        return any(isinstance(extent, Entries | Groups) for extent in extents(self.outputs))
 
     @cached_property
     def needs_layout(self) -> bool:
         """Whether the host has to see the items, even where they are described on the GPU."""
         columns = any(column.function is not None for column in self.layout.columns)
-        return bool(self.host_buffers) or columns or self.counts_entries
+        return bool(self.host_buffers) or columns or self.counts_entries or self.layout.grouped
 
     @property
     def _segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
@@ -175,21 +191,21 @@ class BufferSpec:
         ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows)]
         return math.lcm(self.layout.row_multiple, *ratios)
 
-    def demand(self, item: Sequence[int]) -> Demand:
-        """What an item needs of a budget, by the segments that are declared."""
-        kinds = [segments_of(item, per) for per in self._kinds]
-        return Demand(
-            rows=item[0] * item[1] * item[2],
-            segments=max((count for count, _ in kinds), default=0),
-            longest=max((length for _, length in kinds), default=0),
-        )
+    def demand(self, *items: Sequence[int]) -> Demand:
+        """What an item, or a group of them, needs of a budget, by the segments that are declared."""
+        rows = sum([item[0] * item[1] * item[2] for item in items])
+        kinds = [[segments_of(item, per) for per in self._kinds] for item in items]
+        segments = sum([max((count for count, _ in own), default=0) for own in kinds])
+        longest = max((length for own in kinds for _, length in own), default=0)
+        return Demand(rows, segments, rows if "group" in self._kinds else longest, len(items))
 
     def load(self, layout: Layout) -> Load:
         """What all items together need of a budget: the sum of their demands."""
         frames, whole = self.segment_kinds
         segments = longest = 0
         if whole:
-            segments, longest = len(layout), max(layout.rows)
+            segments = len(layout)  # a group takes as many as it has items
+            longest = max(layout.group_rows if "group" in self._kinds else layout.rows)
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
             segments = sum([item[0] for item in layout.items])
             longest = longest or max([item[1] * item[2] for item in layout.items])
@@ -199,7 +215,8 @@ class BufferSpec:
         """The sum of squared segment lengths, which attention costs follow; of the longer kind where there are two."""
         frames, whole = self.segment_kinds
         if whole:
-            return sum([rows * rows for rows in layout.rows])
+            lengths = layout.rows if "item" in self._kinds or not layout.grouped else layout.group_rows
+            return sum([rows * rows for rows in lengths])
         return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items]) if frames else 0
 
     @cached_property
@@ -249,13 +266,37 @@ class BufferSpec:
         items: list[tuple[int, ...]] = list(sizes)
         for column in self.layout.columns:
             brought = description[column.name] if column.function is None else column.function(call)
-            values = parse_column(column, brought, len(items))
+            values = column.parse(brought, len(items))
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
-        layout = Layout(tuple(items), call.length)
+            if column.groups:
+                begins = column.begins(brought, len(items))
+        if self.layout.grouped:
+            items = [(*item, begin) for item, begin in zip(items, begins, strict=True)]
+        layout = Layout(tuple(items), call.length, self.layout.grouped)
         if shape:
             self.layout.check_rows(layout, shape, self.packed.name)
         self._check_ratios(layout)
+        self._check_sizes(layout)
         return layout
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest size of an item that all buffers have entries for; no item is larger than its rows."""
+        return min((largest for _, largest in self._limited), default=math.inf)
+
+    @cached_property
+    def _limited(self) -> list[tuple[Buffer, int]]:
+        buffers = [buffer for buffer in self.buffers if isinstance(buffer, Buffer)]
+        return [(buffer, buffer.largest) for buffer in buffers if buffer.largest is not None]
+
+    def _check_sizes(self, layout: Layout) -> None:
+        for buffer, largest in self._limited:
+            for index, item in enumerate(layout.items):
+                if buffer.size(item) > largest:
+                    raise LayoutError(
+                        f"{self.layout.name}[{index}] has a size of {buffer.size(item)}, but buffer {buffer.name!r} "
+                        f"has entries up to {largest}: resize the input, or declare the buffer with a larger largest="
+                    )
 
     def _check_ratios(self, layout: Layout) -> None:
         multiple = self.row_multiple

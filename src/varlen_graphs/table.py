@@ -24,6 +24,7 @@ class ItemTable:
 
     Attributes:
         values: int64 `[items, 3 + columns]`: `(t, h, w, *columns)`; items of padding have zeros and the columns' pads.
+            Where items are grouped, the last column more is 1 for items that begin a group, and 0 for others.
         budget: The capacities; every shape below follows from them.
         layout: The declaration the items came by.
     """
@@ -149,8 +150,21 @@ class ItemTable:
 
     def cu_seqlens(self, per: Per) -> Tensor:
         """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
+        if per == "group":
+            return self._group_seqlens
         whole = per != "frame"
         if whole not in self._cu_seqlens:
             self._check_packed("where segments begin")
             self._cu_seqlens[whole] = cast(Tensor, cu_seqlens(self.values, self.budget.segments, not whole))
         return self._cu_seqlens[whole]
+
+    @cached_property
+    def _group_seqlens(self) -> Tensor:
+        if not self.layout.grouped:
+            raise SpecError(
+                f"the item table was asked where groups begin, which {self.layout.name!r} does not describe: declare a "
+                "NestedColumn that tells them"
+            )
+        self._check_packed("where groups begin")
+        begins = self.values.shape[1] - 1
+        return cast(Tensor, cu_seqlens(self.values, self.budget.segments, False, begins))

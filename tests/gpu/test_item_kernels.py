@@ -55,6 +55,16 @@ def test_cu_seqlens(case, by_frame):
         assert torch.equal(cu_seqlens(table, segments, by_frame), expected)
 
 
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_cu_seqlens_of_groups(case, every):
+    table, _ = case
+    item = torch.arange(len(table), device="cuda")
+    grouped = torch.cat([table, (item % every == 0).long()[:, None]], 1)
+    for segments in (len(table), 2048):
+        expected = cu_seqlens_reference.cu_seqlens(grouped, segments, False, 4)
+        assert torch.equal(cu_seqlens(grouped, segments, False, 4), expected)
+
+
 @pytest.mark.parametrize("axes", ["h w", "t h w", "row"])
 @pytest.mark.parametrize("merge", [1, 2])
 def test_positions(case, axes, merge):

@@ -9,10 +9,12 @@ from varlen_graphs.buffers.interpolation import (
     InterpolationWeights,
     interpolate_positions,
 )
+from varlen_graphs.buffers.lookup import Lookup
 from varlen_graphs.buffers.mask import KeyPaddingMask
 from varlen_graphs.buffers.positions import GridPositions, RowPositions
 from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
+from varlen_graphs.buffers.sincos import SinCos, SinCosColumn, add_sincos
 
 __all__ = [
     "AttentionSchedule",
@@ -25,8 +27,12 @@ __all__ = [
     "InterpolationIndices",
     "InterpolationWeights",
     "KeyPaddingMask",
+    "Lookup",
     "MaxSeqlen",
     "RotaryTable",
     "RowPositions",
+    "SinCos",
+    "SinCosColumn",
+    "add_sincos",
     "interpolate_positions",
 ]

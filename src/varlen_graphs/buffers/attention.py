@@ -6,6 +6,7 @@ from torch import nn
 
 from varlen_graphs.attention import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.buffers.seqlens import check_queries, query_seqlens
 from varlen_graphs.layout import Per
 from varlen_graphs.table import ItemTable
 
@@ -19,6 +20,8 @@ class AttentionSchedule(Buffer):
         head_dim: Channels a head.
         name: The argument it fills.
         per: What a segment is.
+        queries: Of cross attention: how many queries belong to every segment of keys, as of `CuSeqlens(queries=...)`.
+            `None`: the rows of a segment attend to each other.
     """
 
     any_segments = False
@@ -27,10 +30,17 @@ class AttentionSchedule(Buffer):
     head_dim: int
     name: str = "schedule"
     per: Per = "item"
+    queries: int | None = None
+
+    def __post_init__(self) -> None:
+        check_queries(self, self.queries, self.per)
 
     def produce(self, table: ItemTable, module: nn.Module) -> TileSchedule:
         """The schedule of the segments that `CuSeqlens(per=...)` describes."""
-        budget = table.budget
-        return tile_schedule(
-            table.cu_seqlens(self.per), budget.max_seqlen, rows=budget.rows, heads=self.heads, head_dim=self.head_dim
-        )
+        budget, keys = table.budget, table.cu_seqlens(self.per)
+        if self.queries is None:
+            queries, longest, rows = keys, budget.max_seqlen, budget.rows
+        else:
+            queries = query_seqlens(budget, self.queries, table.device)
+            longest, rows = self.queries, budget.items * self.queries
+        return tile_schedule(queries, longest, rows=rows, heads=self.heads, head_dim=self.head_dim, cu_seqlens_k=keys)

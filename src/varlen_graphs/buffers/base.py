@@ -1,6 +1,7 @@
 """What every declared buffer is: an argument of the module that the graph computes for itself."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -17,11 +18,17 @@ class Buffer(ABC):
         any_segments: Whether it may use segments of every kind (`table.cu_seqlens(...)`, `table.budget.segments`), so
             that all kinds count against budgets. The buffers of this library say exactly which they use, if any.
         for_rows: What rows it is for: packed ones, or those of a padded batch; `None` where it does not matter.
+        largest: The largest size of an item that it has entries for; `None`: any.
     """
 
     name: str
     any_segments: bool = True
     for_rows: ClassVar[Literal["packed", "padded"] | None] = None
+    largest: int | None = None
+
+    def size(self, item: Sequence[int]) -> int:
+        """The size of an item `(t, h, w, *columns)` that may not be larger than `largest`: at most its rows."""
+        return 0
 
     @abstractmethod
     def produce(self, table: ItemTable, module: nn.Module) -> Any:
@@ -53,3 +60,13 @@ def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
         f"{source!r} {what} in {type(module).__name__}: expected the dotted path of a parameter or buffer, for example "
         "'pos_embed.weight'"
     )
+
+
+def check_largest(buffer: Buffer, largest: int) -> None:
+    """Whether a buffer can have entries up to this size.
+
+    Raises:
+        SpecError: It is below 1.
+    """
+    if largest < 1:
+        raise SpecError(f"{buffer!r}: expected largest to be at least 1")

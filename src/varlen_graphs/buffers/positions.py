@@ -1,5 +1,6 @@
 """Where rows lie in their item."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -24,6 +25,12 @@ def axis_names(axes: tuple[Axis, ...]) -> str:
     if not axes or not set(axes) <= set(get_args(Axis)):
         raise SpecError(f"axes={axes!r}: expected some of 't', 'h', 'w', 'row'")
     return " ".join(axes)
+
+
+def axis_size(item: Sequence[int], axis: Axis) -> int:
+    """The size of an item along an axis."""
+    t, h, w = item[:3]
+    return {"t": t, "h": h, "w": w, "row": t * h * w}[axis]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.errors import SpecError
 from varlen_graphs.layout import Per
 from varlen_graphs.table import ItemTable
 
@@ -15,17 +18,42 @@ class CuSeqlens(Buffer):
 
     Attributes:
         name: The argument it fills.
-        per: What a segment is: `"frame"`, `"item"`, or `"clip"` (all frames of an item attend to each other).
+        per: What a segment is: `"frame"`, `"item"`, `"clip"` (all frames of an item attend to each other), or `"group"`
+            (all rows of a group of items).
+        queries: Of cross attention in which as many queries belong to every segment: where these begin,
+            `[0, queries, 2 * queries, ...]`, up to `items * queries` rows of queries.
     """
 
     any_segments = False
     for_rows = "packed"
     name: str = "cu_seqlens"
     per: Per = "item"
+    queries: int | None = None
+
+    def __post_init__(self) -> None:
+        check_queries(self, self.queries, self.per)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """int32 `[segments + 1]`."""
-        return table.cu_seqlens(self.per)
+        if self.queries is None:
+            return table.cu_seqlens(self.per)
+        return query_seqlens(table.budget, self.queries, table.device)
+
+
+def query_seqlens(budget: Budget, queries: int, device: torch.device) -> Tensor:
+    """Where the queries of each segment begin, of `items * queries` in all: int32 `[segments + 1]`."""
+    starts = torch.arange(0, (budget.segments + 1) * queries, queries, dtype=torch.int32, device=device)
+    return starts.clamp(max=budget.items * queries)
+
+
+def check_queries(declaration: object, queries: int | None, per: Per) -> None:
+    """Whether every segment can have so many queries.
+
+    Raises:
+        SpecError: Less than one, or segments of which there may be more than items.
+    """
+    if queries is not None and (queries < 1 or per == "frame"):
+        raise SpecError(f"{declaration!r}: expected queries of at least 1, and per='item', 'clip' or 'group' with them")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from varlen_graphs.kernels.cu_seqlens import reference
 from varlen_graphs.kernels.operator import launcher, operator
 
 
-def _fake(values: Tensor, segments: int, by_frame: bool) -> Tensor:
+def _fake(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
     return values.new_empty(segments + 1, dtype=torch.int32)
 
 

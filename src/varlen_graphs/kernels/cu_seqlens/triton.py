@@ -11,10 +11,11 @@ SLOTS = 16
 """Entries of the result that a program writes."""
 
 
-@triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "segments"])
+@triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "segments", "begins"])
 def cu_seqlens_kernel(
-    out, values, item_stride, column_stride, items, segments, BY_FRAME: tl.constexpr, SLOTS: tl.constexpr
-):
+    out, values, item_stride, column_stride, items, segments, begins, BY_FRAME: tl.constexpr, GROUPED: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
     """`out` int32 `[segments + 1]`."""
     slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     start = tl.zeros_like(slot)
@@ -24,6 +25,10 @@ def cu_seqlens_kernel(
         t, h, w = read_items(values, item_stride, column_stride, items, first)
         rows = t * h * w
         counts = t if BY_FRAME else (rows > 0).to(tl.int64)
+        if GROUPED:
+            item = first + tl.arange(0, ITEMS)
+            begin = tl.load(values + item * item_stride + begins * column_stride, item < items, 0)
+            counts = tl.where(begin != 0, counts, 0)
         ends = total + tl.cumsum(counts, 0)
         row_starts = total_rows + tl.cumsum(rows, 0) - rows
         before = slot[:, None] - to_int32(ends - counts)[None, :]  # segments of the same item that come before
@@ -35,10 +40,11 @@ def cu_seqlens_kernel(
     tl.store(out + slot, tl.where(slot < total, start, total_rows.to(tl.int32)), slot <= segments)
 
 
-def cu_seqlens(values: Tensor, segments: int, by_frame: bool) -> Tensor:
+def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
     """Arguments as in the reference."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
     cu_seqlens_kernel[(triton.cdiv(segments + 1, SLOTS),)](
-        out, values, *values.stride(), values.shape[0], segments, BY_FRAME=by_frame, SLOTS=SLOTS, **OPTIONS
-    )
+        out, values, *values.stride(), values.shape[0], segments, begins or 0, BY_FRAME=by_frame,
+        GROUPED=begins is not None, SLOTS=SLOTS, **OPTIONS,
+    )  # fmt: skip
     return out
