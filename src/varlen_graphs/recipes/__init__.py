@@ -1,7 +1,9 @@
 """Recipes: how a family of towers is declared, one thin file each."""
 
+from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.resampler import resampler
 
-__all__ = ["handles", "qwen3_omni_audio", "qwen3_vl"]
+__all__ = ["handles", "minicpmv", "pack_slices", "qwen3_omni_audio", "qwen3_vl", "resampler"]

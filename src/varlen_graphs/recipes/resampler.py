@@ -1,0 +1,180 @@
+"""The resampler of MiniCPM-V: learned queries that attend to the patches of a slice, or of a group of them.
+
+Follows `Resampler` in the `resampler.py` that comes with the weights of MiniCPM-V 2.5, 2.6, 4.0 and 4.5, by the names
+of its parts. That of 4.5 is the one with temporal positions, `max_temporal_size`. It has two forms; the other than the
+batched one, which this is, mixes up slices and patches of a group.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from varlen_graphs.attention import TileSchedule, varlen_attention
+from varlen_graphs.budgets import Budget, Budgets, Ladder
+from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
+from varlen_graphs.buffers.sincos import RowEntries
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.extents import Extent, Groups, Items
+from varlen_graphs.grid_hw import GridHW
+from varlen_graphs.groups import NestedColumn
+from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.layout import Per
+from varlen_graphs.recipes.towers import check_parts
+from varlen_graphs.spec import BufferSpec, PackedRows
+
+PARTS = ("query", "kv_proj", "attn", "ln_q", "ln_kv", "ln_post", "proj")
+ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "head_dim")
+
+
+def resampler(
+    module: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+) -> GraphedEncoder:
+    """Graph the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5 alone.
+
+    The encoder takes `x` `[rows, vision_dim]`, the features of all slices one after another, and `tgt_sizes`
+    `[slices, 2]`, their `(h, w)` in patches; of 4.5 also `temporal_ids`, as `minicpmv` does. It gives
+    `[slices, queries, dim]`, of 4.5 `[groups, queries, dim]`.
+
+    Args:
+        module: `model.resampler` of a whole model.
+        budgets: As for `minicpmv`.
+        attention: The attention backend.
+        **options: Further arguments of `GraphedEncoder`.
+
+    Raises:
+        SpecError: `module` lacks the parts of such a resampler, or its attention is adapted.
+    """
+    check_resampler(module)
+
+    def forward(
+        module: Any,
+        x: Tensor,
+        tgt_sizes: Tensor,
+        cu_queries: Tensor,
+        cu_keys: Tensor,
+        max_keys: int,
+        query_schedule: TileSchedule,
+        key_positions: RowEntries,
+        key_times: RowEntries | None = None,
+    ) -> Tensor:
+        keys = Keys(len(tgt_sizes), cu_queries, cu_keys, max_keys, query_schedule, key_positions, key_times)
+        return resample(module, x, keys, attention)
+
+    spec = BufferSpec(
+        rows="x" if isinstance(module.kv_proj, nn.Identity) else PackedRows("x", shape=(module.kv_proj.in_features,)),
+        layout=slices(module),
+        buffers=resampler_buffers(module),
+        outputs=queries_of(module),
+    )
+    return GraphedEncoder(module, slice_budgets() if budgets is None else budgets, spec, forward=forward, **options)
+
+
+def check_resampler(module: Any) -> None:
+    """Whether a module has the parts that `resample` calls by name.
+
+    Raises:
+        SpecError: It has not, or its attention is no plain one.
+    """
+    check_parts(module, PARTS, "the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5, which is model.resampler")
+    check_parts(module.attn, ATTENTION_PARTS, "the torch.nn.MultiheadAttention of such a resampler")
+    own = module.attn._parameters
+    if own.get("in_proj_weight") is None or own.get("in_proj_bias") is None:
+        raise SpecError(
+            f"the weights of {type(module.attn).__name__} are missing or not its own: expected a plain attention in "
+            "the resampler; merge the adapter into it first"
+        )
+
+
+def slices(module: Any) -> GridHW:
+    """What describes the slices of a call."""
+    columns = (NestedColumn("temporal_ids", pad=-1, default=-1),) if _is_temporal(module) else ()
+    return GridHW("tgt_sizes", columns=columns)
+
+
+def queries_of(module: Any) -> Extent:
+    """What the output has entries `[queries, dim]` for."""
+    return Groups() if _is_temporal(module) else Items()
+
+
+def slice_budgets() -> list[Budget]:
+    """`Ladder()`, with room for fewer slices than other budgets have: each slot has all queries, also an empty one."""
+    return [Budget(rows, items=max(4, rows // 256)) for rows in Ladder()]
+
+
+def resampler_buffers(module: Any) -> list[Buffer]:
+    """What `resample` takes beside the rows."""
+    per: Per = "group" if _is_temporal(module) else "item"
+    queries, dim = module.query.shape
+    attn = module.attn
+    buffers: list[Buffer] = [
+        CuSeqlens("cu_queries", per=per, queries=queries),
+        CuSeqlens("cu_keys", per=per),
+        MaxSeqlen("max_keys", per=per),
+        AttentionSchedule(attn.num_heads, attn.head_dim, "query_schedule", per=per, queries=queries),
+        SinCos("key_positions", _frequencies(dim // 2)),
+    ]
+    if _is_temporal(module):
+        buffers.append(SinCosColumn("key_times", "temporal_ids", _frequencies(dim)))
+    return buffers
+
+
+class Keys(NamedTuple):
+    """What `resample` takes beside the rows: the buffers of `resampler_buffers`.
+
+    Attributes:
+        slots: How many slices, or groups, there is room for.
+        cu_queries: Where the queries of each begin, int32 `[segments + 1]`.
+        cu_keys: Where its rows begin, int32 `[segments + 1]`.
+        max_keys: At least the rows of the largest.
+        schedule: The schedule of both.
+        positions: Of each row, in its slice.
+        times: Of its slice; of MiniCPM-V 4.5 alone.
+    """
+
+    slots: int
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_keys: int
+    schedule: TileSchedule
+    positions: RowEntries
+    times: RowEntries | None
+
+
+def resample(module: Any, x: Tensor, keys: Keys, attention: Backend) -> Tensor:
+    """Features `[rows, vision_dim]` to `[slots, queries, dim]`. A slot without keys has something finite."""
+    attn, queries = module.attn, len(module.query)
+    v = module.ln_kv(module.kv_proj(x))
+    k = add_sincos(v, keys.positions)
+    if keys.times is not None:
+        k = add_sincos(k, keys.times)
+    weights = zip(
+        (module.ln_q(module.query), k, v), attn.in_proj_weight.chunk(3), attn.in_proj_bias.chunk(3), strict=True
+    )
+    q, k, v = (
+        rearrange(F.linear(x, weight, bias), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
+        for x, weight, bias in weights
+    )
+    attended = varlen_attention(
+        q.repeat(keys.slots, 1, 1), k, v, keys.cu_queries, queries, cu_seqlens_k=keys.cu_keys,
+        max_seqlen_k=keys.max_keys, schedule=keys.schedule, backend=attention,
+    )  # fmt: skip
+    out = module.ln_post(attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)")))
+    out = rearrange(out @ module.proj, "(slots queries) dim -> slots queries dim", queries=queries)
+    return cast(Tensor, out)
+
+
+def _frequencies(dim: int) -> Tensor:
+    """Those of `dim` channels, float32 `[dim / 2]`, by numpy like the original: other powers round in other ways."""
+    import numpy
+
+    share = numpy.arange(dim // 2, dtype=numpy.float32) / (dim / 2)
+    return torch.from_numpy(1 / 10_000**share)
+
+
+def _is_temporal(module: Any) -> bool:
+    """Whether slices come in groups, with a time each: MiniCPM-V 4.5."""
+    return hasattr(module, "max_temporal_size")
