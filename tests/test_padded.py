@@ -408,7 +408,7 @@ def spec(buffers=(), layout=MASK, outputs=None):
 DECLARATIONS = {
     "a buffer of packed rows": (
         lambda: spec([vg.CuSeqlens()]), vg.SpecError,
-        "CuSeqlens(name='cu_seqlens', per='item') is for packed rows, but PaddedMask has padded ones; declare KeyPaddingM",
+        "CuSeqlens(name='cu_seqlens', per='item', queries=None) is for packed rows, but PaddedMask has padded ones; declare KeyPaddingM",
     ),
     "a mask of packed rows": (
         lambda: spec([vg.KeyPaddingMask()], vg.Lengths()), vg.SpecError,
