@@ -39,6 +39,7 @@ from varlen_graphs.extents import Entries, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.padded import PaddedLengths, PaddedMask
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -76,6 +77,7 @@ __all__ = [
     "LayoutError",
     "Lengths",
     "MaxSeqlen",
+    "Normalize",
     "Outputs",
     "PackedRows",
     "PaddedLadder",

@@ -14,6 +14,7 @@ from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuff
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
 
@@ -35,9 +36,11 @@ class PackedRows:
         rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
             `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
             have one entry, and one inside the graph elsewhere.
+        normalize: What makes of integer rows, such as the bytes of pixels, what the module takes: it gets them in the
+            dtype of its first floating parameter. Needs an integer `dtype`, and `shape`.
 
     Raises:
-        SpecError: `rows_dim` is no dimension of such an argument.
+        SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.
     """
 
     name: str
@@ -45,8 +48,13 @@ class PackedRows:
     dtype: torch.dtype | None = None
     pad: int = 0
     rows_dim: int = 0
+    normalize: Normalize | None = None
 
     def __post_init__(self) -> None:
+        if self.normalize is not None:
+            self.normalize.check(self.shape)
+            if self.dtype is None or self.dtype.is_floating_point:
+                raise SpecError(f"{self!r}: expected an integer dtype of rows to normalise, such as torch.uint8")
         most = math.inf if self.shape is None else len(self.shape)
         if not 0 <= self.rows_dim <= most:
             raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")

@@ -26,6 +26,7 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
 from varlen_graphs.recipes.registry import handles
@@ -41,7 +42,12 @@ PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spat
     "Qwen3OmniMoeVisionEncoder",
 )  # fmt: skip
 def qwen3_vl(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: Backend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
 
@@ -54,6 +60,8 @@ def qwen3_vl(
         tower: `model.model.visual` of a whole model, or `model.thinker.visual` of an Omni model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
+        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+            `.to(torch.uint8)`, and are normalised inside the graph.
         **options: Further arguments of `GraphedEncoder`.
 
     Raises:
@@ -121,7 +129,12 @@ def qwen3_vl(
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
     spec = BufferSpec(
-        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=PackedRows(
+            "hidden_states",
+            shape=(tower.patch_embed.proj.weight[0].numel(),),
+            dtype=None if normalize is None else torch.uint8,
+            normalize=normalize,
+        ),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             CuSeqlens(per="frame"),
