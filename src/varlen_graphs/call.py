@@ -145,7 +145,8 @@ class Signature:
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
-                    "declare it as a buffer or as a column of the layout"
+                    "declare it as a buffer, or as a column of the layout if it holds an integer an item (a second "
+                    "tensor with an entry a row cannot be declared: put both into one)"
                 )
             if self.takes(name):
                 if not self._is_default(name, value):
@@ -184,7 +185,10 @@ class Signature:
             if name in arguments:
                 raise InputError(f"argument {name!r} came twice, by position and by name")
             if name in self._produced:
-                raise InputError(f"argument {name!r} is computed inside the graph; leave it out of the call")
+                raise InputError(
+                    f"argument {name!r} is computed inside the graph; leave it out of the call, and describe the items "
+                    f"by {self._spec.layout.name!r}"
+                )
             arguments[name] = value
         for name in self._positional:
             if name in self._declared and arguments.get(name) is None:

@@ -100,6 +100,8 @@ class BufferSpec:
     outputs: Declared = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rows, str | PackedRows):
+            raise SpecError(f"rows={self.rows!r}: expected the name of one argument, or a PackedRows")
         names = [self.packed.name, self.layout.name]
         names += [column.name for column in self.layout.columns]
         names += [buffer.name for buffer in self.buffers]
