@@ -68,6 +68,9 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
     before, keys = state(tower), [*model.state_dict()]
     assert wrapped(model) is model
     assert visual(model)[0] is tower
+    during = state(tower)
+    assert during[""][1].pop("forward")
+    assert during == before  # classes, hooks, parameters and all else
     assert [*model.state_dict()] == keys
     got = [tokens(model, inputs) for inputs in prompts(model)]
     assert all(map(torch.equal, got, expected))
@@ -305,6 +308,20 @@ def test_recorded_outputs_come_from_the_original(plain):
     out = plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_hidden_states=True)
     assert isinstance(out, tuple) or len(out.hidden_states) >= 4  # transformers 4.57 records none
     assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), [("output_hidden_states", True), ("return_dict", False)])
+def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value):
+    model = wrapped(whole_model())
+    tower, inputs = model.model.visual, prompt(model, IMAGES)
+    call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
+    tower(**call)
+    setattr(tower.config, name, value)
+    got = tower(**call)
+    assert vg.encoders(model)["model.visual"].stats.eager == {f"config.{name}={value}": 1}
+    expected = vg.unwrap(model).model.visual(**call)
+    assert type(got) is type(expected)
+    assert len(got) == len(expected)
 
 
 def test_several_models_share_a_pool():
