@@ -87,8 +87,11 @@ def test_hooks_may_go_again():
     assert "forward" not in vars(model.model.visual)
 
 
-def test_offloaded_weights_are_refused():
+def test_offloaded_weights_are_refused(tmp_path):
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    on_disk = accelerate.disk_offload(whole_model(), tmp_path, execution_device="cpu")
+    with pytest.raises(vg.SpecError, match=r"model\.visual"):
+        wrapped(on_disk)
     model = accelerate.cpu_offload(whole_model(), execution_device="cpu")
     with pytest.raises(vg.SpecError, match=r"model\.visual"):
         wrapped(model)
@@ -113,6 +116,13 @@ def test_adapters_are_part_of_the_graphs():
     assert distance(features(wrapped(model)), expected) < 1e-5
     assert encoder_of(model).stats.replays.total() == 1
     assert distance(vg.unwrap(model) and features(model), expected) < 1e-6
+
+
+def test_adapters_may_come_before_the_first_call():
+    model = adapted(wrapped(whole_model()))
+    got = features(model)
+    assert encoder_of(model).stats.replays.total() == 1
+    assert distance(got, features(vg.unwrap(model))) < 1e-5
 
 
 def test_adapters_that_come_after_the_capture_are_told_at_once():

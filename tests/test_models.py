@@ -143,6 +143,7 @@ def test_a_recipe_of_your_own_joins_by_declaring_itself():
         (lambda m: vg.wrap(m, [0]), "no item could use it"),
         (lambda m: vg.wrap(m, {"model.audio": [128]}), r"budgets are for \['model.audio'\].*\['model.visual'\]"),
         (lambda m: vg.wrap(m.to("meta")), r"model.visual has weights on \['meta'\]"),
+        (lambda m: m.model.visual.blocks[0].to("meta") and vg.wrap(m), r"weights on \['cpu', 'meta'\].*spread over"),
     ],
 )
 def test_a_wrap_that_fails_changes_nothing(change, message):
@@ -300,6 +301,15 @@ def test_checkpointing_flags_change_nothing(plain):
     assert torch.equal(tokens(plain, prompt(plain, IMAGES)), expected)
     plain.gradient_checkpointing_disable()
     assert not vg.encoders(plain)["model.visual"].stats.eager
+
+
+def test_a_tower_learns_only_without_graphs_in_it(plain):
+    inputs = prompt(plain, IMAGES)
+    weight = plain.model.visual.blocks[0].attn.qkv.weight
+    for wrapping, learns in ((vg.unwrap, True), (wrapped, False)):
+        wrapping(plain)(**inputs).logits.sum().backward()
+        assert (weight.grad is not None) is learns
+        plain.zero_grad()
 
 
 def test_recorded_outputs_come_from_the_original(plain):
