@@ -96,6 +96,16 @@ def test_a_model_that_hears_has_two_towers():
     assert not heard["audio_tower"].stats.eager
 
 
+def test_the_towers_of_an_omni_model_are_found_in_its_thinker():
+    modeling = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    config = modeling.Qwen3OmniMoeForConditionalGeneration.config_class(
+        thinker_config=whole_model("qwen3_omni").config.to_dict(), enable_audio_output=False
+    )
+    model = wrapped(modeling.Qwen3OmniMoeForConditionalGeneration._from_config(config).eval())
+    assert {path.rpartition(".")[2] for path in vg.encoders(model)} == {"visual", "audio_tower"}
+    assert all(path.startswith("thinker.") for path in vg.encoders(model))
+
+
 def test_nothing_is_captured_before_the_first_call(plain):
     wrapped(plain)
     assert len(vg.encoders(plain)["model.visual"]._captured) == 0
