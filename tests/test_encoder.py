@@ -1,5 +1,7 @@
 import copy
 import gc
+import itertools
+import re
 import threading
 import time
 import weakref
@@ -264,6 +266,15 @@ def test_a_function_around_a_module_that_takes_no_items_runs_eager_under_hooks()
     encoder(rows_for([6]), lengths=[6])
     assert seen
     assert encoder.stats.eager == {"forward hooks": 1}
+
+
+def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)  # a second goes by whenever somebody asks
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    shown = capsys.readouterr().err
+    assert re.search(rf"capturing: .* \d/{len(encoder.budgets)} \[", shown)
+    assert not shown.rpartition("\r")[2].strip()  # and leaves nothing behind
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():

@@ -24,7 +24,7 @@ def _typed(value: Any) -> tuple[type, Any]:
 
 
 OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
-"""Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
+"""Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
 
 WITHOUT_EFFECT = ("use_cache",)
 """What transformers hands on from `generate` to towers, and means nothing to an encoder."""
@@ -72,6 +72,7 @@ class Signature:
         self._who = type(module).__name__
         own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
         self._replaced = forward is not None
+        self._config = getattr(module, "config", None)
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -164,7 +165,7 @@ class Signature:
                 f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
                 "in every call, or declare buffers of these names"
             )
-        return statics, beyond
+        return statics, beyond or self._asked_by_config(arguments)
 
     @property
     def original_takes_call(self) -> bool:
@@ -176,6 +177,14 @@ class Signature:
     def _original_takes(self, name: str) -> bool:
         """Whether an argument that what is captured lacks could go to the module itself."""
         return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
+
+    def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why only the original module can answer, where its configuration asks for what the call does not mention."""
+        if self.original_takes_call:
+            for name, other in OTHER_OUTPUTS.items():
+                if name not in arguments and bool(getattr(self._config, name, not other)) is other:
+                    return f"config.{name}={other}"
+        return None
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):

@@ -57,7 +57,8 @@ def qwen3_vl(
     share all graphs.
 
     Args:
-        tower: `model.model.visual` of a whole model, or `model.thinker.visual` of an Omni model.
+        tower: `model.model.visual` of a whole model, or `model.thinker.model.visual` of an Omni model (up to
+            transformers 5.17 `model.thinker.visual`).
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
         normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
@@ -71,7 +72,7 @@ def qwen3_vl(
         tower,
         PARTS,
         "the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni, which is model.model.visual of a whole model "
-        "(model.thinker.visual for Omni)",
+        "(model.thinker.model.visual for Omni)",
     )
     deep = hasattr(tower, "deepstack_merger_list")
     made = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
