@@ -9,6 +9,12 @@ from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.layer_norm import triton as kernel
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
+from varlen_graphs.kernels.rms_norm import reference as rms_reference
+from varlen_graphs.kernels.rms_norm import triton as rms_kernel
+from varlen_graphs.kernels.rms_norm.op import add_rms_norm
+from varlen_graphs.kernels.silu_mul import reference as silu_reference
+from varlen_graphs.kernels.silu_mul import triton as silu_kernel
+from varlen_graphs.kernels.silu_mul.op import silu_mul
 from varlen_graphs.recipes.blocks import add_norm, linear_activation
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
@@ -38,6 +44,37 @@ def test_the_sum_and_its_norm_in_one_pass(rows, dim, dtype):
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 128), (2, 1280)])
+def test_the_sum_and_its_rms_norm_in_one_pass(rows, dim, dtype):
+    x, delta = torch.randn(2, rows, dim).to(dtype).unbind(0)
+    weight = torch.randn(dim).to(dtype)
+    total, normed = rms_kernel.add_rms_norm(x, delta, weight, 1e-6)
+    expected = rms_reference.add_rms_norm(x, delta, weight, 1e-6)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(total, expected[0], rtol=step, atol=step)
+    torch.testing.assert_close(normed, expected[1], rtol=4 * step, atol=4 * step)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 1026)])
+def test_a_gate_and_what_it_lets_through_in_one_pass(rows, dim, dtype):
+    gate, up = (4 * torch.randn(2, rows, dim)).to(dtype).unbind(0)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        silu_kernel.silu_mul(gate, up), silu_reference.silu_mul(gate, up), rtol=2 * step, atol=step
+    )
+
+
+@interpreted
+def test_large_gates_neither_overflow_nor_leak():
+    gate = torch.tensor([[-200.0, 200.0, torch.nan, 0.0]])
+    out = silu_kernel.silu_mul(gate, torch.ones(1, 4))
+    torch.testing.assert_close(out, torch.tensor([[0.0, 200.0, torch.nan, 0.0]]), equal_nan=True)
+
+
+@interpreted
 def test_the_kernel_reads_views_and_keeps_what_is_not_finite_in_its_row():
     norm = norm_of(24)
     x, delta = torch.randn(6, 3, 24)[:, 1], torch.randn(6, 48)[:, 24:]
@@ -57,6 +94,9 @@ def test_the_operators_are_sound_for_the_compiler():
         turned = torch.randn(16, 5).t()
         torch.library.opcheck(add_layer_norm, (turned, turned + 1, norm.weight, norm.bias, 1e-6))
         torch.library.opcheck(linear_gelu, (x, linear.weight, linear.bias))
+        torch.library.opcheck(add_rms_norm, (x, x + 1, norm.weight, 1e-6))
+        torch.library.opcheck(silu_mul, (x, x + 1))
+        torch.library.opcheck(silu_mul, (turned, turned + 1))
 
 
 @torch.no_grad()
