@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.layer_norm import triton as kernel
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, rms_norm
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
@@ -20,6 +21,14 @@ def norm_of(dim, seed=0):
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
+    return norm
+
+
+def rms_norm_of(dim):
+    torch.manual_seed(0)
+    norm = Qwen2RMSNorm(dim)
+    with torch.no_grad():
+        norm.weight.normal_()
     return norm
 
 
@@ -68,6 +77,51 @@ def test_plain_modules_are_fused_without_a_difference():
     torch.testing.assert_close(normed, norm(x + delta))
     for activation in (nn.GELU("tanh"), nn.GELU(), nn.ReLU()):
         torch.testing.assert_close(linear_activation(x, linear, activation), activation(linear(x)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_rms_norm_is_as_exact_as_its_module(dtype):
+    norm = rms_norm_of(72).to(dtype)
+    x, delta = torch.randn(2, 5, 72).to(dtype).unbind(0)
+    exact = rms_norm_of(72).to(dtype).double()(x.double())
+    got = rms_norm(x, norm)
+    assert got.dtype == dtype
+    assert (got - exact).norm() <= 1.01 * (norm(x) - exact).norm() + 1e-6
+    assert all(map(torch.equal, add_norm(x, delta, norm), (x + delta, rms_norm(x + delta, norm))))
+
+
+class Doubled(Qwen2RMSNorm):
+    """A norm that means something else by its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_an_rms_norm_that_is_not_plain_is_called():
+    x = torch.randn(5, 16)
+    for norm in (hooked(rms_norm_of(16)), overridden(rms_norm_of(16)), Doubled(16), nn.RMSNorm(16)):
+        assert torch.equal(rms_norm(x, norm), norm(x))
+    half = rms_norm_of(16).half()
+    assert torch.equal(rms_norm(x, half), half(x))  # the module decides what is cast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_embedded_by_a_matrix_product(bias):
+    class PatchEmbed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4), bias=bias)
+
+        def forward(self, rows):
+            return self.proj(rows.view(-1, 3, 2, 4, 4)).flatten(1)
+
+    embed, rows = PatchEmbed(), torch.randn(5, 96)
+    torch.testing.assert_close(embed_patches(embed, rows), embed(rows))
+    hooked(embed.proj)
+    assert torch.equal(embed_patches(embed, rows), embed(rows))
 
 
 class Adapted(nn.Linear):

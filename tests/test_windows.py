@@ -123,6 +123,21 @@ def test_items_of_too_many_windows_go_to_a_larger_budget():
         encoder(torch.ones(512, 1), grid_thw=[(64, 2, 4)])
 
 
+def test_windows_that_only_the_device_has_seen_are_counted_there():
+    class Identity(torch.nn.Module):
+        def forward(self, x, cu_window_seqlens):
+            return x * 1
+
+    spec = vg.BufferSpec("x", vg.GridTHW(merge=2), [vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(4))])
+    budgets = [vg.Budget(256, segments=16), vg.Budget(512, segments=512)]
+    encoder = vg.GraphedEncoder(Identity(), budgets, spec, backend="tape", min_segment_rows=16)
+    grid = torch.tensor([[1, 10, 10], [1, 12, 12]])
+    assert encoder(torch.ones(244, 1), grid_thw=grid).isfinite().all()
+    assert encoder(torch.ones(256, 1), grid_thw=torch.tensor([[32, 2, 4]])).isnan().all()  # 8 rows a window
+    with pytest.raises(vg.LayoutError, match="describes 32 segments, more than the 16 of the budget"):
+        encoder.check()
+
+
 @given(st.integers(1, 1500), st.integers(1, 40), st.integers(1, 100), st.integers(4, 1500), sides)
 def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segments, longest, side):
     budget = vg.Budget(-(-rows // 4) * 4, items, segments, longest)
