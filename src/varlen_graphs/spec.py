@@ -196,7 +196,7 @@ class BufferSpec:
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
             segments = sum([item[0] for item in layout.items])
             longest = longest or max([item[1] * item[2] for item in layout.items])
-        if self.windows:  # the same of windows and their frame
+        if self.windows:  # a frame has no fewer windows than one, and none is longer than it
             cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
             segments = sum([count for count, _ in cut])
             longest = longest or max([length for _, length in cut])
