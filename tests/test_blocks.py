@@ -4,6 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLMLP
 
 from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.layer_norm import triton as kernel
@@ -15,7 +18,7 @@ from varlen_graphs.kernels.rms_norm.op import add_rms_norm
 from varlen_graphs.kernels.silu_mul import reference as silu_reference
 from varlen_graphs.kernels.silu_mul import triton as silu_kernel
 from varlen_graphs.kernels.silu_mul.op import silu_mul
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, rms_norm, swiglu
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
@@ -26,6 +29,14 @@ def norm_of(dim, seed=0):
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
+    return norm
+
+
+def rms_norm_of(dim):
+    torch.manual_seed(0)
+    norm = Qwen2RMSNorm(dim)
+    with torch.no_grad():
+        norm.weight.normal_()
     return norm
 
 
@@ -108,6 +119,71 @@ def test_plain_modules_are_fused_without_a_difference():
     torch.testing.assert_close(normed, norm(x + delta))
     for activation in (nn.GELU("tanh"), nn.GELU(), nn.ReLU()):
         torch.testing.assert_close(linear_activation(x, linear, activation), activation(linear(x)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_rms_norm_is_as_exact_as_its_module(dtype):
+    norm = rms_norm_of(72).to(dtype)
+    x, delta = torch.randn(2, 5, 72).to(dtype).unbind(0)
+    exact = rms_norm_of(72).to(dtype).double()(x.double())
+    got = rms_norm(x, norm)
+    assert got.dtype == dtype
+    assert (got - exact).norm() <= 1.01 * (norm(x) - exact).norm() + 1e-6
+    total, normed = add_norm(x, delta, norm)
+    assert torch.equal(total, x + delta)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(normed, rms_norm(total, norm), rtol=2 * step, atol=2 * step)
+
+
+class Doubled(Qwen2RMSNorm):
+    """A norm that means something else by its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_an_rms_norm_that_is_not_plain_is_called():
+    x = torch.randn(5, 16)
+    for norm in (hooked(rms_norm_of(16)), overridden(rms_norm_of(16)), Doubled(16), nn.RMSNorm(16)):
+        assert torch.equal(rms_norm(x, norm), norm(x))
+    half = rms_norm_of(16).half()
+    assert torch.equal(rms_norm(x, half), half(x))  # the module decides what is cast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_embedded_by_a_matrix_product(bias):
+    class PatchEmbed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4), bias=bias)
+
+        def forward(self, rows):
+            return self.proj(rows.view(-1, 3, 2, 4, 4)).flatten(1)
+
+    embed, rows = PatchEmbed(), torch.randn(5, 96)
+    torch.testing.assert_close(embed_patches(embed, rows), embed(rows))
+    hooked(embed.proj)
+    assert torch.equal(embed_patches(embed, rows), embed(rows))
+
+
+def swiglu_of(act="silu"):
+    config = Qwen2_5_VLVisionConfig(hidden_size=16, intermediate_size=24, hidden_act=act)
+    torch.manual_seed(0)
+    return Qwen2_5_VLMLP(config, bias=True)
+
+
+@torch.no_grad()
+def test_a_plain_swiglu_is_fused_and_any_other_is_called():
+    x = torch.randn(5, 16)
+    for mlp in (swiglu_of(), swiglu_of("gelu"), hooked(swiglu_of()), overridden(swiglu_of())):
+        torch.testing.assert_close(swiglu(x, mlp), mlp(x))
+    mlp = swiglu_of()
+    mlp.down_proj = Adapted(24, 16)
+    hooked(mlp.gate_proj)
+    torch.testing.assert_close(swiglu(x, mlp), mlp(x))
 
 
 class Adapted(nn.Linear):

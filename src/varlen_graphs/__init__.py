@@ -21,6 +21,7 @@ from varlen_graphs.buffers import (
     MaxSeqlen,
     RotaryTable,
     RowPositions,
+    WindowIndex,
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
@@ -37,7 +38,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.extents import Entries, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
+from varlen_graphs.layout import Column, GridTHW, Layout, Lengths, Windows
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
@@ -94,6 +95,8 @@ __all__ = [
     "Stats",
     "TileSchedule",
     "VarlenGraphsError",
+    "WindowIndex",
+    "Windows",
     "apply_rotary",
     "encoders",
     "interpolate_positions",

@@ -13,7 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
-from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
+from varlen_graphs.layout import Layout, LayoutArgument, Per, Windows, is_integers, parse_column, segments_of
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
@@ -123,12 +123,15 @@ class BufferSpec:
                 f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
             )
         for buffer in self._segmented:
-            if buffer.per not in ("frame", "item", "clip"):
-                raise SpecError(f"{buffer!r}: expected per='frame', 'item' or 'clip'")
+            if buffer.per not in ("frame", "item", "clip") and not isinstance(buffer.per, Windows):
+                raise SpecError(f"{buffer!r}: expected per='frame', 'item', 'clip' or Windows(side)")
             if buffer.per != "item" and not self.layout.has_frames:
                 raise SpecError(
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
+        sizes = {per for per in self._kinds if isinstance(per, Windows)}
+        if len(sizes) > 1:
+            raise SpecError(f"segments are {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -187,7 +190,7 @@ class BufferSpec:
 
     def demand(self, item: Sequence[int]) -> Demand:
         """What an item needs of a budget, by the segments that are declared."""
-        kinds = [segments_of(item, per) for per in self._kinds]
+        kinds = [segments_of(item, per, self.layout.merge) for per in self._kinds]
         return Demand(
             rows=item[0] * item[1] * item[2],
             segments=max((count for count, _ in kinds), default=0),
@@ -196,26 +199,38 @@ class BufferSpec:
 
     def load(self, layout: Layout) -> Load:
         """What all items together need of a budget: the sum of their demands."""
-        frames, whole = self.segment_kinds
+        frames, whole, _ = self.segment_kinds
         segments = longest = 0
         if whole:
             segments, longest = len(layout), max(layout.rows)
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
             segments = sum([item[0] for item in layout.items])
             longest = longest or max([item[1] * item[2] for item in layout.items])
+        if self.windows:  # a frame has no fewer windows than one, and none is longer than it
+            cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
+            segments = sum([count for count, _ in cut])
+            longest = longest or max([length for _, length in cut])
         return Load(layout.total, len(layout), segments, longest)
 
     def squares(self, layout: Layout) -> int:
-        """The sum of squared segment lengths, which attention costs follow; of the longer kind where there are two."""
-        frames, whole = self.segment_kinds
+        """The sum of squared segment lengths, which attention costs follow; of the longest kind there is."""
+        frames, whole, window = self.segment_kinds
         if whole:
             return sum([rows * rows for rows in layout.rows])
-        return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items]) if frames else 0
+        if frames:
+            return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items])
+        return sum([item[0] * item[1] * item[2] for item in layout.items]) * window**2  # as if none were cut by an edge
 
     @cached_property
-    def segment_kinds(self) -> tuple[bool, bool]:
-        """Whether frames are segments, and whether items are."""
-        return "frame" in self._kinds, bool(self._kinds - {"frame"})
+    def segment_kinds(self) -> tuple[bool, bool, int]:
+        """Whether frames are segments, whether items are, and how many rows a side windows have that are; or 0."""
+        window = self.windows.side * self.layout.merge if self.windows else 0
+        return "frame" in self._kinds, bool(self._kinds & {"item", "clip"}), window
+
+    @cached_property
+    def windows(self) -> Windows | None:
+        """The windows that are segments, if some are."""
+        return next((per for per in self._kinds if isinstance(per, Windows)), None)
 
     def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
         """The most that so many items of together so many rows can need of a budget, whatever they are.
@@ -223,12 +238,17 @@ class BufferSpec:
         Args:
             rows: Rows of all items.
             items: Items.
-            min_segment_rows: What no segment is shorter than.
+            min_segment_rows: What segments are promised to have on average, at least.
         """
-        frames, whole = self.segment_kinds
-        segments = rows // max(min_segment_rows, self.layout.row_multiple) if frames else items
-        longest = rows - (items - 1) * self.layout.row_multiple
-        return Load(rows, items, segments if frames or whole else 0, longest if frames or whole else 0)
+        frames, whole, window = self.segment_kinds
+        segments = longest = 0
+        if self._kinds:
+            cut = frames or window
+            segments = rows // max(min_segment_rows, self.layout.row_multiple) if cut else items
+            longest = rows - (items - 1) * self.layout.row_multiple
+        if not (frames or whole):
+            longest = min(longest, window**2)
+        return Load(rows, items, segments, longest)
 
     def is_on(self, description: Mapping[str, Any], device: torch.device) -> bool:
         """Whether all that describes the items is tensors on `device`, as the item table takes them."""
@@ -292,7 +312,7 @@ class BufferSpec:
                         f"{budget} is not that of a padded batch: expected rows = items * max_seqlen; write "
                         "Budget.padded(batch, length), or a PaddedLadder"
                     )
-        whole = self._kinds != {"frame"}
+        _, whole, _ = self.segment_kinds
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
             if self._kinds and budget.max_seqlen < shortest:

@@ -13,6 +13,7 @@ from varlen_graphs.buffers.mask import KeyPaddingMask
 from varlen_graphs.buffers.positions import GridPositions, RowPositions
 from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
+from varlen_graphs.buffers.windows import WindowIndex
 
 __all__ = [
     "AttentionSchedule",
@@ -28,5 +29,6 @@ __all__ = [
     "MaxSeqlen",
     "RotaryTable",
     "RowPositions",
+    "WindowIndex",
     "interpolate_positions",
 ]

@@ -32,5 +32,9 @@ class AttentionSchedule(Buffer):
         """The schedule of the segments that `CuSeqlens(per=...)` describes."""
         budget = table.budget
         return tile_schedule(
-            table.cu_seqlens(self.per), budget.max_seqlen, rows=budget.rows, heads=self.heads, head_dim=self.head_dim
+            table.cu_seqlens(self.per),
+            table.max_seqlen(self.per),
+            rows=budget.rows,
+            heads=self.heads,
+            head_dim=self.head_dim,
         )

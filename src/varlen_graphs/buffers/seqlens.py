@@ -15,7 +15,8 @@ class CuSeqlens(Buffer):
 
     Attributes:
         name: The argument it fills.
-        per: What a segment is: `"frame"`, `"item"`, or `"clip"` (all frames of an item attend to each other).
+        per: What a segment is: `"frame"`, `"item"`, `"clip"` (all frames of an item attend to each other), or
+            `Windows(side)` of rows that `WindowIndex` brought into their order.
     """
 
     any_segments = False
@@ -30,7 +31,9 @@ class CuSeqlens(Buffer):
 
 @dataclass(frozen=True)
 class MaxSeqlen(Buffer):
-    """The most rows a segment may have: a Python int, frozen at capture, so the `max_seqlen` of the budget.
+    """The most rows a segment may have: a Python int, frozen at capture.
+
+    It is the `max_seqlen` of the budget; of windows their own size, where that is less.
 
     Attributes:
         name: The argument it fills.
@@ -42,5 +45,5 @@ class MaxSeqlen(Buffer):
     per: Per = "item"
 
     def produce(self, table: ItemTable, module: nn.Module) -> int:
-        """The budget's `max_seqlen`."""
-        return table.budget.max_seqlen
+        """The most rows that the budget allows."""
+        return table.max_seqlen(self.per)
