@@ -65,7 +65,7 @@ def main() -> None:
 
 def budget_rows(call: Call) -> int:
     """The budget that the default ladder has for a call."""
-    return next(rows for rows in vg.Ladder() if rows >= len(call.rows))
+    return next(rows for rows in vg.Ladder().row_counts() if rows >= len(call.rows))
 
 
 def breakdown(encoder: vg.GraphedEncoder, call: Call, options: argparse.Namespace) -> list[dict[str, Any]]:

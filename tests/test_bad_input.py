@@ -150,7 +150,7 @@ DECLARATIONS = {
         "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths has not; use per='item'",
     ),
     "an unknown kind of segment": (
-        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per to be one of ('frame', 'item', 'clip', 'group')",
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
     ),
     "an argument the module does not have": (
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),

@@ -4,12 +4,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLMLP
 
 from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.layer_norm import triton as kernel
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.kernels.rms_norm import reference as rms_reference
+from varlen_graphs.kernels.rms_norm import triton as rms_kernel
+from varlen_graphs.kernels.rms_norm.op import add_rms_norm
+from varlen_graphs.kernels.silu_mul import reference as silu_reference
+from varlen_graphs.kernels.silu_mul import triton as silu_kernel
+from varlen_graphs.kernels.silu_mul.op import silu_mul
+from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, rms_norm, swiglu
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
@@ -20,6 +29,14 @@ def norm_of(dim, seed=0):
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
+    return norm
+
+
+def rms_norm_of(dim):
+    torch.manual_seed(0)
+    norm = Qwen2RMSNorm(dim)
+    with torch.no_grad():
+        norm.weight.normal_()
     return norm
 
 
@@ -35,6 +52,37 @@ def test_the_sum_and_its_norm_in_one_pass(rows, dim, dtype):
     step = torch.finfo(dtype).eps
     torch.testing.assert_close(total, expected[0], rtol=step, atol=step)
     torch.testing.assert_close(normed, expected[1], rtol=4 * step, atol=4 * step)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 128), (2, 1280)])
+def test_the_sum_and_its_rms_norm_in_one_pass(rows, dim, dtype):
+    x, delta = torch.randn(2, rows, dim).to(dtype).unbind(0)
+    weight = torch.randn(dim).to(dtype)
+    total, normed = rms_kernel.add_rms_norm(x, delta, weight, 1e-6)
+    expected = rms_reference.add_rms_norm(x, delta, weight, 1e-6)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(total, expected[0], rtol=step, atol=step)
+    torch.testing.assert_close(normed, expected[1], rtol=4 * step, atol=4 * step)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 1026)])
+def test_a_gate_and_what_it_lets_through_in_one_pass(rows, dim, dtype):
+    gate, up = (4 * torch.randn(2, rows, dim)).to(dtype).unbind(0)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        silu_kernel.silu_mul(gate, up), silu_reference.silu_mul(gate, up), rtol=2 * step, atol=step
+    )
+
+
+@interpreted
+def test_large_gates_neither_overflow_nor_leak():
+    gate = torch.tensor([[-200.0, 200.0, torch.nan, 0.0]])
+    out = silu_kernel.silu_mul(gate, torch.ones(1, 4))
+    torch.testing.assert_close(out, torch.tensor([[0.0, 200.0, torch.nan, 0.0]]), equal_nan=True)
 
 
 @interpreted
@@ -57,6 +105,9 @@ def test_the_operators_are_sound_for_the_compiler():
         turned = torch.randn(16, 5).t()
         torch.library.opcheck(add_layer_norm, (turned, turned + 1, norm.weight, norm.bias, 1e-6))
         torch.library.opcheck(linear_gelu, (x, linear.weight, linear.bias))
+        torch.library.opcheck(add_rms_norm, (x, x + 1, norm.weight, 1e-6))
+        torch.library.opcheck(silu_mul, (x, x + 1))
+        torch.library.opcheck(silu_mul, (turned, turned + 1))
 
 
 @torch.no_grad()
@@ -68,6 +119,71 @@ def test_plain_modules_are_fused_without_a_difference():
     torch.testing.assert_close(normed, norm(x + delta))
     for activation in (nn.GELU("tanh"), nn.GELU(), nn.ReLU()):
         torch.testing.assert_close(linear_activation(x, linear, activation), activation(linear(x)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_rms_norm_is_as_exact_as_its_module(dtype):
+    norm = rms_norm_of(72).to(dtype)
+    x, delta = torch.randn(2, 5, 72).to(dtype).unbind(0)
+    exact = rms_norm_of(72).to(dtype).double()(x.double())
+    got = rms_norm(x, norm)
+    assert got.dtype == dtype
+    assert (got - exact).norm() <= 1.01 * (norm(x) - exact).norm() + 1e-6
+    total, normed = add_norm(x, delta, norm)
+    assert torch.equal(total, x + delta)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(normed, rms_norm(total, norm), rtol=2 * step, atol=2 * step)
+
+
+class Doubled(Qwen2RMSNorm):
+    """A norm that means something else by its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_an_rms_norm_that_is_not_plain_is_called():
+    x = torch.randn(5, 16)
+    for norm in (hooked(rms_norm_of(16)), overridden(rms_norm_of(16)), Doubled(16), nn.RMSNorm(16)):
+        assert torch.equal(rms_norm(x, norm), norm(x))
+    half = rms_norm_of(16).half()
+    assert torch.equal(rms_norm(x, half), half(x))  # the module decides what is cast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_embedded_by_a_matrix_product(bias):
+    class PatchEmbed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4), bias=bias)
+
+        def forward(self, rows):
+            return self.proj(rows.view(-1, 3, 2, 4, 4)).flatten(1)
+
+    embed, rows = PatchEmbed(), torch.randn(5, 96)
+    torch.testing.assert_close(embed_patches(embed, rows), embed(rows))
+    hooked(embed.proj)
+    assert torch.equal(embed_patches(embed, rows), embed(rows))
+
+
+def swiglu_of(act="silu"):
+    config = Qwen2_5_VLVisionConfig(hidden_size=16, intermediate_size=24, hidden_act=act)
+    torch.manual_seed(0)
+    return Qwen2_5_VLMLP(config, bias=True)
+
+
+@torch.no_grad()
+def test_a_plain_swiglu_is_fused_and_any_other_is_called():
+    x = torch.randn(5, 16)
+    for mlp in (swiglu_of(), swiglu_of("gelu"), hooked(swiglu_of()), overridden(swiglu_of())):
+        torch.testing.assert_close(swiglu(x, mlp), mlp(x))
+    mlp = swiglu_of()
+    mlp.down_proj = Adapted(24, 16)
+    hooked(mlp.gate_proj)
+    torch.testing.assert_close(swiglu(x, mlp), mlp(x))
 
 
 class Adapted(nn.Linear):

@@ -41,16 +41,26 @@ def test_a_ladder_reaches_from_min_to_max_in_steps_no_larger_than_asked(smallest
 
 
 @given(st.integers(1, 500), st.integers(500, 20_000), st.floats(1.01, 3))
-def test_row_counts_of_a_ladder_are_a_little_short_of_whole_tiles(smallest, largest, step):
-    *rows, last = vg.Ladder(smallest, largest, step)
-    assert all(r % 128 == 112 for r in rows)
-    assert abs([*rows, last][0] - smallest) <= 112
-    assert last == largest
+def test_row_counts_between_the_ends_are_whole_tiles_or_a_little_short_of_them(smallest, largest, step):
+    first, *rows, last = vg.Ladder(smallest, largest + 1, step).row_counts()
+    assert all(r % 128 == (0 if r <= 2048 else 112) for r in rows)
+    assert (first, last) == (smallest, largest + 1)
 
 
-def test_the_default_ladder_is_fine():
-    rows = list(vg.Ladder())
-    assert (rows[0], rows[-1], len(rows)) == (240, 16_384, 67)
+def test_the_default_ladder_is_fine_and_holds_the_usual_squares_without_padding():
+    rows = list(vg.Ladder().row_counts())
+    assert (rows[0], rows[-1], len(rows)) == (256, 16_384, 66)
+    assert {(side // 14) ** 2 for side in (224, 448)} <= {*rows}
+
+
+def test_a_ladder_for_short_items_says_so():
+    plain, short, windows = (
+        list(vg.Ladder(*ends)) for ends in ((256, 1024), (256, 1024, 1.04, 16), (256, 1024, 1.04, 64, 16))
+    )
+    assert [(b.items, b.segments) for b in (plain[0], plain[-1])] == [(8, 8), (16, 16)]
+    assert [(b.items, b.segments) for b in (short[0], short[-1])] == [(16, 16), (64, 64)]
+    assert [(b.items, b.segments) for b in (windows[0], windows[-1])] == [(8, 16), (16, 64)]
+    assert [b.rows for b in plain] == [b.rows for b in short] == list(vg.Ladder(256, 1024).row_counts())
 
 
 @pytest.mark.parametrize(
@@ -61,6 +71,7 @@ def test_the_default_ladder_is_fine():
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),
         (lambda: vg.Budget(True), "Budget(rows=True)"),
+        (lambda: vg.Ladder(rows_per_item=0), "expected rows_per_item and rows_per_segment to be at least 1"),
         (lambda: vg.Ladder(512, 256), "Ladder(512, 256): expected 1 <= min <= max"),
         (
             lambda: vg.Ladder(step=1.0),

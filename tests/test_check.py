@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import varlen_graphs as vg
 from tests import strategies
 from varlen_graphs.kernels.check import reference
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
+from varlen_graphs.layout import segments_of
 
 sizes = st.one_of(st.integers(-2, 9), st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63)]))
 
@@ -31,6 +33,7 @@ def cases(draw):
     limits = {
         "merge": merge, "multiple": draw(st.sampled_from([1, 1, 4, 8])), "segments": draw(st.integers(1, 12)),
         "longest": draw(st.sampled_from([8, 64, 1000])), "frames": draw(st.booleans()), "whole": draw(st.booleans()),
+        "window": draw(st.sampled_from([0, 0, 2, 4])),
     }  # fmt: skip
     return items, capacity, rows, limits
 
@@ -52,14 +55,17 @@ def test_what_the_host_would_refuse_is_found(case):
     items, capacity, rows, limits = case
     table, status, veil = run(reference.check_items, *case)
     counts = [t * h * w for t, h, w in items]
-    lengths = counts if limits["whole"] else [h * w for _, h, w in items] if limits["frames"] else [0]
+    kinds = {"item": limits["whole"], "frame": limits["frames"], vg.Windows(limits["window"] or 1): limits["window"]}
+    segments = [[segments_of(item, per) for item in items] for per, used in kinds.items() if used]
+    too_many = [sum(count for count, _ in found) > limits["segments"] for found in segments[limits["whole"] :]]
+    lengths = [length for found in segments for _, length in found]
     faults = {
         SIZE: any(size < 1 for item in items for size in item),
         MERGE: any(side % limits["merge"] for item in items for side in item[1:]),
         ROWS: sum(counts) != rows,
         RATIO: any(count % limits["multiple"] for count in counts),
-        SEGMENTS: limits["frames"] and sum(t for t, _, _ in items) > limits["segments"],
-        LONGEST: max(lengths) > limits["longest"],
+        SEGMENTS: any(too_many),
+        LONGEST: max(lengths, default=0) > limits["longest"],
     }
     first = next((code for code, wrong in faults.items() if wrong), None)
     if first is None:
@@ -85,7 +91,7 @@ def test_what_the_host_has_seen_is_left_alone(case):
 def test_the_operator_is_sound_for_the_compiler():
     header, table = torch.tensor([1, 1, 6, 1]), torch.tensor([[1, 2, 3], [9, 9, 9]])
     tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(5, dtype=torch.int64), torch.tensor(0.0)
-    torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False))
+    torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False, 2))
 
 
 def test_a_veil_that_hides_nothing_changes_no_bit():

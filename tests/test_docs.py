@@ -26,6 +26,15 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_footgun_is_backed_by_a_test_that_there_is():
+    _, *footguns = (ROOT / "docs" / "footguns.md").read_text().split("\n\n**")
+    for footgun in footguns:
+        tests = re.findall(r"(tests/[\w/]+\.py):\s(test_\w+)", footgun)
+        assert tests, footgun
+        for file, name in tests:
+            assert f"def {name}(" in (ROOT / file).read_text()
+
+
 def test_the_tables_of_the_benchmarks_page_are_those_of_the_results():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert page.count("<!-- table:") == page.count("<!-- end -->") == len(PLACE.findall(page))

@@ -87,8 +87,11 @@ def test_hooks_may_go_again():
     assert "forward" not in vars(model.model.visual)
 
 
-def test_offloaded_weights_are_refused():
+def test_offloaded_weights_are_refused(tmp_path):
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    on_disk = accelerate.disk_offload(whole_model(), tmp_path, execution_device="cpu")
+    with pytest.raises(vg.SpecError, match=r"model\.visual"):
+        wrapped(on_disk)
     model = accelerate.cpu_offload(whole_model(), execution_device="cpu")
     with pytest.raises(vg.SpecError, match=r"model\.visual"):
         wrapped(model)
@@ -113,6 +116,13 @@ def test_adapters_are_part_of_the_graphs():
     assert distance(features(wrapped(model)), expected) < 1e-5
     assert encoder_of(model).stats.replays.total() == 1
     assert distance(vg.unwrap(model) and features(model), expected) < 1e-6
+
+
+def test_adapters_may_come_before_the_first_call():
+    model = adapted(wrapped(whole_model()))
+    got = features(model)
+    assert encoder_of(model).stats.replays.total() == 1
+    assert distance(got, features(vg.unwrap(model))) < 1e-5
 
 
 def test_adapters_that_come_after_the_capture_are_told_at_once():
@@ -178,20 +188,39 @@ def test_a_tower_quantised_by_torchao():
     assert encoder_of(model).stats.replays.total() == 1
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_tower_quantised_by_bitsandbytes(bits, tmp_path):
+def quantised(folder, **options):
+    """A model as bitsandbytes loads it, and the kinds of layers in its tower."""
     pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
     from transformers import BitsAndBytesConfig
 
-    whole_model().save_pretrained(tmp_path)
-    config = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    whole_model().save_pretrained(folder)
+    config = BitsAndBytesConfig(**options)
     kind = type(whole_model())
-    model = kind.from_pretrained(tmp_path, quantization_config=config, device_map="cpu", dtype=torch.float32)
-    kinds = {type(module).__name__ for module in model.model.visual.modules()}
-    assert kinds & {"Linear4bit", "Linear8bitLt"}
+    model = kind.from_pretrained(folder, quantization_config=config, device_map="cpu", dtype=torch.float32)
+    return model, {type(module).__name__ for module in model.model.visual.modules()}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"load_in_4bit": True}, "Linear4bit"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 0.0}, "Linear8bitLt"),
+        ({"load_in_8bit": True, "llm_int8_skip_modules": ["model.visual", "lm_head"]}, "Linear"),
+    ],
+    ids=["4 bits", "8 bits", "the rest"],
+)
+def test_a_tower_quantised_by_bitsandbytes(options, kind, tmp_path):
+    model, kinds = quantised(tmp_path, **options)
+    assert {name for name in kinds if "Linear" in name} == {kind}
     expected = features(model)
     assert distance(features(wrapped(model)), expected) < 5e-2
     assert encoder_of(model).stats.replays.total() == 1
+
+
+def test_outliers_that_bitsandbytes_looks_for_on_the_host_are_refused(tmp_path):
+    model, _ = quantised(tmp_path, load_in_8bit=True)
+    with pytest.raises(vg.SpecError, match=r"to 8 bits.*looks for outliers on the host.*\['model\.visual', "):
+        wrapped(model)
 
 
 # Pipelines

@@ -1,5 +1,7 @@
 import copy
 import gc
+import itertools
+import re
 import threading
 import time
 import weakref
@@ -264,6 +266,15 @@ def test_a_function_around_a_module_that_takes_no_items_runs_eager_under_hooks()
     encoder(rows_for([6]), lengths=[6])
     assert seen
     assert encoder.stats.eager == {"forward hooks": 1}
+
+
+def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)  # a second goes by whenever somebody asks
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    shown = capsys.readouterr().err
+    assert re.search(rf"capturing: .* \d/{len(encoder.budgets)} \[", shown)
+    assert not shown.rpartition("\r")[2].strip()  # and leaves nothing behind
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():
@@ -624,8 +635,23 @@ def test_submodules_that_are_added_are_noticed():
     encoder = attention_encoder(module=Adapted())
     encoder(rows_for([6]), lengths=[6])
     encoder.module.adapters["one"] = nn.Linear(8, 8)
-    with pytest.raises(vg.StaleGraphError, match="'adapters' was moved or replaced"):
+    with pytest.raises(vg.StaleGraphError, match="'adapters' got or lost a part since"):
         encoder(rows_for([6]), lengths=[6])
+
+
+@pytest.mark.parametrize("where", ["", "qkv"])
+@pytest.mark.parametrize(
+    "part", [nn.Linear(8, 8), nn.Parameter(torch.ones(8)), torch.ones(8)], ids=["module", "parameter", "buffer"]
+)
+def test_a_part_under_a_new_name_is_noticed_at_the_next_call(where, part):
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    owner = encoder.module.get_submodule(where)
+    owner.register_buffer("extra", part) if type(part) is torch.Tensor else setattr(owner, "extra", part)
+    with pytest.raises(vg.StaleGraphError, match=f"'{where or 'the module'}' got or lost a part since"):
+        encoder(rows_for([6]), lengths=[6])
+    encoder.release()
+    encoder(rows_for([6]), lengths=[6])
 
 
 def test_ordinary_modules_are_captured():

@@ -19,6 +19,9 @@ from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.rotary_table import reference as rotary_reference
 from varlen_graphs.kernels.rotary_table import triton as rotary_triton
 from varlen_graphs.kernels.rotary_table.op import rotary_table
+from varlen_graphs.kernels.windows import reference as windows_reference
+from varlen_graphs.kernels.windows import triton as windows_triton
+from varlen_graphs.kernels.windows.op import cu_window_seqlens, window_index
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -73,6 +76,26 @@ def test_positions(case, axes, merge):
 
 
 @small
+@given(item_tables(), st.integers(-3, 9), st.sampled_from([1, 2, 4, 6]))
+def test_cu_window_seqlens(case, spare, side):
+    table, _ = case
+    segments = max(1, sum(t * -(-h // side) * -(-w // side) for t, h, w in table[:, :3].tolist()) + spare)
+    got = windows_triton.cu_window_seqlens(table, segments, side)
+    assert got.dtype == torch.int32
+    assert torch.equal(got, windows_reference.cu_window_seqlens(table, segments, side))
+
+
+@small
+@given(item_tables(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.booleans())
+def test_window_index(case, merge, side, inverse):
+    table, rows = case
+    tokens = -(-rows // merge**2)
+    got = windows_triton.window_index(table, tokens, merge, side, inverse)
+    assert got.dtype == torch.int64
+    assert torch.equal(got, windows_reference.window_index(table, tokens, merge, side, inverse))
+
+
+@small
 @given(
     item_tables(),
     st.sampled_from(["h w", "row", "t h w"]),
@@ -82,10 +105,11 @@ def test_positions(case, axes, merge):
 )
 def test_rotary_table(case, axes, merge, frequencies, data):
     table, rows = case
+    side = data.draw(st.sampled_from([0, 1, 2]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
     inv_freq = (torch.rand(frequencies, device=DEVICE) * 10).to(dtype)
-    got = rotary_triton.rotary_table(table, rows, inv_freq, axes, merge)
-    expected = rotary_reference.rotary_table(table, rows, inv_freq, axes, merge)
+    got = rotary_triton.rotary_table(table, rows, inv_freq, axes, merge, side)
+    expected = rotary_reference.rotary_table(table, rows, inv_freq, axes, merge, side)
     active = int(table[:, :3].prod(1).sum())
     for a, b, at_rest in zip(got, expected, (1, 0), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-7)
@@ -157,6 +181,9 @@ def test_a_table_of_more_items_than_are_compared_at_a_time():
     assert torch.equal(
         cu_seqlens_triton.cu_seqlens(table, 310, True), cu_seqlens_reference.cu_seqlens(table, 310, True)
     )
+    assert torch.equal(
+        windows_triton.cu_window_seqlens(table, 400, 1), windows_reference.cu_window_seqlens(table, 400, 1)
+    )
 
 
 def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
@@ -164,6 +191,10 @@ def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
     indices, _ = interpolation_triton.interpolation_taps(table, 64, 5, "bicubic", False, 2)
     assert ((indices >= 0) & (indices < 25)).all()
     assert (positions_triton.positions(table, 64, "t h w row", 2) >= 0).all()
+    for windows in (windows_triton, windows_reference):
+        for inverse in (False, True):
+            index = windows.window_index(table, 16, 2, 2, inverse)
+            assert ((index >= 0) & (index < 16)).all()
 
 
 def test_the_operators_keep_what_they_declare():
@@ -174,6 +205,9 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(cu_seqlens, (table, 7, False, 3))
     torch.library.opcheck(positions, (table, 20, "t h w row", 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2))
+    torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2, 4))
+    torch.library.opcheck(cu_window_seqlens, (table, 7, 2))
+    torch.library.opcheck(window_index, (table, 5, 2, 1, True))
     torch.library.opcheck(interpolation_taps, (table, 20, 5, *taps))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.float32))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.bfloat16, add))

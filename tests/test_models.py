@@ -68,6 +68,9 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
     before, keys = state(tower), [*model.state_dict()]
     assert wrapped(model) is model
     assert visual(model)[0] is tower
+    during = state(tower)
+    assert during[""][1].pop("forward")
+    assert during == before  # classes, hooks, parameters and all else
     assert [*model.state_dict()] == keys
     got = [tokens(model, inputs) for inputs in prompts(model)]
     assert all(map(torch.equal, got, expected))
@@ -91,6 +94,16 @@ def test_a_model_that_hears_has_two_towers():
     assert {name: one.stats.items for name, one in heard.items()} == {"visual": 2, "audio_tower": 2}
     assert heard["visual"].pool is heard["audio_tower"].pool
     assert not heard["audio_tower"].stats.eager
+
+
+def test_the_towers_of_an_omni_model_are_found_in_its_thinker():
+    modeling = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    config = modeling.Qwen3OmniMoeForConditionalGeneration.config_class(
+        thinker_config=whole_model("qwen3_omni").config.to_dict(), enable_audio_output=False
+    )
+    model = wrapped(modeling.Qwen3OmniMoeForConditionalGeneration._from_config(config).eval())
+    assert {path.rpartition(".")[2] for path in vg.encoders(model)} == {"visual", "audio_tower"}
+    assert all(path.startswith("thinker.") for path in vg.encoders(model))
 
 
 def test_nothing_is_captured_before_the_first_call(plain):
@@ -140,6 +153,7 @@ def test_a_recipe_of_your_own_joins_by_declaring_itself():
         (lambda m: vg.wrap(m, [0]), "no item could use it"),
         (lambda m: vg.wrap(m, {"model.audio": [128]}), r"budgets are for \['model.audio'\].*\['model.visual'\]"),
         (lambda m: vg.wrap(m.to("meta")), r"model.visual has weights on \['meta'\]"),
+        (lambda m: m.model.visual.blocks[0].to("meta") and vg.wrap(m), r"weights on \['cpu', 'meta'\].*spread over"),
     ],
 )
 def test_a_wrap_that_fails_changes_nothing(change, message):
@@ -299,12 +313,35 @@ def test_checkpointing_flags_change_nothing(plain):
     assert not vg.encoders(plain)["model.visual"].stats.eager
 
 
+def test_a_tower_learns_only_without_graphs_in_it(plain):
+    inputs = prompt(plain, IMAGES)
+    weight = plain.model.visual.blocks[0].attn.qkv.weight
+    for wrapping, learns in ((vg.unwrap, True), (wrapped, False)):
+        wrapping(plain)(**inputs).logits.sum().backward()
+        assert (weight.grad is not None) is learns
+        plain.zero_grad()
+
+
 def test_recorded_outputs_come_from_the_original(plain):
     wrapped(plain)
     inputs = prompt(plain, IMAGES)
     out = plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_hidden_states=True)
     assert isinstance(out, tuple) or len(out.hidden_states) >= 4  # transformers 4.57 records none
     assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), [("output_hidden_states", True), ("return_dict", False)])
+def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value):
+    model = wrapped(whole_model())
+    tower, inputs = model.model.visual, prompt(model, IMAGES)
+    call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
+    tower(**call)
+    setattr(tower.config, name, value)
+    got = tower(**call)
+    assert vg.encoders(model)["model.visual"].stats.eager == {f"config.{name}={value}": 1}
+    expected = vg.unwrap(model).model.visual(**call)
+    assert type(got) is type(expected)
+    assert len(got) == len(expected)
 
 
 def test_several_models_share_a_pool():

@@ -123,7 +123,7 @@ def test_hooks_see_the_original_run():
 
 def test_the_default_budgets_hold_some_clips_of_some_seconds():
     budgets = vg.recipes.qwen3_omni_audio(TOWER, backend="tape").budgets
-    assert [budget.rows for budget in budgets] == list(vg.Ladder())
+    assert [budget.rows for budget in budgets] == list(vg.Ladder().row_counts())
     assert budgets[0].items == 4
     assert budgets[-1].items == 32
 

@@ -17,6 +17,13 @@ FAMILIES = {
 AUDIO = {"qwen3_omni_audio": ("qwen3_omni_moe", "Qwen3OmniMoeAudioEncoderConfig", "Qwen3OmniMoeAudioEncoder")}
 """The same of audio towers."""
 
+QWEN2 = {
+    "qwen2_vl": ("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel"),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VisionTransformerPretrainedModel"),
+    "qwen2_5_omni": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoderConfig", "Qwen2_5OmniVisionEncoder"),
+}
+"""The same of older vision towers."""
+
 NO_DEEPSTACK = ("qwen3_5", "qwen3_5_moe")
 
 TINY = {
@@ -26,6 +33,14 @@ TINY = {
 
 ROW = 3 * 2 * 4 * 4
 
+TINY_WINDOWED = {
+    "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 96,
+    "window_size": 24, "fullatt_block_indexes": [1, 3],
+}  # fmt: skip
+"""Windows of 3 x 3 merged tokens."""
+
+TINY_QWEN2 = {"depth": 4, "embed_dim": 64, "hidden_size": 96, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4}
+
 TINY_AUDIO = {
     "num_mel_bins": 16, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32,
     "output_dim": 24, "downsample_hidden_size": 8, "n_window": 50, "n_window_infer": 200, "conv_chunksize": 7,
@@ -34,7 +49,7 @@ TINY_AUDIO = {
 
 def tower_classes(family):
     """The classes of a family's configuration and tower; skips the test where transformers has none."""
-    package, config, model = (FAMILIES | AUDIO)[family]
+    package, config, model = (FAMILIES | QWEN2 | AUDIO)[family]
     folder = f"transformers.models.{package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
     return getattr(importlib.import_module(f"{folder}.configuration_{package}"), config), getattr(modeling, model)
@@ -47,6 +62,14 @@ def qwen3_vl_tower(seed=0, dtype=torch.float32, family="qwen3_vl", **changes):
     tiny = {
         name: value for name, value in TINY.items() if name != "deepstack_visual_indexes" or family not in NO_DEEPSTACK
     }
+    return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
+
+
+def qwen2_tower(seed=0, dtype=torch.float32, family="qwen2_5_vl", **changes):
+    """The same of an older family."""
+    config, model = tower_classes(family)
+    torch.manual_seed(seed)
+    tiny = TINY_QWEN2 if family == "qwen2_vl" else TINY_WINDOWED
     return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
 
 
@@ -83,7 +106,9 @@ def tensors(output):
 
 
 def pooled(output):
-    """The merged rows of a tower's output, which is a tuple on transformers 4.57."""
+    """The merged rows of a tower's output, which is a tuple or a tensor on transformers 4.57."""
+    if isinstance(output, torch.Tensor):
+        return output
     return output[0] if isinstance(output, tuple) else output.pooler_output
 
 

@@ -16,6 +16,20 @@ VISION = {
     "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
 }  # fmt: skip
 
+WINDOWED = {
+    "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "out_hidden_size": 64,
+    "window_size": 24, "fullatt_block_indexes": [1, 3],
+}  # fmt: skip
+
+OTHER_VISION = {
+    "qwen2_vl": {
+        "depth": 4, "embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4,
+    },
+    "qwen2_5_vl": WINDOWED,
+    "qwen2_5_omni": WINDOWED,
+}  # fmt: skip
+"""Vision towers that are not of the kind of Qwen3-VL's."""
+
 TEXT = {
     "vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "max_position_embeddings": 256,
@@ -26,6 +40,8 @@ HEARING = {
     "num_mel_bins": 16, "downsample_hidden_size": 16, "max_source_positions": 200, "n_window": 50,
     "n_window_infer": 200,
 }  # fmt: skip
+
+OMNI_FAMILIES = ("qwen3_omni", "qwen2_5_omni")
 
 OMNI = {
     "audio_config": HEARING, "audio_token_id": AUDIO, "audio_start_token_id": AUDIO_START,
@@ -50,6 +66,11 @@ WHOLE = {
     "qwen3_omni": (
         "qwen3_omni_moe", "Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration", EXPERTS,
     ),
+    "qwen2_vl": ("qwen2_vl", "Qwen2VLConfig", "Qwen2VLForConditionalGeneration", {}),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", {}),
+    "qwen2_5_omni": (
+        "qwen2_5_omni", "Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration", {},
+    ),
 }  # fmt: skip
 """The package of transformers, its classes of configuration and model, and what its language model needs beside."""
 
@@ -61,9 +82,10 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
     configuration = importlib.import_module(f"{folder}.configuration_{package}")
     vision = {k: v for k, v in VISION.items() if k != "deepstack_visual_indexes" or family not in NO_DEEPSTACK}
+    vision = OTHER_VISION.get(family, vision)
     rope = {"rope_parameters": MROPE, "rope_scaling": MROPE}  # the second name is that of transformers 4.57
     config = getattr(configuration, config_name)(
-        **(OMNI if family == "qwen3_omni" else {}),
+        **(OMNI if family in OMNI_FAMILIES else {}),
         text_config={**TEXT, **extra, **rope},
         vision_config=vision,
         image_token_id=IMAGE,
@@ -83,11 +105,12 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
 def prompt(model, images=(), videos=(), clips=(), seed=0):
     """What a processor gives for some words, images and videos `(t, h, w)`, and clips of so many frames of sound."""
     arguments = inspect.signature(model.forward).parameters
-    timed = "video_second_per_grid" in arguments  # a video is one block of tokens for Omni, and one a frame elsewhere
+    timed = "video_second_per_grid" in arguments
+    one_block = timed or model.config.model_type.startswith("qwen2")  # elsewhere a video has a block of tokens a frame
     ids = [1, 2]
     for token, grids in ((IMAGE, images), (VIDEO, videos)):
         for t, h, w in grids:
-            blocks, frames = (1, t) if timed else (t, 1)
+            blocks, frames = (1, t) if one_block else (t, 1)
             ids += [*([START, *[token] * (frames * h * w // 4), END] * blocks), 5]
     for frames in clips:
         heard = frames // 100 * 13 + -(-(frames % 100) // 8)

@@ -24,6 +24,7 @@ from varlen_graphs.buffers import (
     RowPositions,
     SinCos,
     SinCosColumn,
+    WindowIndex,
     add_sincos,
     interpolate_positions,
 )
@@ -43,8 +44,9 @@ from varlen_graphs.extents import Entries, Groups, Items, Rows
 from varlen_graphs.grid_hw import GridHW
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
+from varlen_graphs.layout import Column, GridTHW, Layout, Lengths, Windows
 from varlen_graphs.models import encoders, unwrap, wrap
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.padded import PaddedLengths, PaddedMask
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -86,6 +88,7 @@ __all__ = [
     "Lookup",
     "MaxSeqlen",
     "NestedColumn",
+    "Normalize",
     "Outputs",
     "PackedRows",
     "PaddedLadder",
@@ -104,6 +107,8 @@ __all__ = [
     "Stats",
     "TileSchedule",
     "VarlenGraphsError",
+    "WindowIndex",
+    "Windows",
     "add_sincos",
     "apply_rotary",
     "encoders",

@@ -162,7 +162,7 @@ class Arena:
 
     def load_sample(self, budget: Budget) -> None:
         """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""
-        self._load_items(sample_layout(self._spec.layout, budget))
+        self._load_items(sample_layout(self._spec.layout, budget, self._spec.windows))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 

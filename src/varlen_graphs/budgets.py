@@ -9,9 +9,15 @@ from varlen_graphs.errors import BudgetError
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
 
-TILE, SHORT_OF_TILE = 128, 16
-"""A ladder's row counts are so many rows short of whole tiles of matrix products, where cuBLAS takes a few per cent
-less for a row (docs/benchmarks.md)."""
+TILE = 128
+"""A ladder's row counts are whole tiles of matrix products, up to `WHOLE_TILES` rows."""
+
+WHOLE_TILES, SHORT_OF_TILE = 2048, 16
+"""Above so many rows they are a little short of that, where cuBLAS takes a few per cent less for a row
+(docs/benchmarks.md)."""
+
+ROWS_PER_ITEM, FEWEST_ITEMS = 64, 8
+"""A budget holds an item for each so many rows unless it says more, and at least so many."""
 
 LARGEST_STEP = 4
 """A larger ratio is a mistake: a number of rows, most likely."""
@@ -40,7 +46,7 @@ class Budget:
     def __init__(
         self, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
     ) -> None:
-        typical = max(8, rows // 64) if isinstance(rows, int) else 8
+        typical = max(FEWEST_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else FEWEST_ITEMS
         items = typical if items is None else items
         capacities = {
             "rows": rows,
@@ -75,37 +81,54 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Budgets in geometric steps, from about `min` to exactly `max` rows.
+    """Budgets in geometric steps, from `min` to `max` rows.
 
     Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
     Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
-    the ends, row counts are what matrix products like: 16 short of a multiple of 128.
+    the ends, row counts are what matrix products like: multiples of 128, and above 2,048 rows 16 less than that.
 
     Attributes:
-        min: Rows of the smallest budget, to the nearest such number.
+        min: Rows of the smallest budget.
         max: Rows of the largest budget.
         step: Ratio of neighbouring budgets, above 1.
+        rows_per_item: A budget holds an item for each so many of its rows, and 8 at least. For short texts, say 16.
+        rows_per_segment: The same for segments, of which there are never fewer than items.
     """
 
     min: int = 256
     max: int = 16_384
     step: float = 1.04
+    rows_per_item: int = ROWS_PER_ITEM
+    rows_per_segment: int = ROWS_PER_ITEM
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.max:
             raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
+        if self.rows_per_item < 1 or self.rows_per_segment < 1:
+            raise BudgetError(f"{self}: expected rows_per_item and rows_per_segment to be at least 1")
         if not 1 < self.step <= LARGEST_STEP:
             raise BudgetError(
                 f"Ladder(step={self.step}): expected the ratio of neighbouring budgets, above 1 and at most "
                 f"{LARGEST_STEP}, for example 1.1"
             )
 
-    def __iter__(self) -> Iterator[int]:
-        wanted, last = float(self.min), 0
-        while (rows := max(1, round(wanted / TILE)) * TILE - SHORT_OF_TILE) < self.max:
+    def __iter__(self) -> Iterator[Budget]:
+        return map(self.budget, self.row_counts())
+
+    def budget(self, rows: int) -> Budget:
+        """The budget of so many rows."""
+        items, segments = (max(FEWEST_ITEMS, rows // of) for of in (self.rows_per_item, self.rows_per_segment))
+        return Budget(rows, items, max(items, segments))
+
+    def row_counts(self) -> Iterator[int]:
+        """The rows of each budget, ascending."""
+        wanted, last = float(self.min), self.min
+        if self.min < self.max:
+            yield self.min
+        while (rows := _whole_tiles(wanted)) < self.max - SHORT_OF_TILE:
             if rows > last:
                 yield rows
-            wanted, last = wanted * self.step, rows
+            wanted, last = wanted * self.step, max(rows, last)
         yield self.max
 
 
@@ -150,8 +173,8 @@ Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     """Turn what a user wrote into sorted, distinct budgets.
 
-    Plain integers mean rows and are rounded up to a multiple of `lcm(16, multiple)`; the rows of a `Budget` are
-    rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
+    Plain integers mean rows, and are rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`; the rows
+    of a `Budget` are rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
 
     Args:
         budgets: Row counts, `Budget`s, a `Ladder`, or a `PaddedLadder`.
@@ -160,6 +183,9 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     Raises:
         BudgetError: No budget at all, or an entry that is neither an integer nor a `Budget`.
     """
+    aligned = math.lcm(ROW_ALIGNMENT, multiple)
+    if isinstance(budgets, Ladder):
+        return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
     entries = [budgets] if isinstance(budgets, int | Budget) else list(budgets)
     if not entries:
         raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")
@@ -170,10 +196,16 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
             longest = rows if entry.max_seqlen == entry.rows else entry.max_seqlen
             resolved.add(Budget(rows, entry.items, entry.segments, longest))
         elif isinstance(entry, int) and not isinstance(entry, bool):
-            resolved.add(Budget(_round_up(Budget(entry).rows, math.lcm(ROW_ALIGNMENT, multiple))))
+            resolved.add(Budget(_round_up(Budget(entry).rows, aligned)))
         else:
             raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")
     return tuple(sorted(resolved))
+
+
+def _whole_tiles(rows: float) -> int:
+    """The nearest row count that matrix products like."""
+    nearest = max(1, round(rows / TILE)) * TILE
+    return nearest if nearest <= WHOLE_TILES else nearest - SHORT_OF_TILE
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -24,7 +24,7 @@ def _typed(value: Any) -> tuple[type, Any]:
 
 
 OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
-"""Arguments of transformers, and the values by which they ask for an output that graphs do not give."""
+"""Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
 
 WITHOUT_EFFECT = ("use_cache",)
 """What transformers hands on from `generate` to towers, and means nothing to an encoder."""
@@ -73,6 +73,7 @@ class Signature:
         self._who = type(module).__name__
         own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
         self._replaced = forward is not None
+        self._config = getattr(module, "config", None)
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -147,7 +148,8 @@ class Signature:
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
-                    "declare it as a buffer or as a column of the layout"
+                    "declare it as a buffer, or as a column of the layout if it holds an integer an item (a second "
+                    "tensor with an entry a row cannot be declared: put both into one)"
                 )
             if self.takes(name):
                 if not self._is_default(name, value):
@@ -165,16 +167,26 @@ class Signature:
                 f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
                 "in every call, or declare buffers of these names"
             )
-        return statics, beyond
+        return statics, beyond or self._asked_by_config(arguments)
 
     @property
     def original_takes_call(self) -> bool:
         """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
+        if self._spec.packed.normalize is not None:
+            return False
         return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
     def _original_takes(self, name: str) -> bool:
         """Whether an argument that what is captured lacks could go to the module itself."""
         return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
+
+    def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why only the original module can answer, where its configuration asks for what the call does not mention."""
+        if self.original_takes_call:
+            for name, other in OTHER_OUTPUTS.items():
+                if name not in arguments and bool(getattr(self._config, name, not other)) is other:
+                    return f"config.{name}={other}"
+        return None
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
@@ -184,7 +196,10 @@ class Signature:
             if name in arguments:
                 raise InputError(f"argument {name!r} came twice, by position and by name")
             if name in self._produced:
-                raise InputError(f"argument {name!r} is computed inside the graph; leave it out of the call")
+                raise InputError(
+                    f"argument {name!r} is computed inside the graph; leave it out of the call, and describe the items "
+                    f"by {self._spec.layout.name!r}"
+                )
             arguments[name] = value
         for name in self._positional:
             if name in self._declared - self._optional and arguments.get(name) is None:

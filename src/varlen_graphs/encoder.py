@@ -56,9 +56,9 @@ class GraphedEncoder:
         pool: A pool to share with other encoders.
         on_miss: What happens to an item that no budget holds: `"eager"`, or `"error"`.
         outputs: `"owned"`, or `"borrowed"`: calls return a `Borrowed`, and copy no outputs where one replay did.
-        min_segment_rows: A promise for layouts on the GPU, whose frames the host cannot count: frames have on average
-            at least so many rows. Without it each may be one merge block, and few budgets have as many segments. A call
-            that breaks it is wrong, as above, if its budget is too small.
+        min_segment_rows: A promise for layouts on the GPU, whose frames or windows the host cannot count: they have on
+            average at least so many rows. Without it each may be one merge block, and few budgets have as many
+            segments. A call that breaks it is wrong, as above, if its budget is too small.
         compile: Whether torch's compiler fuses the forward first: once, for all budgets. It takes some tens of seconds,
             at the first capture. The tape and eager calls run the forward as it is.
         off: Tells of the module why a call made now must run without graphs, or `None`: asked at each call, for what

@@ -56,9 +56,11 @@ class Forward:
 
     @property
     def row_dtype(self) -> torch.dtype:
-        """The dtype in which the module sees its rows."""
-        if self.spec.packed.dtype is not None:
-            return self.spec.packed.dtype
+        """The dtype in which rows are kept, which is that in which the module sees them unless they are normalised."""
+        return self.spec.packed.dtype or self._module_dtype
+
+    @property
+    def _module_dtype(self) -> torch.dtype:
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
@@ -72,7 +74,10 @@ class Forward:
     ) -> Any:
         """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`; gives padding too."""
         spec, takes = self.spec, self._signature.takes
-        packed = spec.packed.as_argument(spec.row_extent.clear(rows, table, spec.packed.pad)).contiguous()
+        rows = spec.row_extent.clear(rows, table, spec.packed.pad)
+        if spec.packed.normalize is not None:
+            rows = spec.packed.normalize(rows, self._module_dtype)
+        packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)

@@ -16,6 +16,7 @@ from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.kernels.attention.timing import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
+from varlen_graphs.table import ItemTable
 
 BoundForward = Callable[..., Any]
 """The one forward with its static arguments bound: from rows, items and host buffers to the module's output.
@@ -60,8 +61,7 @@ class Graphs:
         form = None
         entries = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            parts = flatten(forward(*probe, compiled=False), declared)
-            check_extents(parts, probe[1].budget)
+            parts = _probe(forward, probe, declared)
             entries = entries or _entries(parts)
             _check_entries(_entries(parts), entries)
         for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
@@ -95,6 +95,20 @@ class Graphs:
         graph = self._graphs[budget]
         graph.replay()
         return graph.outputs
+
+
+def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], declared: Declared) -> Parts:
+    """What a forward makes of a few rows without padding. Its errors, which may be of the declared shape, say so."""
+    try:
+        parts = flatten(forward(*probe, compiled=False), declared)
+    except Exception as error:
+        error.add_note(
+            f"varlen_graphs ran the module with rows {list(probe[0].shape)} of one item, before the capture: if the "
+            "error is about their shape, see what PackedRows(shape=...) declares, or the first call brought"
+        )
+        raise
+    check_extents(parts, probe[1].budget)
+    return parts
 
 
 class _Form:

@@ -1,5 +1,6 @@
 """Items on the host: small integers, checked."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,28 @@ from varlen_graphs.errors import LayoutError, SpecError
 Order = Literal["raster", "merge_block"]
 """How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
 
-Per = Literal["frame", "item", "clip", "group"]
-"""What one segment is: a frame (`h * w` rows), all rows of an item (a clip is an item that has frames), or those of a
-group of items."""
+
+@dataclass(frozen=True)
+class Windows:
+    """Squares that each frame is cut into, from its top left corner; at the right and the bottom edge they may be less.
+
+    As a kind of segment, and as an order of rows: window by window in a frame (row by row of windows), in each of them
+    merged token by merged token, row by row. The rows of a merged token adjoin. `WindowIndex` brings them there.
+
+    Attributes:
+        side: Merged tokens a side, so `side * merge` rows by the merge size of the layout.
+    """
+
+    side: int
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise SpecError(f"Windows(side={self.side}): expected an integer of at least 1, in merged tokens")
+
+
+Per = Literal["frame", "item", "clip", "group"] | Windows
+"""What one segment is: a frame (`h * w` rows), all rows of an item (a clip is an item that has frames), those of a
+group of items, or a window."""
 
 INT64_MAX = 2**63 - 1
 
@@ -306,23 +326,43 @@ class Lengths(LayoutArgument):
         values[:, 2].copy_(value)
 
 
-def segments_of(item: Sequence[int], per: Per) -> tuple[int, int]:
-    """How many segments an item has, and how many rows each of them has."""
+def segments_of(item: Sequence[int], per: Per, merge: int = 1) -> tuple[int, int]:
+    """How many segments an item has, and how many rows the longest of them has.
+
+    Args:
+        item: `(t, h, w, *columns)`.
+        per: What a segment is.
+        merge: The merge size of the layout.
+    """
     t, h, w = item[:3]
+    if isinstance(per, Windows):
+        side = per.side * merge
+        return t * -(-h // side) * -(-w // side), min(h, side) * min(w, side)
     return (t, h * w) if per == "frame" else (1, t * h * w)
 
 
-def sample_layout(layout: LayoutArgument, budget: Budget) -> Layout:
+def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None) -> Layout:
     """Items that fill `budget`, as even as they can be: what graphs are warmed up, captured and timed with.
 
     Many moderate items rather than one huge one, so that a module with a limit of its own (a table of positions, say)
     is not driven past it.
+
+    Args:
+        layout: What describes items.
+        budget: What they fill, as far as its segments go.
+        windows: What frames are cut into, if they are: then items are made of whole ones, as most of an image is.
     """
-    unit = layout.row_multiple
+    side = layout.merge
+    if windows is not None:  # of a budget that is smaller than a window the largest square
+        fits = math.isqrt(min(budget.rows, budget.max_seqlen)) // layout.merge * layout.merge
+        side = min(windows.side * layout.merge, fits)
+    unit = side**2
     count = max(1, min(budget.items, budget.segments, budget.rows // unit))
-    rows = min(-(-budget.rows // count // unit) * unit, budget.max_seqlen // unit * unit)
+    rows = min(-(-budget.rows // count // unit) * unit, min(budget.rows, budget.max_seqlen) // unit * unit)
+    if windows is not None:
+        rows = min(rows, budget.segments // count * unit)
     count = min(count, budget.rows // rows)
-    items = ((1, layout.merge, rows // layout.merge, *layout.pads),) * count
+    items = ((1, side, rows // side, *layout.pads),) * count
     return Layout(items, rows if layout.padded else 0, layout.grouped)
 
 

@@ -41,16 +41,16 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
 
 
 def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
-    arena, layout = graphs.arena, forward.spec.layout
+    arena, spec = graphs.arena, forward.spec
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
-    samples = {budget: sample_layout(layout, budget) for budget in budgets}
+    samples = {budget: sample_layout(spec.layout, budget, spec.windows) for budget in budgets}
     times = dict.fromkeys(budgets, math.inf)
     for round_ in (budgets, budgets[::-1]):  # a chip gets slower as it gets warm: no budget is always timed late
         for budget in round_:
             arena.load_layout(samples[budget], budget)
             times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget)))
-    attention = {budget: graphs.per_square * forward.spec.squares(sample) for budget, sample in samples.items()}
+    attention = {budget: graphs.per_square * spec.squares(sample) for budget, sample in samples.items()}
     replays = {budget: max(1e-6, times[budget] - attention[budget]) for budget in budgets}
 
     def eager(budget: Budget) -> float:

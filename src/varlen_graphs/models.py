@@ -111,3 +111,9 @@ def _check(path: str, tower: nn.Module) -> None:
             f"{where} has weights on {sorted(devices)}: expected all on one device, where they stay; a tower that is "
             "offloaded or spread over devices cannot be graphed"
         )
+    if any(getattr(getattr(module, "state", None), "threshold", 0) for module in tower.modules()):
+        raise SpecError(
+            f"{where} is quantised by bitsandbytes to 8 bits, with a llm_int8_threshold above which it looks for "
+            "outliers on the host: no graph can hold that; load the model with llm_int8_threshold=0.0 in its "
+            f"BitsAndBytesConfig, in 4 bits, or with llm_int8_skip_modules=['{where}', ...]"
+        )

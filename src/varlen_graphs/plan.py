@@ -21,7 +21,7 @@ class Planner:
         spec: What items need of a budget.
         costs: The budgets, and what replays of them cost; measured costs take the place of assumed ones.
         on_miss: What becomes of an item that no budget holds.
-        min_segment_rows: What frames that the host cannot see are promised to have on average.
+        min_segment_rows: What frames or windows that the host cannot see are promised to have on average.
     """
 
     spec: BufferSpec

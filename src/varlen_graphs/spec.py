@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.extents import BatchRows, Entries, Extent, Groups, Rows
-from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, segments_of
+from varlen_graphs.layout import Layout, LayoutArgument, Per, Windows, is_integers, segments_of
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
 
@@ -35,9 +36,11 @@ class PackedRows:
         rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
             `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
             have one entry, and one inside the graph elsewhere.
+        normalize: What makes of integer rows, such as the bytes of pixels, what the module takes: it gets them in the
+            dtype of its first floating parameter. Needs an integer `dtype`, and `shape`.
 
     Raises:
-        SpecError: `rows_dim` is no dimension of such an argument.
+        SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.
     """
 
     name: str
@@ -45,8 +48,13 @@ class PackedRows:
     dtype: torch.dtype | None = None
     pad: int = 0
     rows_dim: int = 0
+    normalize: Normalize | None = None
 
     def __post_init__(self) -> None:
+        if self.normalize is not None:
+            self.normalize.check(self.shape)
+            if self.dtype is None or self.dtype.is_floating_point:
+                raise SpecError(f"{self!r}: expected an integer dtype of rows to normalise, such as torch.uint8")
         most = math.inf if self.shape is None else len(self.shape)
         if not 0 <= self.rows_dim <= most:
             raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
@@ -92,6 +100,8 @@ class BufferSpec:
     outputs: Declared = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rows, str | PackedRows):
+            raise SpecError(f"rows={self.rows!r}: expected the name of one argument, or a PackedRows")
         names = [self.packed.name, self.layout.name]
         names += [column.name for column in self.layout.columns]
         names += [buffer.name for buffer in self.buffers]
@@ -116,14 +126,17 @@ class BufferSpec:
                 f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
             )
         for buffer in self._segmented:
-            if buffer.per not in get_args(Per):
-                raise SpecError(f"{buffer!r}: expected per to be one of {get_args(Per)}")
+            if buffer.per not in ("frame", "item", "clip", "group") and not isinstance(buffer.per, Windows):
+                raise SpecError(f"{buffer!r}: expected per='frame', 'item', 'clip', 'group' or Windows(side)")
             if buffer.per == "group":
                 self._check_grouped(buffer, "per='item'")
             elif buffer.per != "item" and not self.layout.has_frames:
                 raise SpecError(
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
+        sizes = {per for per in self._kinds if isinstance(per, Windows)}
+        if len(sizes) > 1:
+            raise SpecError(f"segments are {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
 
         for extent in extents(self.outputs):
             if isinstance(extent, Groups):
@@ -194,14 +207,14 @@ class BufferSpec:
     def demand(self, *items: Sequence[int]) -> Demand:
         """What an item, or a group of them, needs of a budget, by the segments that are declared."""
         rows = sum([item[0] * item[1] * item[2] for item in items])
-        kinds = [[segments_of(item, per) for per in self._kinds] for item in items]
+        kinds = [[segments_of(item, per, self.layout.merge) for per in self._kinds] for item in items]
         segments = sum([max((count for count, _ in own), default=0) for own in kinds])
         longest = max((length for own in kinds for _, length in own), default=0)
         return Demand(rows, segments, rows if "group" in self._kinds else longest, len(items))
 
     def load(self, layout: Layout) -> Load:
         """What all items together need of a budget: the sum of their demands."""
-        frames, whole = self.segment_kinds
+        frames, whole, _ = self.segment_kinds
         segments = longest = 0
         if whole:
             segments = len(layout)  # a group takes as many as it has items
@@ -209,20 +222,32 @@ class BufferSpec:
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
             segments = sum([item[0] for item in layout.items])
             longest = longest or max([item[1] * item[2] for item in layout.items])
+        if self.windows:  # a frame has no fewer windows than one, and none is longer than it
+            cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
+            segments = sum([count for count, _ in cut])
+            longest = longest or max([length for _, length in cut])
         return Load(layout.total, len(layout), segments, longest)
 
     def squares(self, layout: Layout) -> int:
-        """The sum of squared segment lengths, which attention costs follow; of the longer kind where there are two."""
-        frames, whole = self.segment_kinds
+        """The sum of squared segment lengths, which attention costs follow; of the longest kind there is."""
+        frames, whole, window = self.segment_kinds
         if whole:
             lengths = layout.rows if "item" in self._kinds or not layout.grouped else layout.group_rows
             return sum([rows * rows for rows in lengths])
-        return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items]) if frames else 0
+        if frames:
+            return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items])
+        return sum([item[0] * item[1] * item[2] for item in layout.items]) * window**2  # as if none were cut by an edge
 
     @cached_property
-    def segment_kinds(self) -> tuple[bool, bool]:
-        """Whether frames are segments, and whether items are."""
-        return "frame" in self._kinds, bool(self._kinds - {"frame"})
+    def segment_kinds(self) -> tuple[bool, bool, int]:
+        """Whether frames are segments, whether items are, and how many rows a side windows have that are; or 0."""
+        window = self.windows.side * self.layout.merge if self.windows else 0
+        return "frame" in self._kinds, bool(self._kinds & {"item", "clip", "group"}), window
+
+    @cached_property
+    def windows(self) -> Windows | None:
+        """The windows that are segments, if some are."""
+        return next((per for per in self._kinds if isinstance(per, Windows)), None)
 
     def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
         """The most that so many items of together so many rows can need of a budget, whatever they are.
@@ -230,12 +255,17 @@ class BufferSpec:
         Args:
             rows: Rows of all items.
             items: Items.
-            min_segment_rows: What no segment is shorter than.
+            min_segment_rows: What segments are promised to have on average, at least.
         """
-        frames, whole = self.segment_kinds
-        segments = rows // max(min_segment_rows, self.layout.row_multiple) if frames else items
-        longest = rows - (items - 1) * self.layout.row_multiple
-        return Load(rows, items, segments if frames or whole else 0, longest if frames or whole else 0)
+        frames, whole, window = self.segment_kinds
+        segments = longest = 0
+        if self._kinds:
+            cut = frames or window
+            segments = rows // max(min_segment_rows, self.layout.row_multiple) if cut else items
+            longest = rows - (items - 1) * self.layout.row_multiple
+        if not (frames or whole):
+            longest = min(longest, window**2)
+        return Load(rows, items, segments, longest)
 
     def is_on(self, description: Mapping[str, Any], device: torch.device) -> bool:
         """Whether all that describes the items is tensors on `device`, as the item table takes them."""
@@ -323,7 +353,7 @@ class BufferSpec:
                         f"{budget} is not that of a padded batch: expected rows = items * max_seqlen; write "
                         "Budget.padded(batch, length), or a PaddedLadder"
                     )
-        whole = self._kinds != {"frame"}
+        _, whole, _ = self.segment_kinds
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
             if self._kinds and budget.max_seqlen < shortest:

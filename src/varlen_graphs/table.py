@@ -11,7 +11,8 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
 from varlen_graphs.kernels.positions.op import positions
-from varlen_graphs.layout import LayoutArgument, Order, Per
+from varlen_graphs.kernels.windows.op import cu_window_seqlens
+from varlen_graphs.layout import LayoutArgument, Order, Per, Windows
 from varlen_graphs.padded import real_rows
 
 
@@ -34,7 +35,7 @@ class ItemTable:
         self.budget = budget
         self.layout = layout
         self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        self._cu_seqlens: dict[bool, Tensor] = {}
+        self._cu_seqlens: dict[Per, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -150,21 +151,26 @@ class ItemTable:
 
     def cu_seqlens(self, per: Per) -> Tensor:
         """Where segments begin, int32 `[segments + 1]`: starts at 0, and the tail repeats the number of active rows."""
-        if per == "group":
-            return self._group_seqlens
-        whole = per != "frame"
-        if whole not in self._cu_seqlens:
+        per = "item" if per == "clip" else per
+        if per not in self._cu_seqlens:
             self._check_packed("where segments begin")
-            self._cu_seqlens[whole] = cast(Tensor, cu_seqlens(self.values, self.budget.segments, not whole))
-        return self._cu_seqlens[whole]
+            self._cu_seqlens[per] = self._segment_starts(per)
+        return self._cu_seqlens[per]
 
-    @cached_property
-    def _group_seqlens(self) -> Tensor:
-        if not self.layout.grouped:
-            raise SpecError(
-                f"the item table was asked where groups begin, which {self.layout.name!r} does not describe: declare a "
-                "NestedColumn that tells them"
-            )
-        self._check_packed("where groups begin")
-        begins = self.values.shape[1] - 1
-        return cast(Tensor, cu_seqlens(self.values, self.budget.segments, False, begins))
+    def _segment_starts(self, per: Per) -> Tensor:
+        if isinstance(per, Windows):
+            side = per.side * self.layout.merge
+            return cast(Tensor, cu_window_seqlens(self.values, self.budget.segments, side))
+        if per == "group":
+            if not self.layout.grouped:
+                raise SpecError(
+                    f"the item table was asked where groups begin, which {self.layout.name!r} does not describe: "
+                    "declare a NestedColumn that tells them"
+                )
+            return cast(Tensor, cu_seqlens(self.values, self.budget.segments, False, self.values.shape[1] - 1))
+        return cast(Tensor, cu_seqlens(self.values, self.budget.segments, per == "frame"))
+
+    def max_seqlen(self, per: Per) -> int:
+        """The most rows a segment may have: the budget's `max_seqlen`, or those of a window, if they are fewer."""
+        most = self.budget.max_seqlen
+        return min(most, (per.side * self.layout.merge) ** 2) if isinstance(per, Windows) else most

@@ -13,6 +13,8 @@ from varlen_graphs.kernels.positions import reference as positions_reference
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.rotary_table import reference as rotary_reference
 from varlen_graphs.kernels.rotary_table.op import rotary_table
+from varlen_graphs.kernels.windows import reference as windows_reference
+from varlen_graphs.kernels.windows.op import cu_window_seqlens, window_index
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -72,12 +74,30 @@ def test_positions(case, axes, merge):
     assert torch.equal(positions(table, rows, axes, merge), positions_reference.positions(table, rows, axes, merge))
 
 
+@pytest.mark.parametrize("side", [1, 8, 100])
+def test_cu_window_seqlens(case, side):
+    table, _ = case
+    for segments in (1, 700, 5000):
+        expected = windows_reference.cu_window_seqlens(table, segments, side)
+        assert torch.equal(cu_window_seqlens(table, segments, side), expected)
+
+
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize("side", [1, 4, 50])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_window_index(case, merge, side, inverse):
+    table, rows = case
+    arguments = (table, -(-rows // merge**2), merge, side, inverse)
+    assert torch.equal(window_index(*arguments), windows_reference.window_index(*arguments))
+
+
+@pytest.mark.parametrize("side", [0, 4])
 @pytest.mark.parametrize(("axes", "frequencies"), [("h w", 18), ("h w", 16), ("row", 64), ("t h w", 5), ("w h", 1)])
-def test_rotary_table(case, axes, frequencies):
+def test_rotary_table(case, axes, frequencies, side):
     table, rows = case
     inv_freq = 10_000.0 ** -(torch.arange(frequencies, device="cuda") / frequencies)
-    got = rotary_table(table, rows, inv_freq, axes, 2)
-    expected = rotary_reference.rotary_table(table, rows, inv_freq, axes, 2)
+    got = rotary_table(table, rows, inv_freq, axes, 2, side)
+    expected = rotary_reference.rotary_table(table, rows, inv_freq, axes, 2, side)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2.4e-7)
 
@@ -147,6 +167,9 @@ def test_a_graph_computes_anew_what_the_table_holds():
             cu_seqlens(table, 8, True),
             positions(table, 64, "t h w", 2),
             *rotary_table(table, 64, inv_freq, "h w", 2),
+            cu_window_seqlens(table, 20, 4),
+            window_index(table, 16, 2, 2, False),
+            window_index(table, 16, 2, 2, True),
             *interpolation_taps(table, 64, 24, "bicubic", False, 2),
             interpolate(entries, table, 64, "bicubic", False, 2, torch.float32),
         )
@@ -169,6 +192,8 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(cu_seqlens, (table, 7, True))
     torch.library.opcheck(positions, (table, 20, "t h w row", 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device="cuda"), "h w", 2))
+    torch.library.opcheck(cu_window_seqlens, (table, 7, 2))
+    torch.library.opcheck(window_index, (table, 5, 2, 1, True))
     torch.library.opcheck(interpolation_taps, (table, 20, 5, *taps))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.float32))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.bfloat16, add))

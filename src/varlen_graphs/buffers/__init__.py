@@ -15,6 +15,7 @@ from varlen_graphs.buffers.positions import GridPositions, RowPositions
 from varlen_graphs.buffers.rotary import RotaryTable
 from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
 from varlen_graphs.buffers.sincos import SinCos, SinCosColumn, add_sincos
+from varlen_graphs.buffers.windows import WindowIndex
 
 __all__ = [
     "AttentionSchedule",
@@ -33,6 +34,7 @@ __all__ = [
     "RowPositions",
     "SinCos",
     "SinCosColumn",
+    "WindowIndex",
     "add_sincos",
     "interpolate_positions",
 ]

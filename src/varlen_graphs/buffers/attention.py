@@ -39,7 +39,7 @@ class AttentionSchedule(Buffer):
         """The schedule of the segments that `CuSeqlens(per=...)` describes."""
         budget, keys = table.budget, table.cu_seqlens(self.per)
         if self.queries is None:
-            queries, longest, rows = keys, budget.max_seqlen, budget.rows
+            queries, longest, rows = keys, table.max_seqlen(self.per), budget.rows
         else:
             queries = query_seqlens(budget, self.queries, table.device)
             longest, rows = self.queries, budget.items * self.queries

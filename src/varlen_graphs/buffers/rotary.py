@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.buffers.positions import Axis, axis_names
 from varlen_graphs.kernels.rotary_table.op import rotary_table
-from varlen_graphs.layout import Order
+from varlen_graphs.layout import Order, Windows
 from varlen_graphs.table import ItemTable
 
 
@@ -20,7 +20,7 @@ class RotaryTable(Buffer):
         name: The argument it fills.
         inv_freq: Inverse frequencies `[frequencies]`: a path in the module (`"rotary_pos_emb.inv_freq"`), or a tensor.
         axes: What turns which share of the head: `("h", "w")` gives `[fh, fw, fh, fw]`, `("row",)` plain rotary.
-        order: How the rows of a frame are ordered.
+        order: How the rows of a frame are ordered; `Windows(side)` where `WindowIndex` has put them so.
     """
 
     any_segments = False
@@ -28,10 +28,14 @@ class RotaryTable(Buffer):
     name: str = "position_embeddings"
     inv_freq: TensorSource = "rotary_pos_emb.inv_freq"
     axes: tuple[Axis, ...] = ("h", "w")
-    order: Order = "raster"
+    order: Order | Windows = "raster"
 
     def produce(self, table: ItemTable, module: nn.Module) -> tuple[Tensor, Tensor]:
         """`(cos, sin)`, float32."""
         inv_freq = resolve_tensor(self.inv_freq, module)
-        axes, merge = axis_names(self.axes), table.merge(self.order)
-        return cast(tuple[Tensor, Tensor], rotary_table(table.values, table.budget.rows, inv_freq, axes, merge))
+        if isinstance(self.order, Windows):
+            merge, side = table.layout.merge, self.order.side
+        else:
+            merge, side = table.merge(self.order), 0
+        axes, rows = axis_names(self.axes), table.budget.rows
+        return cast(tuple[Tensor, Tensor], rotary_table(table.values, rows, inv_freq, axes, merge, side))

@@ -18,8 +18,8 @@ class CuSeqlens(Buffer):
 
     Attributes:
         name: The argument it fills.
-        per: What a segment is: `"frame"`, `"item"`, `"clip"` (all frames of an item attend to each other), or `"group"`
-            (all rows of a group of items).
+        per: What a segment is: `"frame"`, `"item"`, `"clip"` (all frames of an item attend to each other), `"group"`
+            (all rows of a group of items), or `Windows(side)` of rows that `WindowIndex` brought into their order.
         queries: Of cross attention in which as many queries belong to every segment: where these begin,
             `[0, queries, 2 * queries, ...]`, up to `items * queries` rows of queries.
     """
@@ -52,13 +52,15 @@ def check_queries(declaration: object, queries: int | None, per: Per) -> None:
     Raises:
         SpecError: Less than one, or segments of which there may be more than items.
     """
-    if queries is not None and (queries < 1 or per == "frame"):
+    if queries is not None and (queries < 1 or per not in ("item", "clip", "group")):
         raise SpecError(f"{declaration!r}: expected queries of at least 1, and per='item', 'clip' or 'group' with them")
 
 
 @dataclass(frozen=True)
 class MaxSeqlen(Buffer):
-    """The most rows a segment may have: a Python int, frozen at capture, so the `max_seqlen` of the budget.
+    """The most rows a segment may have: a Python int, frozen at capture.
+
+    It is the `max_seqlen` of the budget; of windows their own size, where that is less.
 
     Attributes:
         name: The argument it fills.
@@ -70,5 +72,5 @@ class MaxSeqlen(Buffer):
     per: Per = "item"
 
     def produce(self, table: ItemTable, module: nn.Module) -> int:
-        """The budget's `max_seqlen`."""
-        return table.budget.max_seqlen
+        """The most rows that the budget allows."""
+        return table.max_seqlen(self.per)

@@ -95,16 +95,17 @@ class Weights:
             for prefix, owner in module.named_modules()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        slots = [
-            _Slot(f"{prefix}{name}", values, name, value)
+        places = [
+            (prefix, values)
             for prefix, owner in owners
             for values in (owner._parameters, owner._buffers, owner._modules)
-            for name, value in values.items()
+        ]
+        slots = [
+            _Slot(f"{prefix}{name}", values, name, value) for prefix, values in places for name, value in values.items()
         ]
         self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
-        self._containers = [
-            (prefix.rstrip("."), owner, len(owner._modules)) for prefix, owner in owners if _grows(owner)
-        ]
+        self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
+        self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         _REGISTRATIONS.begin()
         self._seen = _REGISTRATIONS.count
@@ -116,13 +117,18 @@ class Weights:
         """Compare all with the module as it is now: one identity a slot, and one address a tensor.
 
         Raises:
-            StaleGraphError: A parameter, buffer or submodule is another object, or its memory is elsewhere.
+            StaleGraphError: A parameter, buffer or submodule is another object, is new, or its memory is elsewhere.
         """
         changed = next((path for sample in self._samples for path in sample.changed()), None)
-        grown = next((path for path, owner, size in self._containers if len(owner._modules) != size), None)
+        grown = next((path for path, values, size in self._sizes if len(values) != size), None)
         if changed is not None or grown is not None:
+            what = (
+                f"{changed!r} was moved or replaced"
+                if changed is not None
+                else f"{grown or 'the module'!r} got or lost a part"
+            )
             raise StaleGraphError(
-                f"{changed or grown!r} was moved or replaced since the graphs were captured "
+                f"{what} since the graphs were captured "
                 "(module.to(...), load_state_dict(assign=True), param.data = ...), and graphs read the memory it had; "
                 "call encoder.release(), and the next call captures anew. Changing weights in place needs nothing"
             )
@@ -144,9 +150,8 @@ class Weights:
         sample = next(self._turns, None)
         if sample is not None and not sample.same():
             self.check()
-        for _, owner, size in self._containers:
-            if len(owner._modules) != size:
-                self.check()
+        if any(len(values) != size for values, size in self._growing):
+            self.check()
 
 
 class _Slot(NamedTuple):

@@ -108,7 +108,7 @@ def _encode_clip(image_processor: Any) -> tuple[Sample, str]:
     processor = _video_processor()
     if processor is None:
         stills = [_encode_image(image_processor, "frame", frame) for frame in frames]
-        return _stack_frames(title, stills), "frames stacked from images (torchvision does not import)"
+        return _stack_frames(title, stills), "frames stacked from images (torchvision cannot be imported)"
     encoded = processor(
         videos=[torch.stack([_as_tensor(frame) for frame in frames])], do_sample_frames=False, return_tensors="pt"
     )

@@ -1,9 +1,20 @@
 """Recipes: how a family of towers is declared, one thin file each."""
 
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
+from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 
-__all__ = ["handles", "minicpmv", "pack_slices", "qwen3_omni_audio", "qwen3_vl", "resampler"]
+__all__ = [
+    "handles",
+    "minicpmv",
+    "pack_slices",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_omni_audio",
+    "qwen3_vl",
+    "resampler",
+]

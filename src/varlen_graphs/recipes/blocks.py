@@ -8,20 +8,65 @@ type says, on weights that are plain parameters.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
+from varlen_graphs.kernels.rms_norm.op import add_rms_norm
+from varlen_graphs.kernels.silu_mul.op import silu_mul
+
+RMS_NORMS = ("Qwen2_5_VLRMSNorm", "Qwen2_5OmniRMSNorm", "Qwen2RMSNorm")
+"""Classes of transformers that are an RMS norm times their weight, and round in between."""
+
+SWIGLUS = ("Qwen2_5_VLMLP", "Qwen2_5OmniMLP")
+"""Classes of transformers that are `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
 
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm."""
+    """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm or RMS norm."""
     if is_plain(norm, nn.LayerNorm) and _as_is(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    elif _is_rms_norm(norm) and _as_is(x, delta, norm.weight):
+        total, normed = add_rms_norm(x, delta, norm.weight, norm.variance_epsilon)
     else:
         total = x + delta
         normed = norm(total)
     return total, normed
+
+
+def rms_norm(x: Tensor, norm: Any) -> Tensor:
+    """`norm(x)`, `[rows, dim]`: one pass over memory for a plain RMS norm, which then rounds once."""
+    if _is_rms_norm(norm) and _as_is(x, norm.weight):
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    out: Tensor = norm(x)
+    return out
+
+
+def swiglu(x: Tensor, mlp: Any) -> Tensor:
+    """`mlp(x)`: one pass over memory between the products of a plain SwiGLU."""
+    if type(mlp).__name__ in SWIGLUS and _is_called_as_is(mlp) and _is_silu(mlp.act_fn):
+        gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+        out: Tensor = mlp.down_proj(silu_mul(gate, up) if _as_is(gate, up) else mlp.act_fn(gate) * up)
+    else:
+        out = mlp(x)
+    return out
+
+
+def embed_patches(patch_embed: Any, rows: Tensor) -> Tensor:
+    """A convolution of patches, whose stride is its kernel, as the matrix product it is: `[rows, dim]`."""
+    proj = patch_embed.proj
+    if not is_plain(proj, nn.Conv3d):
+        out: Tensor = patch_embed(rows)
+        return out
+    return F.linear(rows, proj.weight.flatten(1), proj.bias)
+
+
+def project_qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[rows, heads, dim]`, where they lie in a packed projection."""
+    q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
+    return q, k, v
 
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
@@ -38,14 +83,30 @@ def is_plain(module: Any, kind: type[nn.Module]) -> bool:
 
     Quantisers leave `nn.Linear` as it is and make its weight a tensor of another type.
     """
-    if type(module) is not kind or "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+    if type(module) is not kind or not _is_called_as_is(module):
         return False
-    return type(module.weight) is type(module.bias) is nn.Parameter
+    bias = getattr(module, "bias", None)
+    return type(module.weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
 
 
-def _as_is(x: Tensor, *others: Tensor) -> bool:
-    """Whether nothing is cast on the way: under autocast the layers themselves know what is."""
-    return all(x.dtype == other.dtype for other in others) and not torch.is_autocast_enabled(x.device.type)
+def _is_called_as_is(module: Any) -> bool:
+    """Whether calling a module runs the forward of its class and nothing else."""
+    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
+
+
+def _is_rms_norm(norm: Any) -> bool:
+    return type(norm).__name__ in RMS_NORMS and is_plain(norm, type(norm))
+
+
+def _is_silu(activation: Any) -> bool:
+    return type(activation) is nn.SiLU or type(activation).__name__ == "SiLUActivation"
+
+
+def _as_is(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether all are there, and nothing is cast on the way: under autocast the layers themselves know what is."""
+    return all(other is not None and x.dtype == other.dtype for other in others) and not torch.is_autocast_enabled(
+        x.device.type
+    )
 
 
 def _is_tanh_gelu(activation: Any) -> bool:

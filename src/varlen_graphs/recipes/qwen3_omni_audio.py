@@ -116,7 +116,7 @@ def qwen3_omni_audio(
         outputs=Outputs(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
     )
     if budgets is None:
-        budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder()]
+        budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()]
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from varlen_graphs.attention import TileSchedule, varlen_attention
 from varlen_graphs.budgets import Budgets, Ladder
@@ -26,8 +26,9 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, project_qkv
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -41,7 +42,12 @@ PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spat
     "Qwen3OmniMoeVisionEncoder",
 )  # fmt: skip
 def qwen3_vl(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: Backend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
 
@@ -51,9 +57,12 @@ def qwen3_vl(
     share all graphs.
 
     Args:
-        tower: `model.model.visual` of a whole model, or `model.thinker.visual` of an Omni model.
+        tower: `model.model.visual` of a whole model, or `model.thinker.model.visual` of an Omni model (up to
+            transformers 5.17 `model.thinker.visual`).
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
+        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+            `.to(torch.uint8)`, and are normalised inside the graph.
         **options: Further arguments of `GraphedEncoder`.
 
     Raises:
@@ -63,7 +72,7 @@ def qwen3_vl(
         tower,
         PARTS,
         "the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni, which is model.model.visual of a whole model "
-        "(model.thinker.visual for Omni)",
+        "(model.thinker.model.visual for Omni)",
     )
     deep = hasattr(tower, "deepstack_merger_list")
     made = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
@@ -90,14 +99,14 @@ def qwen3_vl(
             align_corners=getattr(tower, "interpolation_align_corners", True),
             order="merge_block",
             accum_dtype=accum_dtype,
-            add=_patch_embed(tower.patch_embed, hidden_states),
+            add=embed_patches(tower.patch_embed, hidden_states),
         )
         deepstack = []
         # Read from the tower: numbers of a closure are symbols to the compiler, which torch 2.11 takes for no others.
         indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
-            q, k, v = _project(block.attn, normed)
+            q, k, v = project_qkv(block.attn, normed)
             q, k = apply_rotary(q, k, *position_embeddings)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention
@@ -121,7 +130,12 @@ def qwen3_vl(
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
     spec = BufferSpec(
-        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=PackedRows(
+            "hidden_states",
+            shape=(tower.patch_embed.proj.weight[0].numel(),),
+            dtype=None if normalize is None else torch.uint8,
+            normalize=normalize,
+        ),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             CuSeqlens(per="frame"),
@@ -133,18 +147,3 @@ def qwen3_vl(
         outputs=outputs,
     )
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
-
-
-def _patch_embed(patch_embed: Any, rows: Tensor) -> Tensor:
-    """The convolution, whose stride is its kernel, as the matrix product it is."""
-    proj = patch_embed.proj
-    if not is_plain(proj, nn.Conv3d):
-        out: Tensor = patch_embed(rows)
-        return out
-    return nn.functional.linear(rows, proj.weight.flatten(1), proj.bias)
-
-
-def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[rows, heads, dim]`, where they lie in the packed projection."""
-    q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
-    return q, k, v

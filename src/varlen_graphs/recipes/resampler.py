@@ -102,7 +102,7 @@ def queries_of(module: Any) -> Extent:
 
 def slice_budgets() -> list[Budget]:
     """`Ladder()`, with room for fewer slices than other budgets have: each slot has all queries, also an empty one."""
-    return [Budget(rows, items=max(4, rows // 256)) for rows in Ladder()]
+    return [Budget(rows, items=max(4, rows // 256)) for rows in Ladder().row_counts()]
 
 
 def resampler_buffers(module: Any) -> list[Buffer]:

@@ -21,6 +21,7 @@ def check_items(
     longest: int,
     frames: bool,
     whole: bool,
+    window: int,
 ) -> None:
     """Check the first items of a table; the rest becomes padding, and all of it where they are wrong.
 
@@ -41,13 +42,14 @@ def check_items(
         longest: The most rows that a segment may have.
         frames: Whether frames are segments.
         whole: Whether items are segments.
+        window: How many rows a side the windows have that are segments; 0 if there are none.
     """
     call, items, rows, unseen = header.tolist()
     veil.fill_(-0.0)
     if not unseen:
         return
     table[items:] = padding
-    found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole)
+    found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole, window)
     if found:
         table[:] = padding
         veil.fill_(torch.nan)
@@ -63,6 +65,7 @@ def _first_fault(
     longest: int,
     frames: bool,
     whole: bool,
+    window: int,
 ) -> tuple[int, int, int, int] | None:
     most = rows + 1
     sizes = [[min(max(size, 0), most) for size in item[:3]] for item in items]
@@ -79,10 +82,13 @@ def _first_fault(
     for index, count in enumerate(item_rows):
         if count % multiple:
             return RATIO, index, count, multiple
-    if frames and sum(t for t, _, _ in sizes) > segments:
-        return SEGMENTS, -1, sum(t for t, _, _ in sizes), segments
-    for index, (area, count) in enumerate(zip(areas, item_rows, strict=True)):
-        length = count if whole else area if frames else 0
+    counts = [t for t, _, _ in sizes] if frames else [0]
+    if window:
+        counts = [min(t * min(-(-h // window) * -(-w // window), most), most) for t, h, w in sizes]
+    if sum(counts) > segments:
+        return SEGMENTS, -1, sum(counts), segments
+    for index, ((_, h, w), area, count) in enumerate(zip(sizes, areas, item_rows, strict=True)):
+        length = count if whole else area if frames else min(h, window) * min(w, window)
         if length > longest:
             return LONGEST, index, length, longest
     return None

@@ -23,12 +23,13 @@ def check_items(
     longest: int,
     frames: bool,
     whole: bool,
+    window: int,
 ) -> None:
     """See `reference.check_items`. The table is contiguous."""
     capacity, width = table.shape
     _check_items[(1,)](
         header, table, padding, status, veil, merge, multiple, segments, longest, capacity,
-        FRAMES=frames, WHOLE=whole, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
+        FRAMES=frames, WHOLE=whole, WINDOW=window, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
     )  # fmt: skip
 
 
@@ -47,21 +48,21 @@ def _at(value, i_item, index):
 @triton.jit(do_not_specialize=["merge", "multiple", "segments", "longest", "capacity"])
 def _check_items(
     p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
-    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # By its bits: a constant of -0.0 loses its sign in Triton 3.6.
     tl.store(p_veil, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
     if tl.load(p_header + 3) != 0:
         _check_unseen(
             p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
-            FRAMES, WHOLE, WIDTH, BLOCK,
+            FRAMES, WHOLE, WINDOW, WIDTH, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _check_unseen(
     p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
-    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     items = tl.load(p_header + 1)
     rows = tl.load(p_header + 2)
@@ -74,14 +75,22 @@ def _check_unseen(
 
     most = rows + 1
     b_t = tl.minimum(tl.maximum(t, 0), most)
-    b_area = tl.minimum(tl.minimum(tl.maximum(h, 0), most) * tl.minimum(tl.maximum(w, 0), most), most)
+    b_h = tl.minimum(tl.maximum(h, 0), most)
+    b_w = tl.minimum(tl.maximum(w, 0), most)
+    b_area = tl.minimum(b_h * b_w, most)
     b_rows = tl.where(m_item, tl.minimum(b_t * b_area, most), 0)
     total = tl.sum(b_rows, axis=0)
-    frames = tl.sum(tl.where(m_item, b_t, 0), axis=0)
     smallest = tl.minimum(t, tl.minimum(h, w))
+    b_count = b_rows * 0
     b_longest = b_rows * 0
     if FRAMES:
+        b_count = b_t
         b_longest = b_area
+    if WINDOW:
+        b_count = tl.minimum(b_t * tl.minimum(tl.cdiv(b_h, WINDOW) * tl.cdiv(b_w, WINDOW), most), most)
+        if not FRAMES:
+            b_longest = tl.minimum(b_h, WINDOW) * tl.minimum(b_w, WINDOW)
+    count = tl.sum(tl.where(m_item, b_count, 0), axis=0)
     if WHOLE:
         b_longest = b_rows
 
@@ -95,8 +104,8 @@ def _check_unseen(
     code, item, came, expected = zero, zero - 1, zero, zero
     if long < BLOCK:
         code, item, came, expected = zero + LONGEST, zero + long, _at(b_longest, i_item, long), zero + longest
-    if FRAMES and frames > segments:
-        code, item, came, expected = zero + SEGMENTS, zero - 1, frames, zero + segments
+    if count > segments:
+        code, item, came, expected = zero + SEGMENTS, zero - 1, count, zero + segments
     if cut < BLOCK:
         code, item, came, expected = zero + RATIO, zero + cut, _at(b_rows, i_item, cut), zero + multiple
     if total != rows:

@@ -60,20 +60,34 @@ def locate(values: Tensor, rows: int) -> RowItems:
     return RowItems(item, torch.where(active, row - (ends - counts)[item], 0), active)
 
 
-def coordinates(values: Tensor, rows: int, merge: int) -> Coordinates:
+def coordinates(values: Tensor, rows: int, merge: int, side: int = 0) -> Coordinates:
     """The place of each of `rows` rows.
 
     Args:
         values: The item table.
         rows: How many rows.
         merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
+        side: The blocks of a frame come in windows of `side * side`, fewer at the right and the bottom edge; 0 is block
+            by block.
     """
     item, within, active = locate(values, rows)
     height, width = (torch.where(active, values[item, size].clamp(min=1), 1) for size in (1, 2))
     frame = height * width
     t, place = within // frame, within % frame
-    blocks = (width // merge).clamp(min=1)
+    down, across = (height // merge).clamp(min=1), (width // merge).clamp(min=1)
     block, inner = place // (merge * merge), place % (merge * merge)
-    h = block // blocks * merge + inner // merge
-    w = block % blocks * merge + inner % merge
+    y, x = _in_windows(block, down, across, side) if side else (block // across, block % across)
+    h = y * merge + inner // merge
+    w = x * merge + inner % merge
     return Coordinates(t, h, w, within, height, width)
+
+
+def _in_windows(block: Tensor, down: Tensor, across: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Where blocks are that come window by window, in a frame of `down * across` of them."""
+    top = block // (across * side) * side
+    block = block - top * across
+    tall = (down - top).clamp(1, side)
+    left = block // (tall * side) * side
+    block = block - left * tall
+    wide = (across - left).clamp(1, side)
+    return top + block // wide, left + block % wide

@@ -60,18 +60,30 @@ def locate(row, values, item_stride, column_stride, items):
 
 
 @triton.jit
-def grid_position(within, height, width, MERGE: tl.constexpr):
-    """Frame and place in it, `t`, `h`, `w`, int32 as `within`, of the row at index `within` of its item."""
+def grid_position(within, height, width, MERGE: tl.constexpr, SIDE: tl.constexpr = 0):
+    """Frame and place in it, `t`, `h`, `w`, int32 as `within`, of the row at index `within` of its item.
+
+    `SIDE`: the blocks of a frame come in windows of so many a side; 0 is block by block.
+    """
     frame = to_int32(height.to(tl.int64) * width)
     t = within // frame
     place = within - t * frame
-    blocks = tl.maximum(width // MERGE, 1)
+    across = tl.maximum(width // MERGE, 1)
     block = place // (MERGE * MERGE)
     inner = place - block * (MERGE * MERGE)
-    block_row = block // blocks
-    h = block_row * MERGE + inner // MERGE
-    w = (block - block_row * blocks) * MERGE + inner % MERGE
-    return t, h, w
+    if SIDE:
+        top = block // (across * SIDE) * SIDE
+        block -= top * across
+        tall = tl.minimum(tl.maximum(height // MERGE - top, 1), SIDE)
+        left = block // (tall * SIDE) * SIDE
+        block -= left * tall
+        wide = tl.minimum(tl.maximum(across - left, 1), SIDE)
+        y = top + block // wide
+        x = left + block % wide
+    else:
+        y = block // across
+        x = block - y * across
+    return t, y * MERGE + inner // MERGE, x * MERGE + inner % MERGE
 
 
 @triton.jit

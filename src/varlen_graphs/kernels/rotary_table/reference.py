@@ -6,7 +6,9 @@ from torch import Tensor
 from varlen_graphs.kernels.items.reference import coordinates
 
 
-def rotary_table(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int, side: int = 0
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotation angles, laid out for `apply_rotary`.
 
     Each axis turns its own share of the head: the frequencies of all axes stand side by side, and that half is
@@ -18,13 +20,14 @@ def rotary_table(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: 
         inv_freq: `[frequencies]`, any float dtype; the arithmetic is float32.
         axes: What turns: `"t"`, `"h"`, `"w"` and `"row"` (the index in the item), separated by spaces.
         merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
+        side: The blocks of a frame come in windows of `side * side`; 0 is block by block.
 
     Returns:
         `cos` and `sin`, float32 `[rows, 2 * axes * frequencies]` each.
 
     Source: RoFormer (arXiv 2104.09864), per axis as in Qwen2-VL.
     """
-    place = coordinates(values, rows, merge)
+    place = coordinates(values, rows, merge, side)
     positions = [getattr(place, axis) for axis in axes.split()]
     angles = torch.cat([position[:, None].float() * inv_freq.float() for position in positions], dim=-1)
     angles = torch.cat([angles, angles], dim=-1)

@@ -24,6 +24,7 @@ def rotary_table_kernel(
     FREQUENCIES: tl.constexpr,
     AXES: tl.constexpr,
     MERGE: tl.constexpr,
+    SIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -32,7 +33,7 @@ def rotary_table_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
-    t, h, w = grid_position(within, height, width, MERGE)
+    t, h, w = grid_position(within, height, width, MERGE, SIDE)
 
     position = tl.zeros([ROWS, COLUMNS], tl.int32)
     for axis in tl.static_range(len(AXES)):
@@ -50,7 +51,9 @@ def rotary_table_kernel(
     tl.store(sin + at + HALF, b_sin, mask)
 
 
-def rotary_table(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int, side: int = 0
+) -> tuple[Tensor, Tensor]:
     """Arguments as in the reference."""
     names = tuple(axes.split())
     half = len(names) * inv_freq.shape[0]
@@ -66,6 +69,7 @@ def rotary_table(values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: 
         FREQUENCIES=inv_freq.shape[0],
         AXES=names,
         MERGE=merge,
+        SIDE=side,
         ROWS=ROWS,
         COLUMNS=triton.next_power_of_2(half),
         **OPTIONS,

@@ -1,0 +1,164 @@
+"""Wall milliseconds of towers of other families: eager, an exact graph of the unmodified tower, and graphed.
+
+Run with `python -m benchmarks.families`. Real configurations, random weights, bfloat16, rows and grids on the GPU, a
+synchronize on both sides of every call, systems in turn. A system is timed only if it is about as close to a float32
+copy of the tower as the tower's own run.
+
+- *eager*: the tower of transformers on FlashAttention 2, one call a layer.
+- *exact graph*: the same, captured at the exact shape with its metadata computed ahead; the replay alone. Where the
+  tower cannot be captured even so, the reason stands in its place.
+- *graphed*: the recipe with the default budgets.
+"""
+
+import argparse
+import copy
+import importlib
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import varlen_graphs as vg
+from benchmarks import systems as ways
+from benchmarks.common import check, distance, facts, grow_cache, headline, measure_in_turn, reason, table, write_json
+from varlen_graphs.outputs import flatten
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tower of transformers at its real size.
+
+    Attributes:
+        package: Where transformers has it.
+        config: The class of its configuration.
+        tower: Its class.
+        recipe: What graphs it.
+        sizes: What differs from the defaults of the configuration.
+        patch: Pixels a side of a patch.
+    """
+
+    package: str
+    config: str
+    tower: str
+    recipe: Callable[..., vg.GraphedEncoder]
+    sizes: dict[str, Any] = field(default_factory=dict)
+    patch: int = 14
+
+
+FAMILIES = {
+    "Qwen2-VL-7B": Family(
+        "qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel", vg.recipes.qwen2_vl,
+    ),
+    "Qwen2.5-VL-7B": Family(
+        "qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VisionTransformerPretrainedModel", vg.recipes.qwen2_5_vl,
+        {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+            "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    ),
+    "GLM-4.1V-9B": Family("glm4v", "Glm4vVisionConfig", "Glm4vVisionModel", vg.recipes.glm4v),
+}  # fmt: skip
+
+SIDES: dict[str, tuple[int, ...]] = {
+    "224x224": (224,),
+    "448x448": (448,),
+    "4 of 448x448": (448,) * 4,
+    "896x896": (896,),
+}
+"""Square images of each input, by their sides in pixels."""
+
+
+def main() -> None:
+    """Run the benchmark, print it, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    about = facts()
+    print(f"{headline(about)}, bfloat16\n")
+    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
+    for name in options.families:
+        for row in run_family(FAMILIES[name], options.repeats):
+            result["rows"].append({"family": name, **row})
+            write_json(options.json, result)
+            print(result["rows"][-1], flush=True)
+    header = ("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms", "padding")
+    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+
+
+def run_family(family: Family, repeats: int) -> list[dict[str, Any]]:
+    """A row for each input."""
+    torch.manual_seed(0)
+    folder = f"transformers.models.{family.package}"
+    config = getattr(importlib.import_module(f"{folder}.configuration_{family.package}"), family.config)(**family.sizes)
+    kind = getattr(importlib.import_module(f"{folder}.modeling_{family.package}"), family.tower)
+    tower = kind._from_config(config, dtype=torch.bfloat16).cuda().eval()
+    reference = copy.deepcopy(tower).float()
+    encoder = family.recipe(tower)
+    with ways.attention(tower, ways.FLASH2):
+        return [run_input(tower, reference, encoder, name, grid_of(family, name), repeats) for name in SIDES]
+
+
+def grid_of(family: Family, name: str) -> list[tuple[int, int, int]]:
+    """The images of an input in patches."""
+    return [(1, side // family.patch, side // family.patch) for side in SIDES[name]]
+
+
+def run_input(
+    tower: Any, reference: Any, encoder: vg.GraphedEncoder, name: str, items: list[tuple[int, int, int]], repeats: int
+) -> dict[str, Any]:
+    """Check and time the systems on one input."""
+    grid = torch.tensor(items, device="cuda")
+    count = int(grid.prod(-1).sum())
+    rows = torch.randn(count, tower.patch_embed.proj.weight[0].numel(), device="cuda", dtype=torch.bfloat16)
+
+    def eager() -> Any:
+        with torch.no_grad():
+            return tower(rows, grid_thw=grid)
+
+    def graphed() -> Any:
+        return encoder(rows, grid_thw=grid)
+
+    with torch.no_grad(), ways.attention(reference, "sdpa"):
+        expected = tensors(reference(rows.float(), grid_thw=grid))
+    eager_error = distance(tensors(eager()), expected)
+    error = distance(tensors(graphed()), expected)
+    check(error, eager_error)
+    row: dict[str, Any] = {"input": name, "rows": count, "error": error, "eager_error": eager_error}
+    runs = {"eager": eager, "graphed": graphed}
+    try:
+        arguments = precomputed(tower, grid)
+        runs["exact"] = ways.Replay(lambda: tower(rows, grid_thw=grid, **arguments))
+    except Exception as failure:
+        row["exact_failed"] = reason(failure)
+    grow_cache()
+    for run in runs.values():
+        run()
+    times = measure_in_turn(list(runs.values()), repeats, seconds=4)
+    row |= {f"{system}_ms": statistics.median(walls) for system, (walls, _) in zip(runs, times, strict=True)}
+    row["padding"] = 1 - count / next(budget.rows for budget in encoder.budgets if budget.rows >= count)
+    return row
+
+
+def precomputed(tower: Any, grid: Tensor) -> dict[str, Any]:
+    """What the tower computes from the grid on the host, as the arguments that replace it."""
+    from transformers.exporters.utils import precompute_export_inputs
+
+    inputs: dict[str, Any] = {"grid_thw": grid}
+    precompute_export_inputs(tower, inputs)
+    return {name: value for name, value in inputs.items() if name != "grid_thw"}
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """All tensors of an output but hidden states in an order of the tower's own."""
+    return flatten(output, vg.Rows()).tensors if isinstance(output, Tensor) else [output.pooler_output]
+
+
+if __name__ == "__main__":
+    main()

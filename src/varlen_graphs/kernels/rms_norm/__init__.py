@@ -1,0 +1,1 @@
+"""A residual sum and the RMS norm after it."""

@@ -1,0 +1,23 @@
+"""A residual sum and the RMS norm after it, in plain torch operations: the specification."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`x + delta`, and its RMS norm over the last dimension.
+
+    Args:
+        x: `[rows, dim]`, any float dtype.
+        delta: `[rows, dim]`, dtype of `x`.
+        weight: `[dim]`, dtype of `x`.
+        eps: Added to the mean of squares.
+
+    Returns:
+        The sum and its norm, `[rows, dim]` each in the dtype of `x`, contiguous. The norm is that of the rounded
+        sum; it is computed in float32 and rounded once.
+    """
+    total = (x + delta).contiguous()
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return total, F.rms_norm(total.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)

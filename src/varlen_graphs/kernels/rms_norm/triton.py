@@ -1,0 +1,41 @@
+"""A residual sum and the RMS norm after it in one pass over memory."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_DIM = 8192
+"""The largest row that one program keeps in registers."""
+
+
+@triton.jit
+def _add_rms_norm(x, delta, weight, total, normed, eps, X_ROW, DELTA_ROW, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < DIM
+    kind = total.dtype.element_ty
+    a = tl.load(x + row * X_ROW + columns, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(delta + row * DELTA_ROW + columns, mask=inside, other=0.0).to(tl.float32)
+    rounded = (a + b).to(kind)
+    tl.store(total + row * DIM + columns, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, 0) / DIM + eps)
+    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * DIM + columns, (value * scale * w).to(kind), mask=inside)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`reference.add_rms_norm` in one launch, one program a row.
+
+    `dim` is at most `MAX_DIM`, and the last dimensions are contiguous.
+    """
+    rows, dim = x.shape
+    total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))
+    if rows:
+        block = triton.next_power_of_2(dim)
+        _add_rms_norm[(rows,)](
+            x, delta, weight, total, normed, eps, x.stride(0), delta.stride(0), DIM=dim, BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip
+    return total, normed

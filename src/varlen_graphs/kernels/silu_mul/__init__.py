@@ -1,0 +1,1 @@
+"""What a SwiGLU does between its matrix products."""

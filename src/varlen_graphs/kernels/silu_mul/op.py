@@ -1,0 +1,22 @@
+"""What a SwiGLU does between its matrix products, as an operator of torch."""
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.kernels.operator import operator
+from varlen_graphs.kernels.silu_mul import reference
+
+
+def _fake(gate: Tensor, up: Tensor) -> Tensor:
+    return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+
+def _cuda(gate: Tensor, up: Tensor) -> Tensor:
+    from varlen_graphs.kernels.silu_mul import triton
+
+    if gate.dtype == torch.float64:
+        return reference.silu_mul(gate, up)
+    return triton.silu_mul(gate.contiguous(), up.contiguous())
+
+
+silu_mul = operator(reference.silu_mul, fake=_fake, cuda=_cuda)

@@ -1,0 +1,1 @@
+"""Frames cut into windows: where these begin, and which merged token is where."""

@@ -1,0 +1,75 @@
+"""The padding contract of Qwen2-VL, Qwen2.5-VL and Qwen2.5-Omni on real CUDA graphs, windows included."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.contract import check_padding_contract
+from tests.towers import QWEN2, distance, pixels, qwen2_tower
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048, segments=128)]
+LAYOUTS = [
+    [(1, 32, 64)],  # an item of exactly the largest budget, whole windows
+    [(1, 2, 2)],
+    [(1, 14, 14), (1, 10, 20)],  # ragged ones
+    [(8, 14, 14)],  # a video
+    [(4, 10, 10), (1, 14, 14), (2, 2, 2)],  # both in one call
+    [(1, 16, 32)],  # an item of exactly the smallest budget
+    [(40, 2, 2)],  # more frames than items, and all segments of the smallest budget
+    [(1, 24, 40), (1, 18, 22), (3, 16, 12)],
+]
+
+
+def tower_of(family, dtype, seed=0):
+    """Heads of 80, and windows of 8 x 8 patches, as in the real towers."""
+    sizes = {"num_heads": 4, "depth": 4}
+    sizes |= {"embed_dim": 320} if family == "qwen2_vl" else {"hidden_size": 320, "window_size": 32}
+    return qwen2_tower(seed, family=family, **sizes).to("cuda").to(dtype)
+
+
+def encoder_of(tower, **options):
+    recipe = vg.recipes.qwen2_5_vl if hasattr(tower, "window_size") else vg.recipes.qwen2_vl
+    return recipe(tower, BUDGETS, **options)
+
+
+def original_of(tower):
+    def run(rows, grid):
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+            return tower(rows, grid_thw=torch.tensor(grid, device="cuda"))
+
+    return run
+
+
+def rows_of(dtype):
+    return lambda grid, seed=0: pixels(grid, seed, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("family", QWEN2)
+def test_the_padding_contract_holds(family, dtype):
+    tower = tower_of(family, dtype)
+    tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
+    check_padding_contract(encoder_of(tower), original_of(tower), rows_of(dtype), "grid_thw", LAYOUTS, LIMIT[dtype])
+
+
+def test_compiled_code_keeps_it():
+    tower = tower_of("qwen2_5_vl", torch.bfloat16)
+    tower.rotary_pos_emb.float()
+    encoder, rows = encoder_of(tower, compile=True), rows_of(torch.bfloat16)
+    check_padding_contract(encoder, original_of(tower), rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
+
+
+def test_windows_that_only_the_gpu_has_seen():
+    tower = tower_of("qwen2_5_vl", torch.float32)
+    encoder = encoder_of(tower, min_segment_rows=16)
+    for grid in LAYOUTS[2:5]:
+        rows, on_gpu = pixels(grid, device="cuda"), torch.tensor(grid, device="cuda")
+        assert distance(encoder(rows, grid_thw=on_gpu), original_of(tower)(rows, grid)) < 1e-5
+    encoder.check()
+    broken = [(128, 2, 4)]
+    assert encoder(pixels(broken, device="cuda"), grid_thw=torch.tensor(broken, device="cuda"))[0].isnan().all()
+    with pytest.raises(vg.LayoutError, match="describes 128 segments, more than the 64 of the budget"):
+        encoder.check()
