@@ -9,7 +9,7 @@ from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.layer_norm import triton as kernel
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
@@ -152,6 +152,16 @@ def test_what_is_done_to_a_plain_layer_is_seen(change):
 def test_what_is_done_to_a_plain_norm_is_seen(change):
     x, norm = torch.randn(5, 16), change(norm_of(16))
     assert torch.equal(add_norm(x, x, norm)[1], norm(2 * x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("change", [lambda layer: layer, overridden, hooked])
+@pytest.mark.parametrize(("kind", "kernel"), [(nn.Conv2d, (2, 2)), (nn.Conv3d, (2, 3, 4))])
+def test_a_convolution_of_whole_patches_is_the_convolution(kind, kernel, change, bias):
+    conv = change(kind(3, 16, kernel, stride=kernel, bias=bias))
+    patches = torch.randn(5, 3, *kernel)
+    torch.testing.assert_close(patch_convolution(patches.flatten(1), conv), conv(patches).flatten(1))
 
 
 @torch.no_grad()

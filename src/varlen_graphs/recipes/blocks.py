@@ -8,6 +8,8 @@ type says, on weights that are plain parameters.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
@@ -31,6 +33,25 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     else:
         out = activation(linear(x))
     return out
+
+
+def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
+    """A convolution of whole patches, its stride its kernel: `[patches, out]`, one matrix product for a plain one.
+
+    Args:
+        patches: `[patches, channels * kernel]`, each laid out as the weight of the convolution is.
+        conv: `nn.Conv2d` or `nn.Conv3d`, or what stands in its place.
+    """
+    if is_plain(conv, nn.Conv2d) or is_plain(conv, nn.Conv3d):
+        return F.linear(patches, conv.weight.flatten(1), conv.bias)
+    out: Tensor = conv(patches.unflatten(1, conv.weight.shape[1:]))
+    return out.flatten(1)
+
+
+def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`."""
+    q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
+    return q, k, v
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from varlen_graphs.attention import TileSchedule, varlen_attention
 from varlen_graphs.budgets import Budgets, Ladder
@@ -27,7 +27,7 @@ from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, split_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -90,14 +90,14 @@ def qwen3_vl(
             align_corners=getattr(tower, "interpolation_align_corners", True),
             order="merge_block",
             accum_dtype=accum_dtype,
-            add=_patch_embed(tower.patch_embed, hidden_states),
+            add=patch_convolution(hidden_states, tower.patch_embed.proj),
         )
         deepstack = []
         # Read from the tower: numbers of a closure are symbols to the compiler, which torch 2.11 takes for no others.
         indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
-            q, k, v = _project(block.attn, normed)
+            q, k, v = split_heads(block.attn.qkv(normed), block.attn.num_heads)
             q, k = apply_rotary(q, k, *position_embeddings)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention
@@ -133,18 +133,3 @@ def qwen3_vl(
         outputs=outputs,
     )
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
-
-
-def _patch_embed(patch_embed: Any, rows: Tensor) -> Tensor:
-    """The convolution, whose stride is its kernel, as the matrix product it is."""
-    proj = patch_embed.proj
-    if not is_plain(proj, nn.Conv3d):
-        out: Tensor = patch_embed(rows)
-        return out
-    return nn.functional.linear(rows, proj.weight.flatten(1), proj.bias)
-
-
-def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[rows, heads, dim]`, where they lie in the packed projection."""
-    q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
-    return q, k, v
