@@ -75,7 +75,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
         assert distance(output, expected) < 1e-5
     if isinstance(expected, torch.Tensor):
         return  # transformers 4.57 takes nothing else, and records nothing
-    assert distance(encoder(rows, grid_thw=grid, return_dict=True), expected) < 1e-5
+    assert distance(encoder(rows, grid_thw=grid, return_dict=True, output_router_logits=False), expected) < 1e-5
     assert not encoder.stats.eager
     as_tuple = encoder(rows, grid_thw=grid, return_dict=False)
     assert isinstance(as_tuple, tuple)

@@ -49,6 +49,11 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 GLM_EXPERTS = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "partial_rotary_factor": 1.0,
 }  # fmt: skip
+GLM5 = {
+    **GLM_EXPERTS, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16,
+    "qk_nope_head_dim": 16, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64, "linear_head_dim": 16,
+    "linear_num_heads": 4, "layer_types": ["linear_attention", "full_attention", "full_attention"],
+}  # fmt: skip
 LINEAR = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention", "full_attention"],
@@ -70,6 +75,7 @@ WHOLE = {
     "glm46v": ("glm46v", "Glm46VConfig", "Glm46VForConditionalGeneration", {}),
     "glm4v_moe": ("glm4v_moe", "Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration", GLM_EXPERTS),
     "glm_ocr": ("glm_ocr", "GlmOcrConfig", "GlmOcrForConditionalGeneration", {}),
+    "glm5_next": ("glm5_next", "Glm5NextConfig", "Glm5NextForConditionalGeneration", GLM5),
 }  # fmt: skip
 """The package of transformers, its classes of configuration and model, and what its language model needs beside."""
 

@@ -1,7 +1,7 @@
-"""GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR and GLM-5: images, and videos as the frames they are made of.
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR and GLM-5.3-Flash: images, and videos as the frames they are made of.
 
 Follows `transformers/models/glm4v/modeling_glm4v.py`, whose submodules it calls by name; they are the same in 4.57,
-5.17 and 5.23, and in the other families. GLM-4.6V has the tower of GLM-4.1V. GLM-OCR and GLM-5 have no position
+5.17 and 5.23, and in the other families. GLM-4.6V has the tower of GLM-4.1V. GLM-OCR and GLM-5.3-Flash have no position
 embeddings, but norms of queries and keys.
 
 Whole models hand the tower each frame of a video as an image. A video as one item, at which a tower with position
@@ -40,7 +40,7 @@ PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsampl
 
 @handles("Glm4vVisionModel", "Glm4vMoeVisionModel", "GlmOcrVisionModel", "Glm5NextVisionModel")
 def glm4v(tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any) -> GraphedEncoder:
-    """Graph the vision tower of GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR or GLM-5.
+    """Graph the vision tower of GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR or GLM-5.3-Flash.
 
     The encoder takes what the tower takes, `(hidden_states, grid_thw)`, and gives what it gives: the tower's own output
     type with `last_hidden_state` `[rows / 4, out]`, the rows after the 2 x 2 convolution, and `pooler_output`
