@@ -1,9 +1,10 @@
 """Recipes: how a family of towers is declared, one thin file each."""
 
+from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 
-__all__ = ["handles", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_audio", "qwen3_vl"]
+__all__ = ["glm4v", "handles", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_audio", "qwen3_vl"]
