@@ -150,7 +150,8 @@ DECLARATIONS = {
         "CuSeqlens(name='cu_seqlens', per='frame') needs items with frames, which Lengths has not; use per='item'",
     ),
     "an unknown kind of segment": (
-        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per='frame', 'item' or 'clip'",
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError,
+        "expected per='frame', 'item', 'clip' or Windows(side)",
     ),
     "an argument the module does not have": (
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),

@@ -113,9 +113,8 @@ def _is_silu(activation: Any) -> bool:
 
 def _as_is(x: Tensor, *others: Tensor | None) -> bool:
     """Whether all are there, and nothing is cast on the way: under autocast the layers themselves know what is."""
-    return all(other is not None and x.dtype == other.dtype for other in others) and not torch.is_autocast_enabled(
-        x.device.type
-    )
+    same = all(other is not None and x.dtype == other.dtype for other in others)
+    return same and not torch.is_autocast_enabled(x.device.type)
 
 
 def _is_tanh_gelu(activation: Any) -> bool:
