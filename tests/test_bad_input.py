@@ -150,7 +150,8 @@ DECLARATIONS = {
         "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths has not; use per='item'",
     ),
     "an unknown kind of segment": (
-        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError, "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError,
+        "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
     ),
     "an argument the module does not have": (
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),

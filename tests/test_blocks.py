@@ -1,5 +1,9 @@
 """The fused parts of transformer blocks: kernels against their references, and the modules they must not replace."""
 
+import importlib
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +22,8 @@ from varlen_graphs.kernels.rms_norm.op import add_rms_norm
 from varlen_graphs.kernels.silu_mul import reference as silu_reference
 from varlen_graphs.kernels.silu_mul import triton as silu_kernel
 from varlen_graphs.kernels.silu_mul.op import silu_mul
-from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, rms_norm, swiglu
+from varlen_graphs.recipes import blocks
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, rms_norm, swiglu
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
@@ -152,21 +157,46 @@ def test_an_rms_norm_that_is_not_plain_is_called():
     assert torch.equal(rms_norm(x, half), half(x))  # the module decides what is cast
 
 
+def classes_of_transformers(names):
+    """Those of these classes that the installed version has, in the files of their families."""
+    for family in ("glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "qwen2", "qwen2_5_omni", "qwen2_5_vl"):
+        try:
+            modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        except ModuleNotFoundError:
+            continue
+        yield from (getattr(modeling, name) for name in names if hasattr(modeling, name))
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("bias", [True, False])
-def test_patches_are_embedded_by_a_matrix_product(bias):
-    class PatchEmbed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.proj = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4), bias=bias)
+def test_the_classes_that_are_replaced_do_what_replaces_them():
+    norms, mlps = ({*classes_of_transformers(names)} for names in (blocks.RMS_NORMS, blocks.SWIGLUS))
+    assert len(norms) >= 3
+    assert len(mlps) >= 3
+    x = torch.randn(5, 16)
+    for kind in norms:
+        norm = kind(16, eps=0.1)
+        norm.weight.normal_()
+        torch.testing.assert_close(rms_norm(x, norm), norm(x))
+        assert blocks._is_rms_norm(norm)
+    config = SimpleNamespace(
+        hidden_size=16, intermediate_size=24, out_hidden_size=24, hidden_act="silu", attention_bias=True
+    )
+    for kind in mlps:
+        mlp = kind(config)
+        with fused_away(mlp) as called:
+            torch.testing.assert_close(swiglu(x, mlp), kind.forward(mlp, x))
+        assert not called
 
-        def forward(self, rows):
-            return self.proj(rows.view(-1, 3, 2, 4, 4)).flatten(1)
 
-    embed, rows = PatchEmbed(), torch.randn(5, 96)
-    torch.testing.assert_close(embed_patches(embed, rows), embed(rows))
-    hooked(embed.proj)
-    assert torch.equal(embed_patches(embed, rows), embed(rows))
+@contextmanager
+def fused_away(module):
+    """Notes whether a module itself is called."""
+    called = []
+    kind = type(module)
+    original = kind.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "__call__", lambda self, *args: called.append(1) or original(self, *args), raising=False)
+        yield called
 
 
 def swiglu_of(act="silu"):
@@ -268,6 +298,16 @@ def test_what_is_done_to_a_plain_layer_is_seen(change):
 def test_what_is_done_to_a_plain_norm_is_seen(change):
     x, norm = torch.randn(5, 16), change(norm_of(16))
     assert torch.equal(add_norm(x, x, norm)[1], norm(2 * x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("change", [lambda layer: layer, overridden, hooked])
+@pytest.mark.parametrize(("kind", "kernel"), [(nn.Conv2d, (2, 2)), (nn.Conv3d, (2, 3, 4))])
+def test_a_convolution_of_whole_patches_is_the_convolution(kind, kernel, change, bias):
+    conv = change(kind(3, 16, kernel, stride=kernel, bias=bias))
+    patches = torch.randn(5, 3, *kernel)
+    torch.testing.assert_close(patch_convolution(patches.flatten(1), conv), conv(patches).flatten(1))
 
 
 @torch.no_grad()

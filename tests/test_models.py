@@ -11,14 +11,10 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.towers import distance, pixels, pooled, qwen3_vl_tower
-from tests.whole_models import WHOLE, prompt, tokens, whole_model
+from tests.whole_models import WHOLE, mixes, prompt, prompts, tokens, whole_model
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 BUDGETS = [128, 256, 384]
-
-
-def prompts(model):
-    return [prompt(model, IMAGES), prompt(model, videos=VIDEOS), prompt(model, IMAGES[1:], VIDEOS)]
 
 
 def wrapped(model, **options):
@@ -62,8 +58,9 @@ def plain(model):
 def test_a_wrapped_model_generates_the_same_tokens(family):
     model = whole_model(family)
     tower, path = visual(model)
+    shown = prompts(model, IMAGES, VIDEOS)
     with known_to_fail():
-        expected = [tokens(model, inputs) for inputs in prompts(model)]
+        expected = [tokens(model, inputs) for inputs in shown]
     assert not torch.equal(expected[0], tokens(model, prompt(model, IMAGES, seed=1)))  # it sees what it is shown
     before, keys = state(tower), [*model.state_dict()]
     assert wrapped(model) is model
@@ -72,15 +69,24 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
     assert during[""][1].pop("forward")
     assert during == before  # classes, hooks, parameters and all else
     assert [*model.state_dict()] == keys
-    got = [tokens(model, inputs) for inputs in prompts(model)]
+    got = [tokens(model, inputs) for inputs in shown]
     assert all(map(torch.equal, got, expected))
     (encoder,) = [one for where, one in vg.encoders(model).items() if where == path]
-    assert encoder.stats.replays.total() >= 4
+    assert encoder.stats.replays.total() >= sum(name.startswith("pixel_values") for inputs in shown for name in inputs)
     assert not encoder.stats.eager
     assert vg.unwrap(model) is model
     assert state(tower) == before
     assert not vg.encoders(model)
-    assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts(model)], expected))
+    assert all(map(torch.equal, [tokens(model, inputs) for inputs in shown], expected))
+
+
+def test_a_model_that_refuses_images_beside_a_video_goes_on_doing_so():
+    model = whole_model("glm4v")
+    assert not mixes(model)
+    inputs = prompt(model, IMAGES, VIDEOS)
+    for one in (model, wrapped(model)):
+        with pytest.raises((RuntimeError, ValueError), match="do not match"):
+            tokens(one, inputs)
 
 
 def test_a_model_that_hears_has_two_towers():

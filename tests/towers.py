@@ -14,6 +14,14 @@ FAMILIES = {
 }
 """The package of transformers, its class of configurations and its class of towers, by family of vision towers."""
 
+GLM = {
+    "glm4v": ("glm4v", "Glm4vVisionConfig", "Glm4vVisionModel"),
+    "glm4v_moe": ("glm4v_moe", "Glm4vMoeVisionConfig", "Glm4vMoeVisionModel"),
+    "glm_ocr": ("glm_ocr", "GlmOcrVisionConfig", "GlmOcrVisionModel"),
+    "glm5_next": ("glm5_next", "Glm5NextVisionConfig", "Glm5NextVisionModel"),
+}
+"""The same of towers of GLM."""
+
 AUDIO = {"qwen3_omni_audio": ("qwen3_omni_moe", "Qwen3OmniMoeAudioEncoderConfig", "Qwen3OmniMoeAudioEncoder")}
 """The same of audio towers."""
 
@@ -40,6 +48,10 @@ TINY_WINDOWED = {
 """Windows of 3 x 3 merged tokens."""
 
 TINY_QWEN2 = {"depth": 4, "embed_dim": 64, "hidden_size": 96, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4}
+TINY_GLM = {
+    "depth": 3, "hidden_size": 64, "intermediate_size": 160, "num_heads": 4, "image_size": 32, "patch_size": 4,
+    "out_hidden_size": 96,
+}  # fmt: skip
 
 TINY_AUDIO = {
     "num_mel_bins": 16, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32,
@@ -49,7 +61,7 @@ TINY_AUDIO = {
 
 def tower_classes(family):
     """The classes of a family's configuration and tower; skips the test where transformers has none."""
-    package, config, model = (FAMILIES | QWEN2 | AUDIO)[family]
+    package, config, model = (FAMILIES | QWEN2 | GLM | AUDIO)[family]
     folder = f"transformers.models.{package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
     return getattr(importlib.import_module(f"{folder}.configuration_{package}"), config), getattr(modeling, model)
@@ -71,6 +83,13 @@ def qwen2_tower(seed=0, dtype=torch.float32, family="qwen2_5_vl", **changes):
     torch.manual_seed(seed)
     tiny = TINY_QWEN2 if family == "qwen2_vl" else TINY_WINDOWED
     return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
+
+
+def glm4v_tower(seed=0, dtype=torch.float32, family="glm4v", **changes):
+    """The same for GLM."""
+    config, model = tower_classes(family)
+    torch.manual_seed(seed)
+    return _enlarged(model._from_config(config(**(TINY_GLM | changes)), dtype=dtype))
 
 
 def qwen3_omni_audio_tower(seed=0, dtype=torch.float32, **changes):

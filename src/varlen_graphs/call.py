@@ -23,7 +23,12 @@ def _typed(value: Any) -> tuple[type, Any]:
     return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
 
 
-OTHER_OUTPUTS = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
+OTHER_OUTPUTS = {
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "output_router_logits": True,
+    "return_dict": False,
+}
 """Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
 
 WITHOUT_EFFECT = ("use_cache",)

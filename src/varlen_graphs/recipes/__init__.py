@@ -1,5 +1,6 @@
 """Recipes: how a family of towers is declared, one thin file each."""
 
+from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
@@ -9,6 +10,7 @@ from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 
 __all__ = [
+    "glm4v",
     "handles",
     "minicpmv",
     "pack_slices",

@@ -17,10 +17,15 @@ from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 from varlen_graphs.kernels.rms_norm.op import add_rms_norm
 from varlen_graphs.kernels.silu_mul.op import silu_mul
 
-RMS_NORMS = ("Qwen2_5_VLRMSNorm", "Qwen2_5OmniRMSNorm", "Qwen2RMSNorm")
+RMS_NORMS = (
+    "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Qwen2RMSNorm", "Qwen2_5OmniRMSNorm",
+    "Qwen2_5_VLRMSNorm",
+)  # fmt: skip
 """Classes of transformers that are an RMS norm times their weight, and round in between."""
 
-SWIGLUS = ("Qwen2_5_VLMLP", "Qwen2_5OmniMLP")
+SWIGLUS = (
+    "Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP",
+)  # fmt: skip
 """Classes of transformers that are `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
 
 
@@ -54,21 +59,6 @@ def swiglu(x: Tensor, mlp: Any) -> Tensor:
     return out
 
 
-def embed_patches(patch_embed: Any, rows: Tensor) -> Tensor:
-    """A convolution of patches, whose stride is its kernel, as the matrix product it is: `[rows, dim]`."""
-    proj = patch_embed.proj
-    if not is_plain(proj, nn.Conv3d):
-        out: Tensor = patch_embed(rows)
-        return out
-    return F.linear(rows, proj.weight.flatten(1), proj.bias)
-
-
-def project_qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[rows, heads, dim]`, where they lie in a packed projection."""
-    q, k, v = rearrange(attn.qkv(x), "rows (three heads dim) -> three rows heads dim", three=3, heads=attn.num_heads)
-    return q, k, v
-
-
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     """`activation(linear(x))`: one matrix product for a plain linear layer and a GELU by tanh."""
     if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _as_is(x, linear.weight, linear.bias):
@@ -76,6 +66,25 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     else:
         out = activation(linear(x))
     return out
+
+
+def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
+    """A convolution of whole patches, its stride its kernel: `[patches, out]`, one matrix product for a plain one.
+
+    Args:
+        patches: `[patches, channels * kernel]`, each laid out as the weight of the convolution is.
+        conv: `nn.Conv2d` or `nn.Conv3d`, or what stands in its place.
+    """
+    if is_plain(conv, nn.Conv2d) or is_plain(conv, nn.Conv3d):
+        return F.linear(patches, conv.weight.flatten(1), conv.bias)
+    out: Tensor = conv(patches.unflatten(1, conv.weight.shape[1:]))
+    return out.flatten(1)
+
+
+def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`."""
+    q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
+    return q, k, v
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
@@ -104,9 +113,8 @@ def _is_silu(activation: Any) -> bool:
 
 def _as_is(x: Tensor, *others: Tensor | None) -> bool:
     """Whether all are there, and nothing is cast on the way: under autocast the layers themselves know what is."""
-    return all(other is not None and x.dtype == other.dtype for other in others) and not torch.is_autocast_enabled(
-        x.device.type
-    )
+    same = all(other is not None and x.dtype == other.dtype for other in others)
+    return same and not torch.is_autocast_enabled(x.device.type)
 
 
 def _is_tanh_gelu(activation: Any) -> bool:

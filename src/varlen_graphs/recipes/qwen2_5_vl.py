@@ -22,7 +22,7 @@ from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW, Windows
 from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.recipes.blocks import add_norm, embed_patches, project_qkv, rms_norm, swiglu
+from varlen_graphs.recipes.blocks import add_norm, patch_convolution, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -81,8 +81,8 @@ def qwen2_5_vl(
         window_schedule: TileSchedule,
     ) -> Any:
         tokens = rearrange(hidden_states, "(tokens unit) pixels -> tokens unit pixels", unit=tower.spatial_merge_unit)
-        x = embed_patches(
-            tower.patch_embed, rearrange(tokens[window_index], "tokens unit pixels -> (tokens unit) pixels")
+        x = patch_convolution(
+            rearrange(tokens[window_index], "tokens unit pixels -> (tokens unit) pixels"), tower.patch_embed.proj
         )
         normed = rms_norm(x, tower.blocks[0].norm1)
         for index, block in enumerate(tower.blocks):
@@ -133,7 +133,7 @@ def qwen2_5_vl(
 def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[rows, heads, dim]`, of one projection or, in Omni, of three."""
     if hasattr(attn, "qkv"):
-        return project_qkv(attn, x)
+        return split_heads(attn.qkv(x), attn.num_heads)
     q, k, v = (
         rearrange(project(x), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
         for project in (attn.q, attn.k, attn.v)

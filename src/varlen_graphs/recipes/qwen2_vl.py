@@ -18,7 +18,7 @@ from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.recipes.blocks import add_norm, embed_patches, linear_activation, project_qkv
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, split_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec import BufferSpec, PackedRows
@@ -60,10 +60,10 @@ def qwen2_vl(
         schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor],
     ) -> Any:
-        x = embed_patches(tower.patch_embed, hidden_states)
+        x = patch_convolution(hidden_states, tower.patch_embed.proj)
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
-            q, k, v = project_qkv(block.attn, normed)
+            q, k, v = split_heads(block.attn.qkv(normed), block.attn.num_heads)
             q, k = apply_rotary(q, k, *position_embeddings)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention

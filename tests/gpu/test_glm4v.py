@@ -1,0 +1,47 @@
+"""The towers of GLM on a GPU: the padding contract on real CUDA graphs."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.contract import check_padding_contract
+from tests.towers import GLM, glm4v_tower, pixels
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+"""In half precision that is as far as the original is from itself in float32."""
+
+BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
+LAYOUTS = [
+    [(1, 32, 64)],  # an item of exactly the largest budget
+    [(1, 2, 2)],
+    [(1, 14, 14), (1, 8, 20)],
+    [(1, 14, 14)] * 8,  # a video as whole models hand it over
+    [(8, 14, 14)],  # the same as one item
+    [(4, 10, 10), (1, 14, 14), (2, 2, 2)],
+    [(40, 2, 2)],  # more frames than items, and all segments of the smallest budget
+]
+
+
+def original_of(tower):
+    def run(rows, grid):
+        frames = [(1, h, w) for t, h, w in grid for _ in range(t)]
+        with torch.no_grad():
+            return tower(rows, grid_thw=torch.tensor(frames, device="cuda"))
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("family", GLM)
+def test_the_padding_contract_holds(family, dtype):
+    """Heads of 128, as in the 9B tower."""
+    tower = glm4v_tower(dtype=dtype, family=family, hidden_size=512, out_hidden_size=256).to("cuda")
+    encoder = vg.recipes.glm4v(tower, BUDGETS)
+
+    def rows(grid, seed=0):
+        return pixels(grid, seed, device="cuda", dtype=dtype)
+
+    with torch.backends.cudnn.flags(allow_tf32=False):  # the original embeds and merges patches by convolutions
+        check_padding_contract(encoder, original_of(tower), rows, "grid_thw", LAYOUTS, LIMIT[dtype])
