@@ -37,7 +37,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.extents import Entries, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
+from varlen_graphs.layout import Column, GridHW, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.padded import PaddedLengths, PaddedMask
@@ -61,6 +61,7 @@ __all__ = [
     "DeviceBuffer",
     "Entries",
     "GraphedEncoder",
+    "GridHW",
     "GridPositions",
     "GridTHW",
     "HostBuffer",

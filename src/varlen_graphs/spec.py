@@ -16,6 +16,7 @@ from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
+from varlen_graphs.padded import Padded, PaddedMask, check_batch, check_marks
 
 ROWS, BATCH_ROWS = Rows(), BatchRows()
 
@@ -35,6 +36,12 @@ class PackedRows:
         rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
             `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
             have one entry, and one inside the graph elsewhere.
+        padded_by: The argument by which a call marks its real rows, where it brings a padded batch
+            `[batch, length, *shape]` and the module is to get the rows packed: a mask `[batch, length]` of bool or of 0
+            and 1, each item padded on the right, which must agree with the layout. The batch is packed on its way in,
+            one launch, and outputs declared as `Rows()` come back as `[batch, length, ...]`, two launches each, with
+            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy of a
+            few integers each.
 
     Raises:
         SpecError: `rows_dim` is no dimension of such an argument.
@@ -45,6 +52,7 @@ class PackedRows:
     dtype: torch.dtype | None = None
     pad: int = 0
     rows_dim: int = 0
+    padded_by: str | None = None
 
     def __post_init__(self) -> None:
         most = math.inf if self.shape is None else len(self.shape)
@@ -75,7 +83,7 @@ class BufferSpec:
 
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
-        layout: The argument that describes the items: `GridTHW` or `Lengths` of packed rows, `PaddedMask` or
+        layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` of packed rows, `PaddedMask` or
             `PaddedLengths` of a padded batch. The module need not take it itself.
         buffers: Arguments that are computed from the items, inside the graph.
         outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
@@ -92,8 +100,8 @@ class BufferSpec:
     outputs: Declared = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
-        names = [self.packed.name, self.layout.name]
-        names += [column.name for column in self.layout.columns]
+        names = [self.packed.name, *self.describing]
+        names += [column.name for column in self.layout.columns if column.function is not None]
         names += [buffer.name for buffer in self.buffers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -106,9 +114,14 @@ class BufferSpec:
                     "declare KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for "
                     "packed rows"
                 )
-        if self.layout.padded and self.packed.rows_dim:
+        if self.layout.padded and self.packed.padded_by:
+            raise SpecError(
+                f"{self.rows!r} is to be packed, but {type(self.layout).__name__} has padded rows: leave padded_by out,"
+                " or declare a layout of packed rows, such as Lengths"
+            )
+        if self.batched and self.packed.rows_dim:
             raise SpecError(f"{self.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
-        if self.layout.padded and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):
+        if self.batched and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):
             raise SpecError(
                 f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
             )
@@ -125,9 +138,26 @@ class BufferSpec:
         """The rows, as a `PackedRows`."""
         return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
 
+    @cached_property
+    def describing(self) -> list[str]:
+        """The arguments that describe the items of a call: the layout, the columns, and the mask of a batch to pack."""
+        columns = [column.name for column in self.layout.columns if column.function is None]
+        mask = [self.packed.padded_by] if self.packed.padded_by else []
+        return [self.layout.name, *columns, *mask]
+
+    @property
+    def batched(self) -> bool:
+        """Whether a call brings a padded batch, whatever becomes of it."""
+        return self.layout.padded or self.packed.padded_by is not None
+
+    @property
+    def brought(self) -> tuple[tuple[str, ...], str]:
+        """What the rows of a call lie in, and how, for messages."""
+        return (BATCH_ROWS.dims, Padded.rows_are) if self.batched else (ROWS.dims, self.layout.rows_are)
+
     @property
     def row_extent(self) -> Extent:
-        """What the rows of a call, and outputs declared as `Rows()`, have entries for."""
+        """What the rows that the module gets, and outputs declared as `Rows()`, have entries for."""
         return BATCH_ROWS if self.layout.padded else ROWS
 
     @cached_property
@@ -153,7 +183,7 @@ class BufferSpec:
     def needs_layout(self) -> bool:
         """Whether the host has to see the items, even where they are described on the GPU."""
         columns = any(column.function is not None for column in self.layout.columns)
-        return bool(self.host_buffers) or columns or self.counts_entries
+        return bool(self.host_buffers or self.packed.padded_by) or columns or self.counts_entries
 
     @property
     def _segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
@@ -253,9 +283,17 @@ class BufferSpec:
             items = [(*item, value) for item, value in zip(items, values, strict=True)]
         layout = Layout(tuple(items), call.length)
         if shape:
-            self.layout.check_rows(layout, shape, self.packed.name)
+            self._check_rows(layout, description, shape)
         self._check_ratios(layout)
         return layout
+
+    def _check_rows(self, layout: Layout, description: Mapping[str, Any], shape: Sequence[int]) -> None:
+        name, mask = self.layout.name, self.packed.padded_by
+        if mask is None:
+            self.layout.check_rows(layout, shape, self.packed.name)
+        else:
+            check_batch(name, layout, shape, self.packed.name)
+            check_marks(PaddedMask(mask), description[mask], name, layout, shape)
 
     def _check_ratios(self, layout: Layout) -> None:
         multiple = self.row_multiple
