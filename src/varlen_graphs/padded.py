@@ -187,7 +187,7 @@ def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
     Two launches, or a view where nothing is to be padded.
     """
     if min(lengths) == length:
-        return rows.unflatten(0, (len(lengths), length))
+        return rows.view(len(lengths), length, *rows.shape[1:])
     batch = rows.new_zeros(len(lengths), length, *rows.shape[1:])
     torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], rows.split(list(lengths)))
     return batch

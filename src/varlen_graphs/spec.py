@@ -106,6 +106,11 @@ class BufferSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+        if self.layout.padded and self.packed.padded_by:
+            raise SpecError(
+                f"{self.rows!r} is to be packed, but {type(self.layout).__name__} has padded rows: leave padded_by out,"
+                " or declare a layout of packed rows, such as Lengths"
+            )
         kind = "padded" if self.layout.padded else "packed"
         for buffer in self.buffers:
             if buffer.for_rows not in (kind, None):
@@ -114,11 +119,6 @@ class BufferSpec:
                     "declare KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for "
                     "packed rows"
                 )
-        if self.layout.padded and self.packed.padded_by:
-            raise SpecError(
-                f"{self.rows!r} is to be packed, but {type(self.layout).__name__} has padded rows: leave padded_by out,"
-                " or declare a layout of packed rows, such as Lengths"
-            )
         if self.batched and self.packed.rows_dim:
             raise SpecError(f"{self.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
         if self.batched and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):

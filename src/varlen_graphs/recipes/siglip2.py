@@ -127,9 +127,7 @@ def _pool(head: Any, x: Tensor, ends: Tensor, max_seqlen: int, attention: Backen
     )
     one_each = torch.arange(items + 1, dtype=torch.int32, device=x.device)
     of_items = F.pad(ends, (1, 0)).int()
-    gathered = varlen_attention(
-        q, k, v, one_each, 1, cu_seqlens_k=of_items, max_seqlen_k=max_seqlen, backend=attention
-    )
+    gathered = varlen_attention(q, k, v, one_each, 1, cu_seqlens_k=of_items, max_seqlen_k=max_seqlen, backend=attention)
     x, mlp = mha.out_proj(rearrange(gathered, "items heads dim -> items (heads dim)")), head.mlp
     out: Tensor = x + mlp.fc2(linear_activation(head.layernorm(x), mlp.fc1, mlp.activation_fn))
     return out

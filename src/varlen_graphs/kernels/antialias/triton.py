@@ -19,8 +19,10 @@ ROWS, COLUMNS = 4, 128
 
 @triton.jit
 def filter_span(position, size, SIDE: tl.constexpr):
-    """The filter of a position on one axis: its centre and half its width, float32, its first entry and the one past
-    its last, int32."""
+    """The filter of a position on one axis.
+
+    Its centre and half its width in entries, float32, its first entry and the one past its last, int32.
+    """
     size = size.to(tl.float32)
     centre = tl.div_rn((position.to(tl.float32) + 0.5) * SIDE, size)
     support = tl.maximum(tl.div_rn(tl.full([], SIDE, tl.float32), size), 1.0)
@@ -40,7 +42,7 @@ def weight(entry, centre, support, end):
 def weight_sum(first, centre, support, end, taps):
     """The sum of the weights on one axis."""
     total = tl.zeros_like(centre)
-    for i in range(0, taps):
+    for i in range(taps):
         total += weight(first + i, centre, support, end)
     return total
 
@@ -82,10 +84,10 @@ def antialias_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (column < DIM)[None, :]
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for i in range(0, y_taps):
+    for i in range(y_taps):
         y = tl.minimum(y_first + i, SIDE - 1)
         y_weight = tl.where(active, tl.div_rn(weight(y_first + i, y_centre, y_support, y_end), y_sum), 0)
-        for j in range(0, x_taps):
+        for j in range(x_taps):
             x = tl.minimum(x_first + j, SIDE - 1)
             x_weight = tl.div_rn(weight(x_first + j, x_centre, x_support, x_end), x_sum)
             entry = (y * SIDE + x).to(tl.int64)
