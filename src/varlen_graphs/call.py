@@ -118,7 +118,7 @@ class Signature:
         packed = self._spec.packed
         argument = arguments[packed.name]
         if not isinstance(argument, Tensor):
-            expected = packed.describe(self._spec.brought[0], packed.shape)
+            expected = packed.describe(self._spec.call_dims, packed.shape)
             raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
         self._check_shape(argument)
         rows = packed.rows_first(argument)
@@ -211,10 +211,10 @@ class Signature:
         return value
 
     def _check_shape(self, argument: Tensor) -> None:
-        packed, came = self._spec.packed, argument.shape
-        dims, rows_are = self._spec.brought
+        packed, dims, came = self._spec.packed, self._spec.call_dims, argument.shape
         first, end = packed.rows_dim, packed.rows_dim + len(dims)
         if len(came) < end or (packed.shape is not None and came[:first] + came[end:] != packed.shape):
             raise InputError(
-                f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, {rows_are}"
+                f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, "
+                f"{self._spec.call_rows_are}"
             )

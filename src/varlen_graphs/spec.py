@@ -151,9 +151,14 @@ class BufferSpec:
         return self.layout.padded or self.packed.padded_by is not None
 
     @property
-    def brought(self) -> tuple[tuple[str, ...], str]:
-        """What the rows of a call lie in, and how, for messages."""
-        return (BATCH_ROWS.dims, Padded.rows_are) if self.batched else (ROWS.dims, self.layout.rows_are)
+    def call_dims(self) -> tuple[str, ...]:
+        """What the rows of a call lie in, for messages."""
+        return BATCH_ROWS.dims if self.batched else ROWS.dims
+
+    @property
+    def call_rows_are(self) -> str:
+        """How they lie there, for messages."""
+        return Padded.rows_are if self.batched else self.layout.rows_are
 
     @property
     def row_extent(self) -> Extent:

@@ -94,7 +94,8 @@ def siglip2(
         pooled = _pool(parts.head, normed, table.item_ends, max_seqlen, attention) if parts.use_head else None
         return made(last_hidden_state=normed, pooler_output=pooled)
 
-    mask = next(name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask"))
+    masks = [name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask")]
+    mask = masks[0] if masks else "pixel_attention_mask"  # it goes by two names in transformers 4.57
     spec = BufferSpec(
         rows=PackedRows("pixel_values", shape=(parts.embeddings.patch_embedding.in_features,), padded_by=mask),
         layout=GridHW("spatial_shapes"),
@@ -121,7 +122,7 @@ def _pool(head: Any, x: Tensor, ends: Tensor, max_seqlen: int, attention: Backen
     query_weight, weight = mha.in_proj_weight.split([mha.embed_dim, 2 * mha.embed_dim])
     query_bias, bias = mha.in_proj_bias.split([mha.embed_dim, 2 * mha.embed_dim])
     probe = F.linear(head.probe[0], query_weight, query_bias)
-    q = rearrange(probe, "1 (heads dim) -> 1 heads dim", heads=mha.num_heads).expand(items, -1, -1)
+    q = rearrange(probe, "1 (heads dim) -> 1 heads dim", heads=mha.num_heads).expand(items, -1, -1).contiguous()
     k, v = rearrange(
         F.linear(x, weight, bias), "rows (two heads dim) -> two rows heads dim", two=2, heads=mha.num_heads
     )
