@@ -38,7 +38,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.extents import Entries, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridTHW, Layout, Lengths, Windows
+from varlen_graphs.layout import Column, GridHW, GridTHW, Layout, Lengths, Windows
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
@@ -63,6 +63,7 @@ __all__ = [
     "DeviceBuffer",
     "Entries",
     "GraphedEncoder",
+    "GridHW",
     "GridPositions",
     "GridTHW",
     "HostBuffer",

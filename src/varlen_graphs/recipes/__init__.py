@@ -6,5 +6,6 @@ from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.siglip2 import siglip2
 
-__all__ = ["glm4v", "handles", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_audio", "qwen3_vl"]
+__all__ = ["glm4v", "handles", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_audio", "qwen3_vl", "siglip2"]
