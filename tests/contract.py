@@ -3,21 +3,19 @@
 from tests.towers import distance, equal_bits
 
 
-def check_padding_contract(encoder, original, make_rows, argument, layouts, tolerance):
+def check_padding_contract(encoder, original, make_rows, argument, layouts, tolerance, more=lambda layout: {}):
     """Replay `layouts` over poisoned memory, and compare with the original and across paddings.
 
     `layouts` go from large to small to larger; each is replayed once with NaN in all padding, and once over what the
-    replay of the first (the largest, of other data) left behind. `argument` is what takes a layout, or a function from a
-    layout to the arguments that say it.
+    replay of the first (the largest, of other data) left behind. `more` gives the other arguments of a call.
     """
-    describe = argument if callable(argument) else lambda layout: {argument: layout}
     encoder.capture()
     for number, layout in enumerate(layouts):
         rows = make_rows(layout, seed=number)
-        call = describe(layout)
+        call = {argument: layout, **more(layout)}
         encoder.poison()
         over_nan = encoder(rows, **call)
-        encoder(make_rows(layouts[0], seed=100), **describe(layouts[0]))
+        encoder(make_rows(layouts[0], seed=100), **{argument: layouts[0], **more(layouts[0])})
         over_leftovers = encoder(rows, **call)
         assert distance(over_nan, original(rows, layout)) <= tolerance, layout
         assert equal_bits(over_nan, over_leftovers), layout

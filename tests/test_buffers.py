@@ -95,6 +95,43 @@ def test_interpolation_equals_that_of_torch(case, mode, align_corners, order, si
     torch.testing.assert_close(got[len(expected) :], at_rest.expand(len(got) - len(expected), -1), rtol=0, atol=2e-5)
 
 
+def antialiased(image, h, w):
+    """By torch; to a width of one by way of the transposed, because on a CPU all rows of that come out as the first."""
+    if w == 1 < h:
+        return antialiased(image.mT, w, h).mT
+    return F.interpolate(image, (h, w), mode="bilinear", align_corners=False, antialias=True)
+
+
+@given(strategies.tables(merge=2), ORDERS, st.sampled_from([1, 4, 7, 16, 27]))
+def test_antialiased_interpolation_equals_that_of_torch(case, order, side):
+    """Grids smaller and larger than the table, and smaller on one side alone."""
+    items, table = case
+    entries = torch.randn(side * side, 5)
+    got = vg.Interpolation(table=entries, order=order, antialias=True).produce(table, None)
+    expected = torch.cat(list(resampled(entries, items, order, antialiased)))
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=1e-5)
+    assert not got[len(expected) :].any()
+    rows = torch.randn(table.budget.rows, 5)
+    added = vg.interpolate_positions(entries, table, order=order, antialias=True, add=rows)
+    assert torch.equal(added, rows + got)
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.sampled_from([1, 5, 16]))
+def test_antialiased_interpolation_to_any_size(h, w, side):
+    table = make_table([(1, h, w)], vg.Budget(h * w + 3), vg.GridTHW())
+    entries = torch.randn(side * side, 3)
+    (expected,) = resampled(entries, [(1, h, w)], "raster", antialiased)
+    got = vg.interpolate_positions(entries, table, antialias=True)[: h * w]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"mode": "bicubic"}, {"align_corners": True}])
+def test_antialiasing_of_other_modes_is_refused(options):
+    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.SpecError, match="expected mode='bilinear' and align_corners=False"):
+        vg.interpolate_positions(torch.randn(9, 3), table, antialias=True, **options)
+
+
 @given(strategies.tables(merge=2), MODES, ORDERS)
 def test_interpolation_equals_sampling_at_the_centres_of_patches(case, mode, order):
     """As GLM-4.1V samples: the coordinates of half pixels, with the border repeated."""

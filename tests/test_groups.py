@@ -146,7 +146,7 @@ def test_the_padding_contract_holds_for_groups():
     def make_rows(layout, seed):
         return rows_of(layout[0], seed)
 
-    check_padding_contract(encoder, original, make_rows, arguments, layouts, 1e-5)
+    check_padding_contract(encoder, original, make_rows, "sizes", layouts, 1e-5, more=arguments)
 
 
 def test_a_group_is_never_parted():
@@ -271,41 +271,11 @@ def test_graphs_are_captured_with_every_item_alone():
     assert len(layout.groups) == 4
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        [[2, 4], [6, 2]],
-        ((2, 4), (6, 2)),
-        torch.tensor([[2, 4], [6, 2]]),
-        numpy.array([[2, 4], [6, 2]]),
-        [torch.tensor([2, 4]), (6, 2)],
-    ],
-)
-def test_grids_come_as_lists_tensors_and_arrays(value):
-    assert vg.GridHW().parse(value) == [(1, 2, 4), (1, 6, 2)]
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([[1, 2, 3]], "tgt_sizes[0] is [1, 2, 3]: expected two integers (h, w)"),
-        ([[1, 2], 3], "tgt_sizes[1] is 3: expected two integers (h, w)"),
-        ([[1, 0]], "tgt_sizes[0] is [1, 0]: every size must be at least 1"),
-        ([[1, 2.0]], "expected integers, got 2.0 (float)"),
-        ([], "tgt_sizes is empty: expected at least one item; skip the call"),
-        (torch.ones(1, 2), "tgt_sizes is a torch.float32 tensor: expected integers, [items, 2] of (h, w)"),
-    ],
-)
-def test_bad_grids_say_what_was_expected(value, message):
-    with pytest.raises(vg.LayoutError, match=re.escape(message)):
-        vg.GridHW().parse(value)
-
-
 def test_grids_on_the_device_are_not_read_on_the_host():
     encoder = vg.GraphedEncoder(
         nn.Identity(),
         [vg.Budget(64, items=4, segments=64)],
-        vg.BufferSpec("x", vg.GridHW(), [vg.DeviceBuffer("at", lambda table: table.positions("raster")[1])]),
+        vg.BufferSpec("x", vg.GridHW("tgt_sizes"), [vg.DeviceBuffer("at", lambda table: table.positions("raster")[1])]),
         forward=lambda module, x, at, tgt_sizes: x * 0 + at[:, None] + 10 * tgt_sizes[0, 1],
         backend="tape",
     )
@@ -319,8 +289,8 @@ def test_grids_on_the_device_are_not_read_on_the_host():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'tgt_sizes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
-        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'tgt_sizes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
         (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
         (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
         (lambda: vg.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
@@ -334,7 +304,7 @@ def test_bad_declarations_raise_named_errors(make, message):
 
 def test_a_table_without_groups_says_so():
     table = vg.ItemTable(torch.tensor([[1, 2, 2]]), vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match="was asked where groups begin, which 'tgt_sizes' does not describe"):
+    with pytest.raises(vg.SpecError, match="was asked where groups begin, which 'spatial_shapes' does not describe"):
         table.cu_seqlens("group")
 
 

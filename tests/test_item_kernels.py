@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from varlen_graphs.kernels.antialias import reference as antialias_reference
+from varlen_graphs.kernels.antialias import triton as antialias_triton
+from varlen_graphs.kernels.antialias.op import antialias
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
 from varlen_graphs.kernels.cu_seqlens import triton as cu_seqlens_triton
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
@@ -150,6 +153,39 @@ def test_interpolation(mode, dtype, accum_dtype, added, merge, side, dim, align_
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize(("dtype", "accum_dtype", "side", "dim"), [
+    (torch.float32, torch.float32, 5, 130),
+    (torch.float32, torch.float32, 1, 5),
+    (torch.float16, torch.float32, 7, 72),
+    (torch.float64, torch.float64, 3, 5),
+])  # fmt: skip
+def test_antialiased_interpolation(dtype, accum_dtype, side, dim, merge, added):
+    table = torch.tensor([[1, 2, 4], [2, 2, 2], [1, 10, 2], [0, 0, 0]], device=DEVICE)
+    entries = torch.randn(side * side, dim, device=DEVICE).to(dtype)
+    add = torch.randn(41, dim, device=DEVICE).to(dtype) if added else None
+    arguments = (entries, table, 41, merge, accum_dtype, add)
+    got, expected = antialias_triton.antialias(*arguments), antialias_reference.antialias(*arguments)
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=2e-6 if dtype != torch.float16 else 2e-3, atol=2e-6)
+    assert added or not got[36:].any()
+
+
+@settings(max_examples=8)
+@given(item_tables(), st.sampled_from([1, 2]), st.integers(1, 6))
+def test_antialiased_interpolation_of_any_items(case, merge, side):
+    table, rows = case
+    entries, add = torch.randn(side * side, 3, device=DEVICE), torch.randn(rows, 3, device=DEVICE)
+    active = int(table[:, :3].prod(1).sum())
+    add[active:] = torch.nan
+    arguments = (entries, table, rows, merge, torch.float32, add)
+    got, expected = antialias_triton.antialias(*arguments), antialias_reference.antialias(*arguments)
+    torch.testing.assert_close(got[:active], expected[:active], rtol=2e-6, atol=2e-6)
+    assert got[active:].isnan().all()
+    assert expected[active:].isnan().all()
+
+
 def test_what_padding_rows_hold_stays_there():
     table = torch.tensor([[1, 2, 2], [0, 0, 0]], device=DEVICE)
     add = torch.full((7, 3), torch.nan, device=DEVICE)
@@ -191,6 +227,7 @@ def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
     indices, _ = interpolation_triton.interpolation_taps(table, 64, 5, "bicubic", False, 2)
     assert ((indices >= 0) & (indices < 25)).all()
     assert (positions_triton.positions(table, 64, "t h w row", 2) >= 0).all()
+    assert antialias_triton.antialias(torch.ones(25, 3, device=DEVICE), table, 64, 2, torch.float32).isfinite().all()
     for windows in (windows_triton, windows_reference):
         for inverse in (False, True):
             index = windows.window_index(table, 16, 2, 2, inverse)
@@ -211,3 +248,5 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(interpolation_taps, (table, 20, 5, *taps))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.float32))
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.bfloat16, add))
+    torch.library.opcheck(antialias, (entries, table, 20, 2, torch.float32))
+    torch.library.opcheck(antialias, (entries, table, 20, 2, torch.float32, add))

@@ -29,6 +29,11 @@ def test_grids_come_as_lists_tensors_and_arrays(value):
     assert vg.GridTHW(merge=2).parse(value) == [(1, 2, 4), (3, 6, 2)]
 
 
+@pytest.mark.parametrize("value", [[[2, 4], (6, 2)], torch.tensor([[2, 4], [6, 2]]), numpy.array([[2, 4], [6, 2]])])
+def test_sizes_of_images_come_as_lists_tensors_and_arrays(value):
+    assert vg.GridHW().parse(value) == [(1, 2, 4), (1, 6, 2)]
+
+
 @pytest.mark.parametrize("value", [[3, 1], torch.tensor([3, 1])])
 def test_lengths_come_as_lists_and_tensors(value):
     assert vg.Lengths().parse(value) == [(1, 1, 3), (1, 1, 1)]
@@ -51,6 +56,14 @@ def test_lengths_come_as_lists_and_tensors(value):
         (vg.GridTHW(), "no", "grid_thw is 'no': expected integers"),
         (vg.GridTHW(), 7, "grid_thw is 7: expected integers"),
         (vg.GridTHW(), torch.tensor(7), "grid_thw is 7: expected integers"),
+        (vg.GridHW(), [[1, 2, 4]], "spatial_shapes[0] is [1, 2, 4]: expected two integers (h, w)"),
+        (vg.GridHW(), [3, 4], "spatial_shapes[0] is 3: expected two integers (h, w)"),
+        (vg.GridHW("tgt_sizes"), [[3, 4], [0, 4]], "tgt_sizes[1] is [0, 4]: every size must be at least 1"),
+        (
+            vg.GridHW(),
+            torch.ones(1, 2),
+            "spatial_shapes is a torch.float32 tensor: expected integers, [items, 2] of (h, w)",
+        ),
         (vg.Lengths(), [3, 0], "lengths[1] is 0: every size must be at least 1"),
         (vg.Lengths(), [[3]], "lengths[0] is [3]: expected integers"),
     ],
@@ -97,6 +110,33 @@ def test_cu_seqlens_equal_those_of_transformers_and_repeat_the_last(case, per):
     assert (got[len(expected) :] == expected[-1]).all()
 
 
+def test_a_module_sees_the_sizes_of_images_and_a_graph_reads_them_where_they_are():
+    class Sizes(torch.nn.Module):
+        def forward(self, x, spatial_shapes, place):
+            return {"x": x, "sizes": spatial_shapes, "place": torch.stack(place, 1)}
+
+    declared = BufferSpec(
+        "x",
+        vg.GridHW(),
+        [vg.DeviceBuffer("place", lambda table: table.positions("raster"), any_segments=False)],
+        vg.Outputs(x=vg.Rows(), sizes=vg.Items(), place=vg.Rows()),
+    )
+    encoder = vg.GraphedEncoder(Sizes(), [16], declared, backend="tape")
+    sizes = [[2, 3], [1, 4]]
+    place = [(0, h, w) for height, width in sizes for h in range(height) for w in range(width)]
+    for value in (
+        sizes,
+        torch.tensor(sizes),
+        torch.tensor(sizes, dtype=torch.int32),
+    ):  # a tensor is not read on the host
+        out = encoder(torch.ones(10, 1), spatial_shapes=value)
+        assert out["sizes"].tolist() == sizes
+        assert out["place"].tolist() == [list(at) for at in place]
+    encoder(torch.ones(9, 1), spatial_shapes=torch.tensor(sizes))
+    with pytest.raises(vg.LayoutError, match="rows"):
+        encoder.check()
+
+
 def test_columns_are_found_by_name():
     layout = vg.GridTHW(columns=(vg.Column("a"), vg.Column("b", pad=-1)))
     table = vg.ItemTable(torch.tensor([[1, 1, 1, 7, 8]]), vg.Budget(1), layout)
@@ -110,14 +150,15 @@ def test_columns_are_found_by_name():
     st.integers(1, 100),
     st.integers(1, 100),
     st.integers(4, 5000),
-    st.sampled_from([vg.Lengths(), vg.GridTHW(merge=2)]),
+    st.sampled_from([vg.Lengths(), vg.GridHW(), vg.GridTHW(merge=2)]),
 )
 def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segments, longest, layout):
     budget = vg.Budget(-(-rows // 4) * 4, items, segments, longest)
     spec = BufferSpec("x", layout, [vg.CuSeqlens(), vg.MaxSeqlen()])
     sample = sample_layout(layout, budget)
     assert budget.holds(*[getattr(spec.exact_budget(sample), n) for n in ("rows", "items", "segments", "max_seqlen")])
-    layout.parse([item[:3] if isinstance(layout, vg.GridTHW) else item[2] for item in sample.items])
+    described = {vg.GridTHW: slice(3), vg.GridHW: slice(1, 3), vg.Lengths: 2}[type(layout)]
+    layout.parse([item[described] for item in sample.items])
 
 
 def test_the_table_is_computed_without_reading_it_on_the_host():

@@ -56,7 +56,7 @@ LAYOUTS = [
 def test_the_padding_contract_holds(version):
     encoder = vg.recipes.minicpmv(*TOWERS[version], BUDGETS, backend="tape")
     layouts = [(sizes,) for sizes in LAYOUTS]
-    check_padding_contract(encoder, original_of(version), patches, arguments, layouts, 1e-5)
+    check_padding_contract(encoder, original_of(version), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
 
 
 def test_the_padding_contract_holds_for_groups():
@@ -68,7 +68,7 @@ def test_the_padding_contract_holds_for_groups():
         ([(2, 3)] * 6, [[1, 2, 3, 4, 5, 6]]),  # five slots for groups without slices
         ([(1, 1), (9, 9), (2, 2)], [[5], [-1, -1]]),
     ]
-    check_padding_contract(encoder, original_of("4.5"), patches, arguments, layouts, 1e-5)
+    check_padding_contract(encoder, original_of("4.5"), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
 
 
 sides = st.one_of(st.integers(1, 12), st.sampled_from([25, 49, 50, 58]))
@@ -153,7 +153,7 @@ def test_the_resampler_alone_keeps_the_padding_contract(module):
     layouts = [(sizes,) for sizes in LAYOUTS]
     if isinstance(module, Resampler45):
         layouts += [(SIZES, TIMES), ([(2, 3)] * 6, [[1, 2, 3, 4, 5, 6]])]
-    check_padding_contract(encoder, padded, features, arguments, layouts, 1e-5)
+    check_padding_contract(encoder, padded, features, "tgt_sizes", layouts, 1e-5, more=arguments)
     assert distance(encoder(features((SIZES,)), SIZES), padded(features((SIZES,)), (SIZES,))) < 1e-5
 
 

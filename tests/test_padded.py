@@ -424,7 +424,7 @@ DECLARATIONS = {
     ),
     "rows in another dimension": (
         lambda: vg.BufferSpec(vg.PackedRows("x", rows_dim=1), MASK), vg.SpecError,
-        "rows_dim=1): a padded batch is [batch, length, ...]; leave rows_dim out",
+        "a padded batch is [batch, length, ...]; leave rows_dim out",
     ),
     "a mask of scores": (lambda: vg.PaddedMask(dtype=torch.float32), vg.SpecError, "expected a dtype of bool or integers"),
     "a buffer of scores": (lambda: vg.KeyPaddingMask(dtype=torch.half), vg.SpecError, "expected a dtype of bool or integ"),

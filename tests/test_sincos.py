@@ -70,7 +70,7 @@ def limited(largest, axes=("h", "w"), **options):
         vg.Lookup("numbers", squares, axes=axes, largest=largest),
         vg.SinCos("positions", frequencies(2), largest=50),
     ]
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.GridHW(), buffers)
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.GridHW("tgt_sizes"), buffers)
     budgets = [vg.Budget(128, items=4, segments=128)]
 
     def forward(module, x, numbers, positions):

@@ -32,6 +32,9 @@ QWEN2 = {
 }
 """The same of older vision towers."""
 
+PADDED = {"siglip2": ("siglip2", "Siglip2VisionConfig", "Siglip2VisionModel")}
+"""The same of vision towers that take padded batches."""
+
 NO_DEEPSTACK = ("qwen3_5", "qwen3_5_moe")
 
 TINY = {
@@ -59,9 +62,15 @@ TINY_AUDIO = {
 }  # fmt: skip
 
 
+TINY_SIGLIP2 = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_patches": 25,
+    "patch_size": 4,
+}  # fmt: skip
+
+
 def tower_classes(family):
     """The classes of a family's configuration and tower; skips the test where transformers has none."""
-    package, config, model = (FAMILIES | QWEN2 | GLM | AUDIO)[family]
+    package, config, model = (FAMILIES | QWEN2 | GLM | AUDIO | PADDED)[family]
     folder = f"transformers.models.{package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
     return getattr(importlib.import_module(f"{folder}.configuration_{package}"), config), getattr(modeling, model)
@@ -99,11 +108,18 @@ def qwen3_omni_audio_tower(seed=0, dtype=torch.float32, **changes):
     return _enlarged(model._from_config(config(**(TINY_AUDIO | changes)), dtype=dtype))
 
 
-def _enlarged(tower):
+def siglip2_tower(seed=0, dtype=torch.float32, **changes):
+    """The same of padded batches; its default weights are not small."""
+    config, model = tower_classes("siglip2")
+    torch.manual_seed(seed)
+    return _enlarged(model._from_config(config(**(TINY_SIGLIP2 | changes)), dtype=dtype), by=2)
+
+
+def _enlarged(tower, by=4):
     with torch.no_grad():
         for parameter in tower.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(4)
+                parameter.mul_(by)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return tower.eval()
@@ -120,6 +136,8 @@ def tensors(output):
     """All tensors of an output, by name."""
     if isinstance(output, torch.Tensor):
         return {"": output}
+    if output is None:
+        return {}
     items = output.items() if hasattr(output, "items") else enumerate(output)
     return {f"{name}{'.' if inner else ''}{inner}": t for name, part in items for inner, t in tensors(part).items()}
 

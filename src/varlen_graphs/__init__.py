@@ -41,10 +41,9 @@ from varlen_graphs.errors import (
     VarlenGraphsError,
 )
 from varlen_graphs.extents import Entries, Groups, Items, Rows
-from varlen_graphs.grid_hw import GridHW
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridTHW, Layout, Lengths, Windows
+from varlen_graphs.layout import Column, GridHW, GridTHW, Layout, Lengths, Windows
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs

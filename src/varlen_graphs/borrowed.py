@@ -19,7 +19,7 @@ class Borrowed:
     Any later replay or capture in the same pool, of whatever encoder, may write there: from then on the handle refuses.
     Read what is borrowed on the stream of the call; a later replay on another stream waits for what was queued on this
     one. What no single graph computed (a call that was split, that ran eager, or whose layout came on the GPU; a batch
-    padded further than its budget) is the caller's own, and stays valid.
+    padded further than its budget, or packed on its way in) is the caller's own, and stays valid.
     """
 
     def __init__(self, output: Any) -> None:

@@ -42,11 +42,12 @@ class Call:
     Attributes:
         rows: The rows, packed `[rows, ...]` (a view, where the argument has its rows in another dimension), or
             `[batch, length, ...]`.
-        description: What describes the items, as it came: the layout argument and the columns, by name; `None` for
-            columns that did not come.
+        description: What describes the items, as it came, by name: the layout argument, the columns (`None` for those
+            that did not come), and the mask of a batch to pack.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
         original: All arguments as they came, by name.
         beyond: Why only the original module can answer this call, if so.
+        length: To how many rows the items of a batch were padded that `rows` were packed from; 0 where they were not.
     """
 
     rows: Tensor
@@ -54,6 +55,7 @@ class Call:
     statics: dict[str, Any]
     original: dict[str, Any]
     beyond: str | None
+    length: int = 0
 
     @property
     def items(self) -> int:
@@ -94,13 +96,11 @@ class Signature:
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
                     "declaration, or pass forward= with a function that takes it"
                 )
-        columns = [column.name for column in spec.layout.columns if column.function is None]
-        declared = [spec.packed.name, spec.layout.name, *columns]
+        declared = [spec.packed.name, *spec.describing]
         order = own if spec.packed.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
-        self._describing = [spec.layout.name, *columns]
         self._optional = frozenset(column.name for column in spec.layout.columns if column.default is not None)
         ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._required = [
@@ -125,11 +125,11 @@ class Signature:
         packed = self._spec.packed
         argument = arguments[packed.name]
         if not isinstance(argument, Tensor):
-            expected = packed.describe(self._spec.row_extent.dims, packed.shape)
+            expected = packed.describe(self._spec.call_dims, packed.shape)
             raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
         self._check_shape(argument)
         rows = packed.rows_first(argument)
-        description = {name: arguments.get(name) for name in self._describing}
+        description = {name: arguments.get(name) for name in self._spec.describing}
         statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
         return Call(rows, description, statics, arguments, beyond)
 
@@ -232,10 +232,10 @@ class Signature:
         return value
 
     def _check_shape(self, argument: Tensor) -> None:
-        packed, dims, came = self._spec.packed, self._spec.row_extent.dims, argument.shape
+        packed, dims, came = self._spec.packed, self._spec.call_dims, argument.shape
         first, end = packed.rows_dim, packed.rows_dim + len(dims)
         if len(came) < end or (packed.shape is not None and came[:first] + came[end:] != packed.shape):
             raise InputError(
                 f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, "
-                f"{self._spec.layout.rows_are}"
+                f"{self._spec.call_rows_are}"
             )

@@ -19,6 +19,7 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
+from varlen_graphs.padded import pack_rows
 from varlen_graphs.plan import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
 from varlen_graphs.report import report
@@ -134,7 +135,7 @@ class GraphedEncoder:
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
             return self._replays.run_unseen(call, budget, backend)
-        layout = self.spec.read_layout(call.description, call.rows.shape)
+        layout = self._read_layout(call)
         self.stats.count_call(len(layout))
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
@@ -149,7 +150,7 @@ class GraphedEncoder:
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same call without graphs and without padding, for comparison: through the same code where it can be."""
         call = self._bind(args, kwargs)
-        return self._run_eager(call, self.spec.read_layout(call.description, call.rows.shape))
+        return self._run_eager(call, self._read_layout(call))
 
     @contextmanager
     def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:
@@ -174,6 +175,11 @@ class GraphedEncoder:
         """
         self._replays.tell_deferred()
         packed = self.spec.packed
+        if packed.padded_by is not None:
+            raise InputError(
+                f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in"
+                " place; call the encoder with it"
+            )
         if packed.name in arguments:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
         example = packed.as_argument(self._captured.no_rows())
@@ -252,6 +258,15 @@ class GraphedEncoder:
         if self._off is not None and call.beyond is None:
             call.beyond = self._off(self.module)
         return call
+
+    def _read_layout(self, call: Call) -> Layout:
+        """The items of a call; where it brings a padded batch to pack, this packs it."""
+        layout = self.spec.read_layout(call.description, call.rows.shape)
+        if self.spec.packed.padded_by is not None:
+            call.length = call.rows.shape[1]
+            with torch.no_grad():
+                call.rows = pack_rows(call.rows, layout.rows)
+        return layout
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
         output = self._forward.without_graph(call, layout, self._state.has_hooks())

@@ -12,7 +12,7 @@ from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import check_extents, clear_gaps, flatten
+from varlen_graphs.outputs import check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.packing import Span
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
@@ -90,8 +90,10 @@ class Forward:
     def _run(self, **arguments: Any) -> Any:
         return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
 
-    def exact(self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None) -> Any:
-        """Run some items without padding, and give their entries.
+    def exact(
+        self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
+    ) -> Any:
+        """Run some items without padding, and give their entries; as a batch if these are the rows of one of `length`.
 
         Raises:
             SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
@@ -107,22 +109,24 @@ class Forward:
                 return output
             parts = flatten(output, spec.declared)
             check_extents(parts, budget)
-            if not (spec.counts_entries or spec.layout.padded):
+            if not (spec.counts_entries or spec.layout.padded or length):
                 return output
             clear_gaps(parts, items)
-            return parts.rebuild(parts.active(Span.of(layout)))
+            active = parts.active(Span.of(layout))
+            return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
     def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or hooked):
             return self.original(call)
-        return self.exact(call.rows, layout, call.statics, call.beyond)
+        return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
 
     def original(self, call: Call) -> Any:
         """Run the module itself with the arguments as they came."""
-        arguments, name = call.original, self.spec.layout.name
-        if not isinstance(arguments[name], Tensor):
-            arguments = arguments | {name: torch.tensor(arguments[name], device=call.rows.device)}
+        arguments = dict(call.original)
+        for name in filter(None, (self.spec.layout.name, self.spec.packed.padded_by)):
+            if not isinstance(arguments[name], Tensor):
+                arguments[name] = torch.tensor(arguments[name], device=call.rows.device)
         with torch.no_grad():
             return self._call_module(**arguments)
 

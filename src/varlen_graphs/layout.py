@@ -289,6 +289,50 @@ class GridTHW(LayoutArgument):
 
 
 @dataclass(frozen=True)
+class GridHW(LayoutArgument):
+    """The argument that describes items as `(h, w)`: images, in patches.
+
+    The module sees it, where it takes that argument, as int64 `[items, 2]` with `(0, 0)` for items of padding.
+
+    Attributes:
+        name: The argument, such as `spatial_shapes` or `tgt_sizes`. A call may bring a list of pairs, or a tensor
+            `[items, 2]` on the CPU, or on the GPU, which costs one copy to the host unless the smallest budget holds
+            whatever it may say.
+        columns: Extra integers an item carries.
+    """
+
+    name: str = "spatial_shapes"
+    columns: tuple[Column, ...] = ()
+
+    def parse(self, value: Any) -> list[tuple[int, int, int]]:
+        """Check `value` and return its items as `(1, h, w)`.
+
+        Raises:
+            LayoutError: Not `[items, 2]` integers, no items, or a size below 1.
+        """
+        items = []
+        for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
+            if not isinstance(entry, list | tuple) or len(entry) != 2:
+                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected two integers (h, w)")
+            h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            items.append((1, h, w))
+        return items
+
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """What the module gets of the values of an item table: int64 `[items, 2]`."""
+        return values[:, 1:3]
+
+    def is_table(self, value: Any) -> bool:
+        """Whether `value` is a tensor of integers `[items, 2]`."""
+        return is_integers(value, 2) and value.shape[1] == 2
+
+    def write(self, value: Tensor, values: Tensor) -> None:
+        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        values[:, 0].fill_(1)
+        values[:, 1:3].copy_(value)
+
+
+@dataclass(frozen=True)
 class Lengths(LayoutArgument):
     """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
 

@@ -14,6 +14,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Extent, Rows
 from varlen_graphs.packing import Span
+from varlen_graphs.padded import pad_rows
 from varlen_graphs.table import ItemTable
 
 
@@ -98,6 +99,23 @@ def check_extents(parts: Parts, budget: Budget) -> None:
 def clear_gaps(parts: Parts, table: ItemTable) -> None:
     """Fill what tensors hold between items with zeros."""
     parts.tensors = [extent.clear(x, table) for x, extent in zip(parts.tensors, parts.extents, strict=True)]
+
+
+def with_padding(
+    tensors: Sequence[Tensor], extents: Sequence[Extent], lengths: Sequence[int], length: int
+) -> list[Tensor]:
+    """Active entries as the batch they are of: what has one for each row is `[batch, length, ...]`, zeros in between.
+
+    Args:
+        tensors: What came out.
+        extents: What each of them is.
+        lengths: The rows of each item.
+        length: To how many rows items were padded; 0 where they were not, and nothing changes.
+    """
+    if not length:
+        return [*tensors]
+    pairs = zip(tensors, extents, strict=True)
+    return [pad_rows(tensor, lengths, length) if isinstance(extent, Rows) else tensor for tensor, extent in pairs]
 
 
 def flatten(output: Any, declared: Declared) -> Parts:

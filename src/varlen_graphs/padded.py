@@ -24,11 +24,7 @@ class Padded(LayoutArgument):
         Raises:
             LayoutError: Another number of items, or one that is longer than the batch.
         """
-        if len(layout) != shape[0] or max(layout.rows) > shape[1]:
-            raise LayoutError(
-                f"{self.name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
-                f"{list(shape)}: expected [batch, length, ...] with one entry an item, and none longer than the batch"
-            )
+        check_batch(self.name, layout, shape, rows)
 
 
 @dataclass(frozen=True)
@@ -144,6 +140,57 @@ class PaddedMask(Padded):
             f"{what} marks {length} rows as real ({mark}), but not the first {length}: expected items padded on the "
             "right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
         )
+
+
+def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> None:
+    """Whether the items that the argument `name` describes are those of a batch.
+
+    Raises:
+        LayoutError: Another number of items, or one that is longer than the batch.
+    """
+    if len(layout) != shape[0] or max(layout.rows) > shape[1]:
+        raise LayoutError(
+            f"{name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
+            f"{list(shape)}: expected [batch, length, ...] with one entry an item, and none longer than the batch"
+        )
+
+
+def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: Sequence[int]) -> None:
+    """Whether a mask marks the rows of a batch as real that belong to the items the argument `name` describes.
+
+    Raises:
+        LayoutError: No mask `[batch, length]` of items padded on the right, or one that marks more or fewer rows.
+    """
+    marked = mask.parse(value)
+    mask.batch_length(value, marked, shape)
+    lengths = tuple(length for _, _, length in marked)
+    if lengths != layout.rows:
+        raise LayoutError(
+            f"{mask.name} marks {list(lengths)} rows as real, but the items that {name} describes have "
+            f"{list(layout.rows)}: expected the same of both"
+        )
+
+
+def pack_rows(batch: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The real rows of a padded batch one after another, `[rows, ...]`.
+
+    One launch, or a view of a batch in which nothing is padded.
+    """
+    if min(lengths) == batch.shape[1]:
+        return batch.flatten(0, 1)
+    return torch.cat([item[:length] for item, length in zip(batch, lengths, strict=True)])
+
+
+def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
+    """The batch of such rows, `[batch, length, ...]`, with zeros past the end of each item.
+
+    Two launches, or a view where nothing is to be padded.
+    """
+    if min(lengths) == length:
+        return rows.view(len(lengths), length, *rows.shape[1:])
+    batch = rows.new_zeros(len(lengths), length, *rows.shape[1:])
+    torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], rows.split(list(lengths)))
+    return batch
 
 
 def real_rows(lengths: Tensor, length: int) -> Tensor:

@@ -17,7 +17,7 @@ from varlen_graphs.collect import Collected
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import flatten
+from varlen_graphs.outputs import flatten, with_padding
 from varlen_graphs.packing import Pack, Span
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
@@ -58,12 +58,13 @@ class Replays:
                     graphs.arena.load_rows(rows, spans, one.budget)
                     graphs.arena.load_layout(part, one.budget)
                     outputs = self._replay(graphs, one.budget, part.total)
-                    if self._lends and spans[0][0] == collected.everything:
+                    if self._lends and not call.length and spans[0][0] == collected.everything:
                         self._captured.check_some_weights()
                         return Lent(graphs, outputs, collected.everything, self._pool)
                 collected.take(outputs, graphs.extents, spans)
+            tensors = with_padding(collected.tensors, graphs.extents, layout.rows, call.length)
             self._captured.check_some_weights()  # while the GPU works; what graphs read is held either way
-            output = graphs.rebuild(collected.tensors)
+            output = graphs.rebuild(tensors)
         return Borrowed(output) if self._lends else output
 
     def run_unseen(self, call: Call, budget: Budget, backend: Backend) -> Any:

@@ -17,6 +17,7 @@ from varlen_graphs.layout import Layout, LayoutArgument, Per, Windows, is_intege
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
+from varlen_graphs.padded import Padded, PaddedMask, check_batch, check_marks
 
 ROWS, BATCH_ROWS = Rows(), BatchRows()
 
@@ -38,6 +39,12 @@ class PackedRows:
             have one entry, and one inside the graph elsewhere.
         normalize: What makes of integer rows, such as the bytes of pixels, what the module takes: it gets them in the
             dtype of its first floating parameter. Needs an integer `dtype`, and `shape`.
+        padded_by: The argument by which a call marks its real rows, where it brings a padded batch
+            `[batch, length, *shape]` and the module is to get the rows packed: a mask `[batch, length]` of bool or of 0
+            and 1, each item padded on the right, which must agree with the layout. The batch is packed on its way in,
+            one launch, and outputs declared as `Rows()` come back as `[batch, length, ...]`, two launches each, with
+            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy of a
+            few integers each.
 
     Raises:
         SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.
@@ -49,6 +56,7 @@ class PackedRows:
     pad: int = 0
     rows_dim: int = 0
     normalize: Normalize | None = None
+    padded_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.normalize is not None:
@@ -83,7 +91,7 @@ class BufferSpec:
 
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
-        layout: The argument that describes the items: `GridTHW` or `Lengths` of packed rows, `PaddedMask` or
+        layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` of packed rows, `PaddedMask` or
             `PaddedLengths` of a padded batch. The module need not take it itself.
         buffers: Arguments that are computed from the items, inside the graph.
         outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
@@ -102,8 +110,8 @@ class BufferSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.rows, str | PackedRows):
             raise SpecError(f"rows={self.rows!r}: expected the name of one argument, or a PackedRows")
-        names = [self.packed.name, self.layout.name]
-        names += [column.name for column in self.layout.columns]
+        names = [self.packed.name, *self.describing]
+        names += [column.name for column in self.layout.columns if column.function is not None]
         names += [buffer.name for buffer in self.buffers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -111,6 +119,11 @@ class BufferSpec:
         nested = [column.name for column in self.layout.columns if column.groups]
         if len(nested) > 1:
             raise SpecError(f"columns {nested} would all tell the groups: expected one NestedColumn")
+        if self.layout.padded and self.packed.padded_by:
+            raise SpecError(
+                f"{self.rows!r} is to be packed, but {type(self.layout).__name__} has padded rows: leave padded_by out,"
+                " or declare a layout of packed rows, such as Lengths"
+            )
         kind = "padded" if self.layout.padded else "packed"
         for buffer in self.buffers:
             if buffer.for_rows not in (kind, None):
@@ -119,9 +132,9 @@ class BufferSpec:
                     "declare KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for "
                     "packed rows"
                 )
-        if self.layout.padded and self.packed.rows_dim:
+        if self.batched and self.packed.rows_dim:
             raise SpecError(f"{self.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
-        if self.layout.padded and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):
+        if self.batched and any(isinstance(e, Rows) and e != ROWS for e in extents(self.outputs)):
             raise SpecError(
                 f"{self.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
             )
@@ -154,9 +167,31 @@ class BufferSpec:
         """The rows, as a `PackedRows`."""
         return PackedRows(self.rows) if isinstance(self.rows, str) else self.rows
 
+    @cached_property
+    def describing(self) -> list[str]:
+        """The arguments that describe the items of a call: the layout, the columns, and the mask of a batch to pack."""
+        columns = [column.name for column in self.layout.columns if column.function is None]
+        mask = [self.packed.padded_by] if self.packed.padded_by else []
+        return [self.layout.name, *columns, *mask]
+
+    @property
+    def batched(self) -> bool:
+        """Whether a call brings a padded batch, whatever becomes of it."""
+        return self.layout.padded or self.packed.padded_by is not None
+
+    @property
+    def call_dims(self) -> tuple[str, ...]:
+        """What the rows of a call lie in, for messages."""
+        return BATCH_ROWS.dims if self.batched else ROWS.dims
+
+    @property
+    def call_rows_are(self) -> str:
+        """How they lie there, for messages."""
+        return Padded.rows_are if self.batched else self.layout.rows_are
+
     @property
     def row_extent(self) -> Extent:
-        """What the rows of a call, and outputs declared as `Rows()`, have entries for."""
+        """What the rows that the module gets, and outputs declared as `Rows()`, have entries for."""
         return BATCH_ROWS if self.layout.padded else ROWS
 
     @cached_property
@@ -182,7 +217,8 @@ class BufferSpec:
     def needs_layout(self) -> bool:
         """Whether the host has to see the items, even where they are described on the GPU."""
         columns = any(column.function is not None for column in self.layout.columns)
-        return bool(self.host_buffers) or columns or self.counts_entries or self.layout.grouped
+        brought = bool(self.host_buffers or self.packed.padded_by or self.layout.grouped)
+        return brought or columns or self.counts_entries
 
     @property
     def _segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
@@ -304,10 +340,18 @@ class BufferSpec:
             items = [(*item, begin) for item, begin in zip(items, begins, strict=True)]
         layout = Layout(tuple(items), call.length, self.layout.grouped)
         if shape:
-            self.layout.check_rows(layout, shape, self.packed.name)
+            self._check_rows(layout, description, shape)
         self._check_ratios(layout)
         self._check_sizes(layout)
         return layout
+
+    def _check_rows(self, layout: Layout, description: Mapping[str, Any], shape: Sequence[int]) -> None:
+        name, mask = self.layout.name, self.packed.padded_by
+        if mask is None:
+            self.layout.check_rows(layout, shape, self.packed.name)
+        else:
+            check_batch(name, layout, shape, self.packed.name)
+            check_marks(PaddedMask(mask), description[mask], name, layout, shape)
 
     @cached_property
     def largest(self) -> float:

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import varlen_graphs as vg
+from varlen_graphs.kernels.antialias import reference as antialias_reference
+from varlen_graphs.kernels.antialias.op import antialias
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.interpolation import reference as interpolation_reference
@@ -150,6 +152,33 @@ def test_interpolation_equals_that_of_torch(mode, align_corners):
         torch.testing.assert_close(got.double(), expected[0].flatten(1).T, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("dim", [1152, 72, 129])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("side", [16, 27])
+def test_antialiased_interpolation(case, side, dtype, dim):
+    """Half precision differs by a rounding where float32 sums do."""
+    table, rows = case
+    entries, add = torch.randn(side**2, dim, device="cuda").to(dtype), torch.randn(rows, dim, device="cuda").to(dtype)
+    for added in (None, add):
+        arguments = (entries, table, rows, 2, torch.float32, added)
+        tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+        torch.testing.assert_close(
+            antialias(*arguments), antialias_reference.antialias(*arguments), rtol=tolerance, atol=tolerance
+        )
+
+
+def test_antialiased_interpolation_equals_that_of_torch():
+    for side in (16, 27):
+        entries = torch.randn(side * side, 64, device="cuda")
+        image = entries.double().T.reshape(1, 64, side, side)
+        for height, width in ((16, 16), (5, 51), (32, 32), (1, 200), (40, 3), (1, 1), (27, 14)):
+            sizes = torch.tensor([[1, height, width]], device="cuda")
+            table = vg.ItemTable(sizes, vg.Budget(height * width), vg.GridTHW())
+            got = vg.interpolate_positions(entries, table, antialias=True)
+            expected = F.interpolate(image, (height, width), mode="bilinear", antialias=True)
+            torch.testing.assert_close(got.double(), expected[0].flatten(1).T, rtol=0, atol=1e-5)
+
+
 def test_what_padding_rows_hold_stays_there():
     table = vg.ItemTable(torch.tensor([[1, 6, 6], [0, 0, 0]], device="cuda"), vg.Budget(128), vg.GridTHW(merge=2))
     entries, add = torch.randn(576, 1152, device="cuda"), torch.randn(128, 1152, device="cuda")
@@ -172,6 +201,7 @@ def test_a_graph_computes_anew_what_the_table_holds():
             window_index(table, 16, 2, 2, True),
             *interpolation_taps(table, 64, 24, "bicubic", False, 2),
             interpolate(entries, table, 64, "bicubic", False, 2, torch.float32),
+            antialias(entries, table, 64, 2, torch.float32),
         )
 
     compute()

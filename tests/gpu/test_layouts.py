@@ -6,7 +6,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.contract import check_padding_contract
-from tests.towers import distance, qwen3_omni_audio_tower
+from tests.towers import distance, qwen3_omni_audio_tower, siglip2_tower
 from varlen_graphs.integrations.transformers import use_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -64,6 +64,32 @@ def test_sound(dtype, tolerance):
     encoder = vg.recipes.qwen3_omni_audio(tower, [vg.Budget(512, items=3), vg.Budget(1024, items=6)])
     layouts = [[1024], [1], [37], [37, 99, 5], [100], [200], [400, 400], [201, 99, 101], [512], [250, 37, 100]]
     check_padding_contract(encoder, original, frames, "feature_lens", layouts, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)], ids=str)
+def test_padded_batches_that_are_packed_on_their_way_in(dtype, tolerance):
+    tower = siglip2_tower().cuda().to(dtype)
+
+    def mask(shapes):
+        return torch.arange(256, device="cuda") < torch.tensor([h * w for h, w in shapes], device="cuda")[:, None]
+
+    def batch(shapes, seed=0):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn(len(shapes), 256, 48, device="cuda", generator=generator).to(dtype)
+        return x.masked_fill(~mask(shapes)[..., None], torch.nan)
+
+    def original(x, shapes):
+        with torch.no_grad():
+            output = tower(x.nan_to_num(), mask(shapes).int(), torch.tensor(shapes, device="cuda"))
+        output.last_hidden_state *= mask(shapes)[..., None]
+        return output
+
+    encoder = vg.recipes.siglip2(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    layouts = [[(16, 16)], [(1, 2)], [(8, 6), (3, 5), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 60), (5, 13)]]
+    check_padding_contract(
+        encoder, original, batch, "spatial_shapes", layouts, tolerance,
+        more=lambda shapes: {"pixel_attention_mask": mask(shapes)},
+    )  # fmt: skip
 
 
 def test_rows_behind_a_batch_of_one():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate, interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layout import Order
@@ -24,6 +25,7 @@ def interpolate_positions(
     order: Order = "raster",
     accum_dtype: torch.dtype | None = torch.float32,
     add: Tensor | None = None,
+    antialias: bool = False,
 ) -> Tensor:
     """A square table of position embeddings, resampled to the grid of each item and added to the rows.
 
@@ -44,13 +46,16 @@ def interpolate_positions(
         accum_dtype: The dtype of weights, products and sums; `None` is that of `entries`. The result is rounded to the
             dtype of `entries` before anything is added to it.
         add: `[rows, dim]`, such as the embedded patches. What a padding row of it holds stays in that row.
+        antialias: As in `torch.nn.functional.interpolate`, of `"bilinear"` without `align_corners`: where a grid is
+            smaller than the table, a row takes all entries that its patch covers. The filters are computed from the
+            sizes, so a size never seen before costs what a known one costs, and weights may change.
 
     Returns:
         `[rows, dim]` in the dtype of `entries`; with `add` the sum, in the dtype torch gives it. Padding rows without
-        `add` hold the middle of the position embeddings, or with `align_corners` the first of them.
+        `add` hold the middle of the position embeddings, or with `align_corners` the first of them; with `antialias` 0.
 
     Raises:
-        SpecError: An unknown mode or order, or a number of entries that is no square.
+        SpecError: An unknown mode or order, a number of entries that is no square, or `antialias` of another mode.
         InputError: `add` has another shape than the result.
 
     Source: torch.nn.functional.interpolate, within 2e-5 in float32.
@@ -63,6 +68,13 @@ def interpolate_positions(
             "budget of the item table"
         )
     merge, accum_dtype = table.merge(order), accum_dtype or entries.dtype
+    if antialias:
+        if mode != "bilinear" or align_corners:
+            raise SpecError(
+                f"antialias=True with mode={mode!r}, align_corners={align_corners}: expected mode='bilinear' and "
+                "align_corners=False"
+            )
+        return cast(Tensor, antialias_op(entries, table.values, rows, merge, accum_dtype, add))
     return cast(Tensor, interpolate(entries, table.values, rows, mode, align_corners, merge, accum_dtype, add))
 
 
@@ -95,6 +107,7 @@ class Interpolation(Buffer):
         align_corners: As in `torch.nn.functional.interpolate`.
         order: How the rows of a frame are ordered.
         accum_dtype: The dtype of weights, products and sums; `None` is the table's own.
+        antialias: As in `torch.nn.functional.interpolate`, of `"bilinear"` without `align_corners`.
     """
 
     any_segments = False
@@ -105,6 +118,7 @@ class Interpolation(Buffer):
     align_corners: bool = False
     order: Order = "raster"
     accum_dtype: torch.dtype | None = torch.float32
+    antialias: bool = False
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """`[rows, dim]`."""
@@ -116,6 +130,7 @@ class Interpolation(Buffer):
             align_corners=self.align_corners,
             order=self.order,
             accum_dtype=self.accum_dtype,
+            antialias=self.antialias,
         )
 
 

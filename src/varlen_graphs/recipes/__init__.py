@@ -8,6 +8,7 @@ from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
+from varlen_graphs.recipes.siglip2 import siglip2
 
 __all__ = [
     "glm4v",
@@ -19,4 +20,5 @@ __all__ = [
     "qwen3_omni_audio",
     "qwen3_vl",
     "resampler",
+    "siglip2",
 ]

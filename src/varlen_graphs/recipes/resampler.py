@@ -19,10 +19,9 @@ from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Extent, Groups, Items
-from varlen_graphs.grid_hw import GridHW
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.layout import Per
+from varlen_graphs.layout import GridHW, Per
 from varlen_graphs.recipes.towers import check_parts
 from varlen_graphs.spec import BufferSpec, PackedRows
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varlen_graphs.kernels.items.triton import OPTIONS, grid_position, locate
+from varlen_graphs.kernels.items.triton import OPTIONS, grid_position, locate, triton_dtype
 
 TAPS = {"bilinear": 2, "bicubic": 4}
 """Taps on an axis."""
@@ -201,14 +201,10 @@ def interpolate(
         TAPS=TAPS[mode],
         ALIGN_CORNERS=align_corners,
         MERGE=merge,
-        ACCUM=_triton_dtype(accum_dtype),
-        WIDE=_triton_dtype(wide),
+        ACCUM=triton_dtype(accum_dtype),
+        WIDE=triton_dtype(wide),
         ROWS=ROWS[mode],
         COLUMNS=COLUMNS,
         **OPTIONS,
     )
     return out
-
-
-def _triton_dtype(dtype: torch.dtype) -> tl.dtype:
-    return getattr(tl, str(dtype).removeprefix("torch."))

@@ -7,6 +7,7 @@ rows, so that sums over items need no barrier.
 Whatever the table holds, positions are at least 0 and sizes at least 1.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -39,8 +40,8 @@ def to_int32(x):
 
 
 @triton.jit
-def locate(row, values, item_stride, column_stride, items):
-    """Index in the item, height and width of the frame of each row, int32 as `row`; 0, 1 and 1 in padding."""
+def find(row, values, item_stride, column_stride, items):
+    """Index in the item, height and width of the frame of each row, int32 as `row`; 0, or less, in padding."""
     start = tl.zeros_like(row)
     height = tl.zeros_like(row)
     width = tl.zeros_like(row)
@@ -55,7 +56,13 @@ def locate(row, values, item_stride, column_stride, items):
         height += tl.sum(tl.where(own, to_int32(h)[None, :], 0), 1)
         width += tl.sum(tl.where(own, to_int32(w)[None, :], 0), 1)
         total += tl.sum(counts, 0)
-    within = tl.where(height > 0, tl.maximum(row - start, 0), 0)
+    return tl.where(height > 0, tl.maximum(row - start, 0), 0), height, width
+
+
+@triton.jit
+def locate(row, values, item_stride, column_stride, items):
+    """The same with sizes of at least 1, also in padding."""
+    within, height, width = find(row, values, item_stride, column_stride, items)
     return within, tl.maximum(height, 1), tl.maximum(width, 1)
 
 
@@ -97,3 +104,8 @@ def coordinate(AXES: tl.constexpr, AXIS: tl.constexpr, t, h, w, row):
         return w
     else:
         return row
+
+
+def triton_dtype(dtype: torch.dtype) -> tl.dtype:
+    """Triton's name of a dtype."""
+    return getattr(tl, str(dtype).removeprefix("torch."))

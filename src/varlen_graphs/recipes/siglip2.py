@@ -1,0 +1,141 @@
+"""SigLIP 2 with NaFlex, images of any size and aspect ratio, and LFM2-VL, whose vision tower it is.
+
+Follows `transformers/models/siglip2/modeling_siglip2.py`, whose submodules it calls by name; they are the same in 4.57,
+5.17 and 5.23. The former has them one level further down, in a `Siglip2VisionTransformer` of its own.
+
+The tower takes a padded batch and masks what is not real. Here its rows are packed on their way in, and attend within
+their image: what is computed is as many rows as are real, and nothing is masked.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from varlen_graphs.attention import TileSchedule, varlen_attention
+from varlen_graphs.budgets import Budgets, Ladder
+from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, interpolate_positions
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.extents import Items, Rows
+from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.layout import GridHW
+from varlen_graphs.outputs import Outputs
+from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.towers import check_parts, output_class
+from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.table import ItemTable
+
+PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
+
+
+@handles("Siglip2VisionModel", "Siglip2VisionTransformer")
+def siglip2(
+    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+) -> GraphedEncoder:
+    """Graph the vision tower of SigLIP 2 (NaFlex) or LFM2-VL.
+
+    The encoder takes what the tower takes: `pixel_values` `[batch, length, 3 * patch * patch]`, `pixel_attention_mask`
+    `[batch, length]`, and `spatial_shapes` `[batch, 2]`, height and width of each image in patches. It gives what the
+    tower gives: `last_hidden_state` `[batch, length, hidden]`, with zeros where the mask has them, and, of a tower with
+    a head, `pooler_output` `[batch, hidden]`.
+
+    Budgets count real patches; what a batch is padded to costs nothing but copies. Shapes and masks on the GPU cost a
+    copy of a few integers to the host each. Position embeddings are resampled inside the graph, with the filter of
+    `torch.nn.functional.interpolate(antialias=True)` in closed form, so sizes never seen before cost what others cost.
+
+    Args:
+        tower: `Siglip2VisionModel`, `model.vision_model` of a `Siglip2Model`, `model.model.vision_tower` of LFM2-VL.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        attention: The attention backend.
+        **options: Further arguments of `GraphedEncoder`.
+
+    Raises:
+        SpecError: `tower` lacks the parts of such a tower.
+    """
+    parts = _parts(tower)
+    check_parts(
+        parts,
+        PARTS,
+        "the vision tower of SigLIP 2 or LFM2-VL, which is model.vision_model or model.model.vision_tower of a whole "
+        "model",
+    )
+    made = output_class(tower, "BaseModelOutputWithPooling")
+    attn = parts.encoder.layers[0].self_attn
+
+    def forward(
+        tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule, table: ItemTable
+    ) -> Any:
+        parts = _parts(tower)
+        x = interpolate_positions(
+            parts.embeddings.position_embedding.weight,
+            table,
+            antialias=True,
+            add=parts.embeddings.patch_embedding(pixel_values),
+        )
+        layers = parts.encoder.layers
+        normed = layers[0].layer_norm1(x)
+        following = [*(layer.layer_norm1 for layer in layers[1:]), parts.post_layernorm]
+        for layer, next_norm in zip(layers, following, strict=True):
+            attn, mlp = layer.self_attn, layer.mlp
+            q, k, v = (
+                rearrange(project(normed), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
+                for project in (attn.q_proj, attn.k_proj, attn.v_proj)
+            )
+            attended = varlen_attention(
+                q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=attention
+            )
+            change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
+            x, normed = add_norm(x, change, layer.layer_norm2)
+            x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
+        pooled = _pool(parts.head, normed, table.item_ends, max_seqlen, attention) if parts.use_head else None
+        return made(last_hidden_state=normed, pooler_output=pooled)
+
+    masks = [name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask")]
+    mask = masks[0] if masks else "pixel_attention_mask"  # it goes by two names in transformers 4.57
+    spec = BufferSpec(
+        rows=PackedRows("pixel_values", shape=(parts.embeddings.patch_embedding.in_features,), padded_by=mask),
+        layout=GridHW("spatial_shapes"),
+        buffers=[
+            CuSeqlens(),
+            MaxSeqlen(),
+            AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim),
+            DeviceBuffer("table", lambda table: table, any_segments=False),
+        ],
+        outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
+    )
+    options = {"off": _adapted_head} | options
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+
+
+def _parts(tower: Any) -> Any:
+    """What has the submodules: the tower itself, or what is inside of it in transformers 4.57."""
+    return getattr(tower, "vision_model", tower)
+
+
+def _pool(head: Any, x: Tensor, ends: Tensor, max_seqlen: int, attention: Backend) -> Tensor:
+    """What a learned query gathers of the rows of each image, which end at `ends` `[items]`: `[items, hidden]`."""
+    mha, items = head.attention, ends.shape[0]
+    query_weight, weight = mha.in_proj_weight.split([mha.embed_dim, 2 * mha.embed_dim])
+    query_bias, bias = mha.in_proj_bias.split([mha.embed_dim, 2 * mha.embed_dim])
+    probe = F.linear(head.probe[0], query_weight, query_bias)
+    q = rearrange(probe, "1 (heads dim) -> 1 heads dim", heads=mha.num_heads).expand(items, -1, -1).contiguous()
+    k, v = rearrange(
+        F.linear(x, weight, bias), "rows (two heads dim) -> two rows heads dim", two=2, heads=mha.num_heads
+    )
+    one_each = torch.arange(items + 1, dtype=torch.int32, device=x.device)
+    of_items = F.pad(ends, (1, 0)).int()
+    gathered = varlen_attention(q, k, v, one_each, 1, cu_seqlens_k=of_items, max_seqlen_k=max_seqlen, backend=attention)
+    x, mlp = mha.out_proj(rearrange(gathered, "items heads dim -> items (heads dim)")), head.mlp
+    out: Tensor = x + mlp.fc2(linear_activation(head.layernorm(x), mlp.fc1, mlp.activation_fn))
+    return out
+
+
+def _adapted_head(tower: Any) -> str | None:
+    """Why calls must run eager: the attention of the head is read, not called, so it must be what its type says."""
+    parts = _parts(tower)
+    plain = not parts.use_head or type(parts.head.attention) is nn.MultiheadAttention
+    return None if plain else "the attention of the head is not torch's own"
