@@ -22,7 +22,7 @@ from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.recipes.blocks import add_norm, is_plain, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution
 from varlen_graphs.recipes.resampler import (
     Keys,
     check_resampler,
@@ -96,7 +96,7 @@ def minicpmv(
         position = buckets[:, 0]
         if buckets.shape[1] == 2:
             position = position * embeddings.num_patches_per_side + buckets[:, 1]
-        x = _patch_embed(embeddings.patch_embedding, patches) + embeddings.position_embedding(position)
+        x = patch_convolution(patches, embeddings.patch_embedding) + embeddings.position_embedding(position)
         normed = layers[0].layer_norm1(x)
         following = [*(layer.layer_norm1 for layer in layers[1:]), tower.vpm.post_layernorm]
         for layer, next_norm in zip(layers, following, strict=True):
@@ -169,11 +169,3 @@ def _axes(vpm: Any) -> tuple[Axis, ...]:
         f"{type(vpm).__name__} takes {[*takes]}: expected tgt_sizes among them, or patch_attention_mask without them, "
         "which tells MiniCPM-V 2.5; pass the module itself, not a wrapper of it"
     )
-
-
-def _patch_embed(convolution: Any, patches: Tensor) -> Tensor:
-    """The convolution, whose stride is its kernel, as the matrix product it is."""
-    if is_plain(convolution, nn.Conv2d):
-        return nn.functional.linear(patches, convolution.weight.flatten(1), convolution.bias)
-    embedded: Tensor = convolution(patches.view(-1, *convolution.weight.shape[1:]))
-    return embedded.flatten(1)
