@@ -4,7 +4,8 @@ Run with `python -m benchmarks.families`. Real configurations, random weights, b
 synchronize on both sides of every call, systems in turn. A system is timed only if it is about as close to a float32
 copy of the tower as the tower's own run.
 
-- *eager*: the tower of transformers on FlashAttention 2, one call a layer.
+- *eager*: the tower of transformers on FlashAttention 2, one call a layer; of MiniCPM-V vision transformer and
+  resampler with the mathematics of those that come with the weights, slices padded to a batch, on sdpa.
 - *exact graph*: the same, captured at the exact shape with its metadata computed ahead; the replay alone. Where the
   tower cannot be captured even so, the reason stands in its place.
 - *graphed*: the recipe with the default budgets.
@@ -25,7 +26,6 @@ from torch import Tensor
 import varlen_graphs as vg
 from benchmarks import systems as ways
 from benchmarks.common import check, distance, facts, grow_cache, headline, measure_in_turn, reason, table, write_json
-from varlen_graphs.outputs import flatten
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Family:
     sizes: dict[str, Any] = field(default_factory=dict)
     patch: int = 14
 
+
+MINICPM = {"MiniCPM-V 2.6": ("2.6", 3584), "MiniCPM-V 4.5": ("4.5", 4096)}
+"""Version and width of the language model."""
 
 FAMILIES = {
     "Qwen2-VL-7B": Family(
@@ -75,7 +78,8 @@ SIDES: dict[str, tuple[int, ...]] = {
 def main() -> None:
     """Run the benchmark, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    names = [*FAMILIES, *MINICPM]
+    parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -84,7 +88,12 @@ def main() -> None:
     print(f"{headline(about)}, bfloat16\n")
     result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
     for name in options.families:
-        for row in run_family(FAMILIES[name], options.repeats):
+        rows = (
+            run_minicpm(*MINICPM[name], options.repeats)
+            if name in MINICPM
+            else run_family(FAMILIES[name], options.repeats)
+        )
+        for row in rows:
             result["rows"].append({"family": name, **row})
             write_json(options.json, result)
             print(result["rows"][-1], flush=True)
@@ -125,16 +134,32 @@ def run_input(
     def graphed() -> Any:
         return encoder(rows, grid_thw=grid)
 
+    def exact() -> Callable[[], Any]:
+        arguments = precomputed(tower, grid)
+        return lambda: tower(rows, grid_thw=grid, **arguments)
+
     with torch.no_grad(), ways.attention(reference, "sdpa"):
         expected = tensors(reference(rows.float(), grid_thw=grid))
+    return {"input": name, "rows": count, **time_systems(eager, graphed, exact, expected, encoder, count, repeats)}
+
+
+def time_systems(
+    eager: Callable[[], Any],
+    graphed: Callable[[], Any],
+    exact: Callable[[], Callable[[], Any]],
+    expected: list[Tensor],
+    encoder: vg.GraphedEncoder,
+    count: int,
+    repeats: int,
+) -> dict[str, Any]:
+    """Check and time an eager call, a graphed one, and the exact graph of what `exact` prepares, in turn."""
     eager_error = distance(tensors(eager()), expected)
     error = distance(tensors(graphed()), expected)
     check(error, eager_error)
-    row: dict[str, Any] = {"input": name, "rows": count, "error": error, "eager_error": eager_error}
+    row: dict[str, Any] = {"error": error, "eager_error": eager_error}
     runs = {"eager": eager, "graphed": graphed}
     try:
-        arguments = precomputed(tower, grid)
-        runs["exact"] = ways.Replay(lambda: tower(rows, grid_thw=grid, **arguments))
+        runs["exact"] = ways.Replay(exact())
     except Exception as failure:
         row["exact_failed"] = reason(failure)
     grow_cache()
@@ -144,6 +169,36 @@ def run_input(
     row |= {f"{system}_ms": statistics.median(walls) for system, (walls, _) in zip(runs, times, strict=True)}
     row["padding"] = 1 - count / next(budget.rows for budget in encoder.budgets if budget.rows >= count)
     return row
+
+
+def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
+    """A row for each input: vision transformer and resampler at the sizes of a version."""
+    from tests import minicpm
+
+    vision = {"dim": 1152, "heads": 16, "hidden": 4304, "depth": 27, "patch": 14}
+    sizes = {"queries": 64, "dim": dim, "heads": dim // 128, "vision_dim": 1152}
+    modules = [module.cuda() for module in minicpm.models(version, 0, vision, sizes)]
+    reference = copy.deepcopy(modules)
+    vpm, resampler = (module.bfloat16() for module in modules)
+    for buffer in ("pos_embed", "temporal_pos_embed"):  # the original keeps them in float32
+        if hasattr(resampler, buffer):
+            setattr(resampler, buffer, getattr(reference[1], buffer))
+    encoder = vg.recipes.minicpmv(vpm, resampler)
+    rows = []
+    for name, sides in SIDES.items():
+        layout = [(side // 14, side // 14) for side in sides]
+        slices = [one.cuda() for one in minicpm.slices_of(layout, patch=14)]
+        half = [one.bfloat16() for one in slices]
+        patches, grid = vg.recipes.pack_slices(half), torch.tensor(layout, device="cuda")
+        row = time_systems(
+            lambda half=half, layout=layout: minicpm.original(vpm, resampler, half, layout),
+            lambda patches=patches, grid=grid: encoder(patches, tgt_sizes=grid),
+            lambda half=half, layout=layout: minicpm.blocks(vpm, resampler, half, layout),
+            [minicpm.original(*reference, [one.float() for one in half], layout)],
+            encoder, len(patches), repeats,
+        )  # fmt: skip
+        rows.append({"input": name, "rows": len(patches), **row})
+    return rows
 
 
 def precomputed(tower: Any, grid: Tensor) -> dict[str, Any]:
@@ -156,8 +211,8 @@ def precomputed(tower: Any, grid: Tensor) -> dict[str, Any]:
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """All tensors of an output but hidden states in an order of the tower's own."""
-    return flatten(output, vg.Rows()).tensors if isinstance(output, Tensor) else [output.pooler_output]
+    """What a language model gets of an output."""
+    return [output if isinstance(output, Tensor) else output.pooler_output]
 
 
 if __name__ == "__main__":

@@ -21,16 +21,19 @@ class Embeddings(nn.Module):
 
     def forward(self, pixel_values, patch_attention_mask, tgt_sizes=None):
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        return x + self.position_embedding(self.position_ids(x.shape[:2], patch_attention_mask, tgt_sizes).to(x.device))
+
+    def position_ids(self, shape, patch_attention_mask, tgt_sizes):
         side = self.num_patches_per_side
         boundaries = torch.arange(1 / side, 1.0, 1 / side)
-        position_ids = torch.zeros(x.shape[:2], dtype=torch.long)
+        position_ids = torch.zeros(shape, dtype=torch.long)
         for index, mask in enumerate(patch_attention_mask):
             height, width = (mask[:, 0].sum(), mask[0].sum()) if tgt_sizes is None else tgt_sizes[index]
             h, w = (
                 torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / size), boundaries, right=True) for size in (height, width)
             )
             position_ids[index][mask.view(-1)] = (h[:, None] * side + w).flatten()
-        return x + self.position_embedding(position_ids)
+        return position_ids
 
 
 class Attention(nn.Module):
@@ -45,8 +48,8 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        weights = (q @ k.transpose(2, 3) * self.scale + attention_mask).softmax(-1, torch.float32).to(q.dtype)
-        return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(q, k, v, attention_mask.to(q.dtype))
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -83,6 +86,7 @@ class VisionTransformer(nn.Module):
         x = self.embeddings(pixel_values, patch_attention_mask, tgt_sizes)
         hidden = ~patch_attention_mask.flatten(1)[:, None, None]
         attention_mask = torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)
+        attention_mask = attention_mask.to(x.device)
         for layer in self.encoder.layers:
             x = layer(x, attention_mask)
         return self.post_layernorm(x)
@@ -130,7 +134,7 @@ class Resampler(nn.Module):
         if int(max(tgt_sizes.flatten())) > len(self.pos_embed):
             self._set_2d_pos_cache(int(max(tgt_sizes.flatten())))
         lengths = (tgt_sizes[:, 0] * tgt_sizes[:, 1]).tolist()
-        padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        padding = (torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]).to(x.device)
         positions = [self.pos_embed[:h, :w].reshape(h * w, -1).to(x.dtype) for h, w in tgt_sizes.tolist()]
         v = self.ln_kv(self.kv_proj(x)).permute(1, 0, 2)
         return v, v + nn.utils.rnn.pad_sequence(positions), padding
@@ -159,7 +163,7 @@ class Resampler45(Resampler):
         if temporal_ids is None:
             return self._attend(k, v, padding)
         times = [time for group in temporal_ids for time in group]
-        zeros = torch.zeros(self.embed_dim)
+        zeros = torch.zeros(self.embed_dim, device=x.device)
         times = torch.stack([zeros if time == -1 else self.temporal_pos_embed[time] for time in times])
         k = k + times.to(k.dtype)
         sizes = [len(group) for group in temporal_ids]
@@ -213,3 +217,30 @@ def original(vpm, resampler, slices, sizes, temporal_ids=None):
         if temporal_ids is None:
             return resampler(x, sizes)
         return resampler(x, sizes, temporal_ids)
+
+
+def blocks(vpm, resampler, slices, sizes):
+    """The same, every slice alone, with all that follows from the sizes computed ahead: what a graph can hold."""
+    device, dtype = slices[0].device, slices[0].dtype
+    sizes = torch.tensor(sizes, dtype=torch.int32)
+    longest = max(one.shape[-1] for one in slices)
+    pixel_values = torch.stack([F.pad(one, (0, longest - one.shape[-1])) for one in slices])
+    lengths = sizes[:, 0] * sizes[:, 1]
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None])[:, None]
+    embeddings = vpm.embeddings
+    ids = embeddings.position_ids((len(slices), int(lengths.max())), mask, sizes).to(device)
+    padding = ~mask[:, 0].to(device)
+    attention_mask = torch.zeros(padding.shape, dtype=dtype, device=device)
+    attention_mask = attention_mask.masked_fill(padding, torch.finfo(dtype).min)[:, None, None]
+    grids = [resampler.pos_embed[:h, :w].reshape(h * w, -1).to(dtype) for h, w in sizes.tolist()]
+    positions = nn.utils.rnn.pad_sequence(grids)
+
+    @torch.no_grad()
+    def run():
+        x = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2) + embeddings.position_embedding(ids)
+        for layer in vpm.encoder.layers:
+            x = layer(x, attention_mask)
+        v = resampler.ln_kv(resampler.kv_proj(vpm.post_layernorm(x))).permute(1, 0, 2)
+        return resampler._attend(v + positions, v, padding)
+
+    return run

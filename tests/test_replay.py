@@ -171,7 +171,9 @@ def test_a_change_of_all_weights_is_found_at_once_and_of_one_soon(change, calls)
     encoder, rows = attention_encoder(budgets=[64], module=many_weights()), rows_for([6])
     encoder(rows, lengths=[6])
     change(encoder.module)
-    with pytest.raises(vg.StaleGraphError, match="(was moved or replaced|got or lost a part) since the graphs were captured"):
+    with pytest.raises(
+        vg.StaleGraphError, match=r"(was moved or replaced|got or lost a part) since the graphs were captured"
+    ):
         _ = [encoder(rows, lengths=[6]) for _ in range(calls)]
     encoder.release()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
