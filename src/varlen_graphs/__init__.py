@@ -35,7 +35,7 @@ from varlen_graphs.errors import (
     StaleOutputError,
     VarlenGraphsError,
 )
-from varlen_graphs.extents import Entries, Items, Rows
+from varlen_graphs.extents import Entries, FrameRows, Items, Rows
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridTHW, Layout, Lengths
 from varlen_graphs.models import encoders, unwrap, wrap
@@ -60,6 +60,7 @@ __all__ = [
     "CuSeqlens",
     "DeviceBuffer",
     "Entries",
+    "FrameRows",
     "GraphedEncoder",
     "GridPositions",
     "GridTHW",

@@ -49,7 +49,7 @@ class Span(NamedTuple):
         item: The first of them.
         items: How many they are.
         length: Of a padded batch, how many rows of each take part; 0 where rows are packed.
-        all_rows: Rows of every item that there is, not only of these; empty where the host has not seen the items.
+        all_items: Every item that there is, not only these; empty where the host has not seen them.
     """
 
     row: int
@@ -57,12 +57,12 @@ class Span(NamedTuple):
     item: int
     items: int
     length: int = 0
-    all_rows: tuple[int, ...] = ()
+    all_items: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
         """All items of a call or a replay."""
-        return cls(0, layout.total, 0, len(layout), layout.length, layout.rows)
+        return cls(0, layout.total, 0, len(layout), layout.length, layout.items)
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Pack:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span(0, layout.total, 0, len(layout), length, layout.rows)
+            everything = Span(0, layout.total, 0, len(layout), length, layout.items)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
-        own = tuple([layout.rows[i] for i in self.items])
+        own = tuple([layout.items[i] for i in self.items])
         row = item = 0
         while item < len(self.items):
             first = self.items[item]
@@ -103,7 +103,7 @@ class Pack:
             while item + count < len(self.items) and self.items[item + count] == first + count:
                 count += 1
             rows = starts[first + count] - starts[first]
-            there = Span(starts[first], rows, first, count, length, layout.rows)
+            there = Span(starts[first], rows, first, count, length, layout.items)
             spans.append((there, Span(row, rows, item, count, length, own)))
             row += rows
             item += count

@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
-from varlen_graphs.extents import BatchRows, Entries, Extent, Rows
+from varlen_graphs.extents import BatchRows, CountedEntries, Extent, FrameRows, Rows
 from varlen_graphs.layout import Layout, LayoutArgument, Per, is_integers, parse_column, segments_of
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Demand, Load, Span
@@ -146,8 +146,8 @@ class BufferSpec:
 
     @cached_property
     def counts_entries(self) -> bool:
-        """Whether it takes the rows of every item to know how many entries some output has."""
-        return any(isinstance(extent, Entries) for extent in extents(self.outputs))
+        """Whether it takes every item to know how many entries some output has."""
+        return any(isinstance(extent, CountedEntries) for extent in extents(self.outputs))
 
     @cached_property
     def needs_layout(self) -> bool:
@@ -172,7 +172,7 @@ class BufferSpec:
     @cached_property
     def row_multiple(self) -> int:
         """What the rows of every budget must be divisible by."""
-        ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows)]
+        ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows | FrameRows)]
         return math.lcm(self.layout.row_multiple, *ratios)
 
     def demand(self, item: Sequence[int]) -> Demand:
