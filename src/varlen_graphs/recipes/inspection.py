@@ -24,6 +24,9 @@ LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """The arguments of towers that describe items: grids, and lengths of audio."""
 
 
+RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What a tower raises that does not like what it is given."""
+
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Where helpers are that many towers share; others are beside their tower."""
 
@@ -74,22 +77,31 @@ class Tower:
         return items[:, 2] if self.is_audio else items
 
     def run(self, packed: PackedRows, layout: Layout) -> Any:
-        """The output of the tower by itself."""
-        with torch.no_grad():
-            return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
+        """The output of the tower by itself.
+
+        Raises:
+            SpecError: It raises something.
+        """
+        try:
+            with torch.no_grad():
+                return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
+        except RUN_ERRORS as error:
+            form = packed.describe(("rows",), packed.shape)
+            raise SpecError(
+                f"for {self.layout}={self.describe(layout).tolist()} and {self.rows} {form} it raises {error!r}"
+            ) from error
 
     def forms(self) -> Iterator[PackedRows]:
-        """What the rows may look like, by the layer that embeds them."""
+        """What the rows may look like, by the layer that embeds them: the first convolution, or else linear layer."""
         if self.is_audio:
             config: Any = self.module.config
             yield PackedRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
             return
-        layers = (m for m in self.module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d | nn.Linear))
-        embed = next(layers, None)
-        if embed is None:
+        layers = [m for m in self.module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d | nn.Linear)]
+        if not layers:
             return
-        shape = tuple(embed.weight.shape[1:])
-        for one in dict.fromkeys([(embed.weight[0].numel(),), shape]):
+        weight = min(layers, key=lambda layer: isinstance(layer, nn.Linear)).weight
+        for one in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
             yield PackedRows(self.rows, shape=one)
             yield PackedRows(self.rows, shape=(1, *one), rows_dim=1)
 
@@ -97,7 +109,7 @@ class Tower:
         """How rows look, and which helpers a run of this layout calls.
 
         Raises:
-            SpecError: The tower runs on rows of no form.
+            SpecError: It runs on rows of none of these forms.
         """
         failures = []
         for packed in self.forms():
@@ -105,11 +117,11 @@ class Tower:
             try:
                 with _watching(self.module, calls):
                     self.run(packed, layout)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                failures.append(f"{packed.describe(('rows',), packed.shape)}: {error}")
+            except SpecError as error:
+                failures.append(str(error))
             else:
                 return packed, calls
-        raise SpecError(f"it runs on {self.rows} of no form that was tried: {'; '.join(failures) or 'none'}")
+        raise SpecError("; ".join(failures) or "it has no layer that could embed rows")
 
 
 @contextmanager
