@@ -134,17 +134,21 @@ def distance(came: Any, expected: Any) -> float:
 
 def inferred(encoder: vg.GraphedEncoder) -> tuple[str, str]:
     """What a tower asks for and gives, in words."""
-    words = {"merge_block": "merge blocks", "raster": "raster"}
-    asks = []
+    names: dict[str, list[str]] = {}
     for buffer in encoder.spec.buffers:
-        settings = [str(getattr(buffer, name)) for name in ("per", "mode") if hasattr(buffer, name)]
-        if isinstance(buffer, vg.InterpolationIndices | vg.InterpolationWeights):
-            settings.append("corners aligned" if buffer.align_corners else "half-pixel")
-        settings += ["".join(buffer.axes)] if isinstance(buffer, vg.GridPositions) else []
-        settings += [words[buffer.order]] if hasattr(buffer, "order") else []
-        asks.append(f"`{buffer.name}`" + (f" ({', '.join(settings)})" if settings else ""))
+        names.setdefault(_settings(buffer), []).append(f"`{buffer.name}`")
+    asks = [", ".join(own) + (f" ({settings})" if settings else "") for settings, own in names.items()]
     fields = encoder.spec.outputs.fields  # type: ignore[union-attr]
-    return ", ".join(asks), ", ".join(f"`{name}`: {_extent(extent)}" for name, extent in fields.items())
+    return "; ".join(asks), ", ".join(f"`{name}`: {_extent(extent)}" for name, extent in fields.items())
+
+
+def _settings(buffer: Any) -> str:
+    settings = [getattr(buffer, name) for name in ("per", "mode") if hasattr(buffer, name)]
+    if hasattr(buffer, "align_corners"):
+        settings.append("corners aligned" if buffer.align_corners else "half-pixel")
+    settings += ["".join(buffer.axes)] if hasattr(buffer, "axes") else []
+    settings += [buffer.order.replace("merge_block", "merge blocks")] if hasattr(buffer, "order") else []
+    return ", ".join(settings)
 
 
 def _extent(extent: Any) -> str:

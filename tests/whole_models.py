@@ -64,7 +64,7 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
     rope = {"rope_parameters": MROPE, "rope_scaling": MROPE}  # the second name is that of transformers 4.57
     config = getattr(configuration, config_name)(
         **(OMNI if family == "qwen3_omni" else {}),
-        text_config={**TEXT, **extra, **rope},
+        text_config={**TEXT, **rope, **extra},
         vision_config=vision,
         image_token_id=IMAGE,
         video_token_id=VIDEO,

@@ -61,7 +61,9 @@ class ClipCuts:
 
     def tokens_at(self, budget: Budget) -> int:
         """The most tokens that the clips of a budget can have."""
-        more = self.stride * self.chunk_tokens(self.chunk) - self.chunk  # frames for which a full chunk's tokens have room
+        more = (
+            self.stride * self.chunk_tokens(self.chunk) - self.chunk
+        )  # frames for which a full chunk's tokens have room
         more_at_ends = (self.stride - 1) * min(budget.items, budget.rows)
         return (budget.rows + budget.rows // self.chunk * more + more_at_ends) // self.stride
 

@@ -92,7 +92,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         _compare(flatten(came, outputs).tensors, flatten(_without(output, left), outputs).tensors, items)
     if left:
         warnings.warn(
-            f"{type(module).__name__} gives {left}, which belong to no row or item: the encoder gives None", stacklevel=4
+            f"{type(module).__name__} gives {left}, which belong to no row or item: the encoder gives None",
+            stacklevel=4,
         )
     return spec, forward
 

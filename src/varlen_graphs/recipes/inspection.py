@@ -23,7 +23,6 @@ from varlen_graphs.spec import PackedRows
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """The arguments of towers that describe items: grids, and lengths of audio."""
 
-
 RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """What a tower raises that does not like what it is given."""
 
@@ -92,18 +91,17 @@ class Tower:
             ) from error
 
     def forms(self) -> Iterator[PackedRows]:
-        """What the rows may look like, by the layer that embeds them: the first convolution, or else linear layer."""
+        """What the rows may look like, by the layer that may embed them: the first convolution or linear layer."""
         if self.is_audio:
             config: Any = self.module.config
             yield PackedRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
             return
-        layers = [m for m in self.module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d | nn.Linear)]
-        if not layers:
-            return
-        weight = min(layers, key=lambda layer: isinstance(layer, nn.Linear)).weight
-        for one in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
-            yield PackedRows(self.rows, shape=one)
-            yield PackedRows(self.rows, shape=(1, *one), rows_dim=1)
+        for kind in (nn.Conv2d | nn.Conv3d, nn.Linear):
+            weights = [m.weight for m in self.module.modules() if isinstance(m, kind) and getattr(m, "groups", 1) == 1]
+            for weight in weights[:1]:
+                for shape in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
+                    yield PackedRows(self.rows, shape=shape)
+                    yield PackedRows(self.rows, shape=(1, *shape), rows_dim=1)
 
     def inspect(self, layout: Layout) -> tuple[PackedRows, list[HelperCall]]:
         """How rows look, and which helpers a run of this layout calls.
@@ -118,10 +116,12 @@ class Tower:
                 with _watching(self.module, calls):
                     self.run(packed, layout)
             except SpecError as error:
-                failures.append(str(error))
+                failures.append((packed.describe(("rows",), packed.shape), error))
             else:
                 return packed, calls
-        raise SpecError("; ".join(failures) or "it has no layer that could embed rows")
+        forms = ", ".join(form for form, _ in failures)
+        why = f"; {failures[0][1]}" if failures else ""
+        raise SpecError(f"it runs on {self.rows} of none of the forms {forms or 'known'}{why}")
 
 
 @contextmanager

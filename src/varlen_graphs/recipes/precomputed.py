@@ -101,7 +101,10 @@ def interpolation(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
         "align_corners": settings["align_corners"],
         "order": order,
     }
-    indices, weights = InterpolationIndices("interp_indices", **options), InterpolationWeights("interp_weights", **options)
+    indices, weights = (
+        InterpolationIndices("interp_indices", **options),
+        InterpolationWeights("interp_weights", **options),
+    )
     return Precomputed((indices, weights), merge)
 
 
