@@ -127,6 +127,6 @@ def _compare(came: list[Tensor], expected: list[Tensor], layout: Layout) -> None
         error = ((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)).item()
         if not error <= math.sqrt(torch.finfo(b.dtype).eps):
             raise SpecError(
-                f"with buffers its output for items {layout.items} is another one (relative L2 {error:.1e}), so more in "
-                "it depends on the items than it asks for"
+                f"with buffers its output for the items {layout.items} is another one (relative L2 {error:.1e}), so "
+                "more in it depends on them than it asks for"
             )

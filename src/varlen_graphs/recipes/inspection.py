@@ -17,7 +17,7 @@ from varlen_graphs.extents import Extent, Items, Rows
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.packing import Span
-from varlen_graphs.recipes.precomputed import HelperCall
+from varlen_graphs.recipes.precomputed import Counted, HelperCall
 from varlen_graphs.spec import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
@@ -170,7 +170,7 @@ def _line(frame: FrameType | None, own: set[str]) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a line"
 
 
-def declare(outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Extent]) -> tuple[Declared, list[str]]:
+def declare(outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> tuple[Declared, list[str]]:
     """What outputs are, by how their sizes follow from layouts.
 
     Args:
@@ -195,7 +195,7 @@ def declare(outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[E
     return found.get("") or Outputs(**found), left
 
 
-def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Extent]) -> Declared | None:
+def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> Declared | None:
     if isinstance(parts[0], Tensor):
         return _extent(parts, layouts, known)
     if isinstance(parts[0], list | tuple):
@@ -204,10 +204,10 @@ def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Ex
     return None
 
 
-def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[Extent]) -> Extent | None:
+def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[Counted]) -> Extent | None:
     first = layouts[0]
     for dim, size in enumerate(tensors[0].shape):
-        tried = [dataclasses.replace(extent, rows_dim=dim) for extent in known]
+        tried: list[Extent] = [dataclasses.replace(extent, rows_dim=dim) for extent in known]
         tried += [Rows(max(1, first.total // max(1, size)), dim), Items(max(1, size // len(first)), dim)]
         for extent in tried:
             if all(t.shape[dim] == extent.size(Span.of(at))[0] for t, at in zip(tensors, layouts, strict=True)):

@@ -1,8 +1,9 @@
 """What towers of transformers take precomputed, by the helper that computes it otherwise.
 
 From transformers 5.15 on, towers ask helpers (`transformers.vision_utils`, or functions beside the tower) for tensors
-that follow from the grid. A helper takes the arguments of the call as `kwargs`, and what it finds there under a standard
-name it gives back. Its other arguments are the settings, so what a tower needs is known from the helpers it calls.
+that follow from the grid. A helper takes the arguments of the call as `kwargs`, and what it finds there under a
+standard name it gives back. Its other arguments are the settings, so what a tower needs is known from the helpers it
+calls.
 """
 
 import math
@@ -23,7 +24,7 @@ from varlen_graphs.buffers import (
     MaxSeqlen,
 )
 from varlen_graphs.errors import SpecError
-from varlen_graphs.extents import Entries, Extent, FrameRows
+from varlen_graphs.extents import Entries, FrameRows
 from varlen_graphs.layout import Order, Per
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.table import ItemTable
@@ -46,6 +47,9 @@ class HelperCall:
     result: Any
 
 
+Counted = Entries | FrameRows
+
+
 @dataclass(frozen=True)
 class Precomputed:
     """What takes the place of a helper.
@@ -58,7 +62,7 @@ class Precomputed:
 
     buffers: tuple[Buffer, ...] = ()
     merge: int = 1
-    outputs: tuple[Extent, ...] = ()
+    outputs: tuple[Counted, ...] = ()
 
 
 Calls = Mapping[str, HelperCall]
@@ -121,9 +125,9 @@ def frame_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
 def temporal_merge_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
     """`temporal_merge_index`: the rows that pool into each merged token, int64 `[tokens, frames, rows of a block]`.
 
-    The tower takes the mean over frames, of which all items of a call have to have the same number. Here it is the least
-    one that every number of frames up to `pos_emb_time` divides; each frame comes as often as fills it, which leaves the
-    mean what it is.
+    The tower takes the mean over frames, of which all items of a call have to have the same number. Here it is the
+    least one that every number of frames up to `pos_emb_time` divides; each frame comes as often as fills it, which
+    leaves the mean what it is.
     """
     side, other = call.settings["kernel_height"], call.settings["kernel_width"]
     if side != other:
@@ -142,7 +146,7 @@ def temporal_merge_index(tower: Any, call: HelperCall, calls: Calls) -> Precompu
         frame = torch.arange(places, device=table.device) * table.t[item, None] // places
         at = torch.arange(block, device=table.device)
         in_block = at // side * w[:, None] + at % side
-        rows = corner[:, None, None] + frame[:, :, None] * (h * w)[:, None, None] + in_block[:, None]
+        rows: Tensor = corner[:, None, None] + frame[:, :, None] * (h * w)[:, None, None] + in_block[:, None]
         return rows.clamp(0, table.budget.rows - 1)
 
     buffer = DeviceBuffer("temporal_merge_index", index, any_segments=False)
@@ -208,7 +212,8 @@ def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
     """
     by_helper = {call.helper: call for call in calls}
     buffers: dict[str, Buffer] = {}
-    merges, outputs = set(), []
+    merges = set()
+    outputs: list[Counted] = []
     for call in calls:
         if call.helper not in HELPERS:
             raise _unknown(call)
