@@ -24,6 +24,8 @@ BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
 
 
 def tower_of(name, **changes):
+    if name == "MiniMaxM3VLVisionModel" and transformers.__version__.startswith("5.17"):
+        pytest.skip("its attention takes no cu_seqlens there")
     try:
         return build(name, **changes)
     except ModuleNotFoundError:
@@ -251,8 +253,6 @@ def test_a_whole_model_with_the_class_declared_generates_the_same_tokens(monkeyp
 
 def test_a_field_that_belongs_to_no_row_is_none_and_said_so():
     tower = tower_of("MiniMaxM3VLVisionModel")
-    if transformers.__version__.startswith("5.17"):
-        pytest.skip("its attention takes no cu_seqlens there")
     with pytest.warns(UserWarning, match=r"gives \['pooler_output'\], which belong to no row or item"):
         encoder = graphed(tower)
     assert encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)]).pooler_output is None
