@@ -114,7 +114,7 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
     config = getattr(configuration, config_name)(
         **(OMNI if family in OMNI_FAMILIES else {}),
         **(GLM_IDS if glm else {"vision_start_token_id": START, "vision_end_token_id": END}),
-        text_config={**TEXT, **extra, **rope},
+        text_config={**TEXT, **rope, **extra},
         vision_config=vision,
         image_token_id=IMAGE,
         video_token_id=VIDEO,

@@ -40,7 +40,7 @@ from varlen_graphs.errors import (
     StaleOutputError,
     VarlenGraphsError,
 )
-from varlen_graphs.extents import Entries, Groups, Items, Rows
+from varlen_graphs.extents import Entries, FrameRows, Groups, Items, Rows
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout import Column, GridHW, GridTHW, Layout, Lengths, Windows
@@ -67,6 +67,7 @@ __all__ = [
     "CuSeqlens",
     "DeviceBuffer",
     "Entries",
+    "FrameRows",
     "GraphedEncoder",
     "GridHW",
     "GridPositions",

@@ -138,36 +138,19 @@ class Groups(Extent):
         return (slice(span.group * self.rows, (span.group + span.groups) * self.rows),)
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries(Extent):
-    """A tensor whose entries an item follow from its rows, in a way that is no plain ratio: tokens of audio, say.
-
-    How many there are the host finds out item by item. So a call whose items are described on the GPU costs one copy of
-    them to the host.
-
-    Attributes:
-        of_item: How many entries an item of so many rows has.
-        at_budget: How many the tensor has at a budget: at least as many as any items have that the budget holds. Those
-            of the items come first, in their order.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
-    """
+class CountedEntries(Extent):
+    """A tensor whose entries the host counts item by item. Those of the items come first, in their order."""
 
     dims = ("entries",)
-    of_item: Callable[[int], int]
-    at_budget: Callable[[Budget], int]
-    rows_dim: int = 0
 
-    def __post_init__(self) -> None:
-        self._check(1)
-
-    def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
-        return (self.at_budget(budget),)
+    @abstractmethod
+    def count(self, item: Sequence[int]) -> int:
+        """Entries of an item `(t, h, w, *columns)`."""
 
     def place(self, span: Span) -> tuple[slice, ...]:
         """As of `Extent`."""
-        start = sum(map(self.of_item, span.all_rows[: span.item]))
-        return (slice(start, start + sum(map(self.of_item, span.all_rows[span.item : span.item + span.items]))),)
+        start = sum(map(self.count, span.all_items[: span.item]))
+        return (slice(start, start + sum(map(self.count, span.all_items[span.item : span.item + span.items]))),)
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
         """A view of the entries that belong to a span.
@@ -182,6 +165,63 @@ class Entries(Extent):
                 "give as many as any items have that fit the budget"
             )
         return super().part(tensor, span)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries(CountedEntries):
+    """A tensor whose entries an item follow from its rows, in a way that is no plain ratio: tokens of audio, say.
+
+    How many there are the host finds out item by item. So a call whose items are described on the GPU costs one copy of
+    them to the host.
+
+    Attributes:
+        of_item: How many entries an item of so many rows has.
+        at_budget: How many the tensor has at a budget: at least as many as any items have that the budget holds. Those
+            of the items come first, in their order.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+    """
+
+    of_item: Callable[[int], int]
+    at_budget: Callable[[Budget], int]
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self._check(1)
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (self.at_budget(budget),)
+
+    def count(self, item: Sequence[int]) -> int:
+        """As of `CountedEntries`."""
+        return self.of_item(item[0] * item[1] * item[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameRows(CountedEntries):
+    """A tensor with one entry for every `every` rows of a frame, whatever the number of frames: they were pooled.
+
+    The tensor has `rows / every` entries at a budget, as if each item had one frame. Those of the items come first, in
+    their order. As with `Entries`, items that are described on the GPU cost one copy to the host.
+
+    Attributes:
+        every: How many rows of a frame become one; 4 after a 2 x 2 merge.
+        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+    """
+
+    every: int = 1
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self._check(self.every)
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """As of `Extent`."""
+        return (budget.rows // self.every,)
+
+    def count(self, item: Sequence[int]) -> int:
+        """As of `CountedEntries`."""
+        return item[1] * item[2] // self.every
 
 
 class BatchRows(Extent):

@@ -40,7 +40,8 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     if not towers:
         raise SpecError(
             f"{type(model).__name__} has no tower that a recipe is for; there are recipes for {', '.join(handled())}. "
-            "To write one, see docs/recipes.md; or wrap a module of your own with GraphedEncoder"
+            "Towers of transformers 5.15 may need none, see docs/generic.md; to write one, see docs/recipes.md; or "
+            "wrap a module of your own with GraphedEncoder"
         )
     by_path = budgets if isinstance(budgets, Mapping) else dict.fromkeys(towers, budgets)
     if unknown := sorted(by_path.keys() - towers.keys()):

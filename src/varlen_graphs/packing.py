@@ -53,7 +53,7 @@ class Span(NamedTuple):
         item: The first of them.
         items: How many they are.
         length: Of a padded batch, how many rows of each take part; 0 where rows are packed.
-        all_rows: Rows of every item that there is, not only of these; empty where the host has not seen the items.
+        all_items: Every item that there is, not only these; empty where the host has not seen them.
         group: The first of their groups.
         groups: How many groups they are; 0 where the host has not seen the items.
     """
@@ -63,14 +63,14 @@ class Span(NamedTuple):
     item: int
     items: int
     length: int = 0
-    all_rows: tuple[int, ...] = ()
+    all_items: tuple[tuple[int, ...], ...] = ()
     group: int = 0
     groups: int = 0
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
         """All items of a call or a replay."""
-        return cls(0, layout.total, 0, len(layout), layout.length, layout.rows, 0, layout.group_of[-1] + 1)
+        return cls(0, layout.total, 0, len(layout), layout.length, layout.items, 0, layout.group_of[-1] + 1)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Pack:
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
-        own = tuple([layout.rows[i] for i in self.items])
+        own = tuple([layout.items[i] for i in self.items])
         row = item = group = 0
         while item < len(self.items):
             first = self.items[item]
@@ -113,7 +113,7 @@ class Pack:
             rows = starts[first + count] - starts[first]
             first_group = layout.group_of[first]
             groups = layout.group_of[first + count - 1] + 1 - first_group
-            there = Span(starts[first], rows, first, count, length, layout.rows, first_group, groups)
+            there = Span(starts[first], rows, first, count, length, layout.items, first_group, groups)
             spans.append((there, Span(row, rows, item, count, length, own, group, groups)))
             row += rows
             item += count

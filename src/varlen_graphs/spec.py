@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
-from varlen_graphs.extents import BatchRows, Entries, Extent, Groups, Rows
+from varlen_graphs.extents import BatchRows, CountedEntries, Extent, FrameRows, Groups, Rows
 from varlen_graphs.layout import Layout, LayoutArgument, Per, Windows, is_integers, segments_of
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, extents, with_rows
@@ -211,7 +211,7 @@ class BufferSpec:
     @cached_property
     def counts_entries(self) -> bool:
         """Whether it takes a look at every item to know how many entries some output has."""
-        return any(isinstance(extent, Entries | Groups) for extent in extents(self.outputs))
+        return any(isinstance(extent, CountedEntries | Groups) for extent in extents(self.outputs))
 
     @cached_property
     def needs_layout(self) -> bool:
@@ -237,7 +237,7 @@ class BufferSpec:
     @cached_property
     def row_multiple(self) -> int:
         """What the rows of every budget must be divisible by."""
-        ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows)]
+        ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows | FrameRows)]
         return math.lcm(self.layout.row_multiple, *ratios)
 
     def demand(self, *items: Sequence[int]) -> Demand:

@@ -1,5 +1,6 @@
 """Recipes: how a family of towers is declared, one thin file each."""
 
+from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
@@ -11,6 +12,7 @@ from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
 
 __all__ = [
+    "generic",
     "glm4v",
     "handles",
     "minicpmv",

@@ -15,9 +15,6 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.layout import Layout
 from varlen_graphs.table import ItemTable
 
-STRIDE = 8
-"""Frames a token: three convolutions, each of stride 2."""
-
 Count = TypeVar("Count", int, Tensor)
 
 
@@ -42,25 +39,33 @@ class ClipCuts:
     Attributes:
         chunk: Frames of a chunk; the last one of a clip may have fewer.
         window_chunks: Chunks of a window.
+        stride: Frames of a token: 8 after three convolutions, each of stride 2.
     """
 
     chunk: int
-    window_chunks: int
+    window_chunks: int = 1
+    stride: int = 8
 
     @property
     def window(self) -> int:
         """Tokens of a window; the last one of a clip may have fewer."""
-        return self.window_chunks * _chunk_tokens(self.chunk)
+        return self.window_chunks * self.chunk_tokens(self.chunk)
+
+    def chunk_tokens(self, frames: Count) -> Count:
+        """Tokens of chunks of so many frames."""
+        return (frames + self.stride - 1) // self.stride
 
     def tokens(self, frames: Count) -> Count:
         """Tokens of clips of so many frames."""
-        return frames // self.chunk * _chunk_tokens(self.chunk) + _chunk_tokens(frames % self.chunk)
+        return frames // self.chunk * self.chunk_tokens(self.chunk) + self.chunk_tokens(frames % self.chunk)
 
     def tokens_at(self, budget: Budget) -> int:
         """The most tokens that the clips of a budget can have."""
-        more = STRIDE * _chunk_tokens(self.chunk) - self.chunk  # frames that the tokens of a full chunk have room for
-        more_at_ends = (STRIDE - 1) * min(budget.items, budget.rows)
-        return (budget.rows + budget.rows // self.chunk * more + more_at_ends) // STRIDE
+        more = (
+            self.stride * self.chunk_tokens(self.chunk) - self.chunk
+        )  # frames for which a full chunk's tokens have room
+        more_at_ends = (self.stride - 1) * min(budget.items, budget.rows)
+        return (budget.rows + budget.rows // self.chunk * more + more_at_ends) // self.stride
 
     def longest_chunk(self, call: Layout) -> list[int]:
         """Frames of the longest chunk of a call, once for each clip."""
@@ -73,10 +78,14 @@ class ClipCuts:
         frames = (table.item_starts[chunks.span] + chunks.start)[:, None] + at
         return frames.clamp(max=table.budget.rows - 1), at < chunks.length[:, None]
 
+    def chunk_lengths(self, table: ItemTable) -> Tensor:
+        """Frames of each chunk, int64 `[chunks]`; 0 where there is no chunk."""
+        return self._chunks(table).length
+
     def token_places(self, table: ItemTable) -> Tensor:
         """Where each token is among those of all chunks, if each had as many as a full one, int64 `[tokens]`."""
-        tokens = _cut(_chunk_tokens(self._chunks(table).length), 1, self.tokens_at(table.budget))
-        return tokens.span * _chunk_tokens(self.chunk) + tokens.start
+        tokens = _cut(self.chunk_tokens(self._chunks(table).length), 1, self.tokens_at(table.budget))
+        return tokens.span * self.chunk_tokens(self.chunk) + tokens.start
 
     def cu_seqlens(self, table: ItemTable) -> Tensor:
         """Where windows begin, int32 `[windows + 1]`: starts at 0, and the tail repeats the number of tokens."""
@@ -84,13 +93,23 @@ class ClipCuts:
         windows = _cut(self.tokens(table.item_rows), self.window, most)
         return F.pad(windows.length.cumsum(0), (1, 0)).int()
 
+    def pairs(self, frames: Count) -> Count:
+        """Pairs of tokens of clips of so many frames; a last one alone is in none."""
+        return self.tokens(frames) // 2
+
+    def pairs_at(self, budget: Budget) -> int:
+        """The most pairs that the clips of a budget can have."""
+        return self.tokens_at(budget) // 2
+
+    def pair_places(self, table: ItemTable) -> Tensor:
+        """The first token of each pair, int64 `[pairs]`; the second one follows it."""
+        tokens = self.tokens(table.item_rows)
+        pairs = _cut(tokens // 2, 1, self.pairs_at(table.budget))
+        first = (tokens.cumsum(0) - tokens)[pairs.span] + 2 * pairs.start
+        return first.clamp(max=max(0, self.tokens_at(table.budget) - 2))
+
     def _chunks(self, table: ItemTable) -> Pieces:
         return _cut(table.item_rows, self.chunk, _most_pieces(table.budget.rows, table.budget.items, self.chunk))
-
-
-def _chunk_tokens(frames: Count) -> Count:
-    """Tokens of one chunk."""
-    return (frames + STRIDE - 1) // STRIDE
 
 
 def _most_pieces(entries: int, spans: int, size: int) -> int:

@@ -1,0 +1,215 @@
+"""A tower, run as it is on a few small layouts: what it asks for, and what it gives."""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.extents import Extent, Items, Rows
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import Declared, Outputs
+from varlen_graphs.packing import Span
+from varlen_graphs.recipes.precomputed import Counted, HelperCall
+from varlen_graphs.spec import PackedRows
+
+LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
+"""The arguments of towers that describe items: grids, and lengths of audio."""
+
+RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What a tower raises that does not like what it is given."""
+
+HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
+"""Where helpers are that many towers share; others are beside their tower."""
+
+
+class Tower:
+    """A tower, and how to call it.
+
+    Args:
+        module: The tower.
+
+    Attributes:
+        module: As given.
+        forward: Its forward, as it is now.
+        rows: The name of the argument with the rows.
+        layout: The name of the argument that describes the items.
+        is_audio: Whether items are lengths.
+
+    Raises:
+        SpecError: No argument describes the items, or another one is needed too.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.forward: Callable[..., Any] = module.forward
+        parameters = inspect.signature(module.forward).parameters
+        self.rows = next(iter(parameters))
+        layout = next((name for name in LAYOUTS if name in parameters), None)
+        if layout is None:
+            raise SpecError(f"its forward takes {list(parameters)}: expected one of {LAYOUTS}")
+        self.layout = layout
+        self.is_audio = layout == "feature_lens"
+        needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        others = [name for name in needed if name not in (self.rows, layout)]
+        if others:
+            raise SpecError(f"its forward needs {others} too, which does not follow from {layout}")
+
+    def example(self, packed: PackedRows, layout: Layout) -> Tensor:
+        """Random rows for a layout, the same at each call."""
+        assert packed.shape is not None  # noqa: S101 - made by `forms`
+        weight = next(p for p in self.module.parameters() if p.is_floating_point())
+        shape = packed.argument_shape((layout.total,), packed.shape)
+        rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return rows.to(weight.device, weight.dtype if weight.dtype.itemsize > 1 else None)
+
+    def describe(self, layout: Layout) -> Tensor:
+        """What describes the items of a layout, for a call."""
+        items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
+        return items[:, 2] if self.is_audio else items
+
+    def run(self, packed: PackedRows, layout: Layout) -> Any:
+        """The output of the tower by itself.
+
+        Raises:
+            SpecError: It raises something.
+        """
+        try:
+            with torch.no_grad():
+                return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
+        except RUN_ERRORS as error:
+            form = packed.describe(("rows",), packed.shape)
+            raise SpecError(
+                f"for {self.layout}={self.describe(layout).tolist()} and {self.rows} {form} it raises {error!r}"
+            ) from error
+
+    def forms(self) -> Iterator[PackedRows]:
+        """What the rows may look like, by the layer that may embed them: the first convolution or linear layer."""
+        if self.is_audio:
+            config: Any = self.module.config
+            yield PackedRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
+            return
+        for kind in (nn.Conv2d | nn.Conv3d, nn.Linear):
+            weights = [m.weight for m in self.module.modules() if isinstance(m, kind) and getattr(m, "groups", 1) == 1]
+            for weight in weights[:1]:
+                for shape in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
+                    yield PackedRows(self.rows, shape=shape)
+                    yield PackedRows(self.rows, shape=(1, *shape), rows_dim=1)
+
+    def inspect(self, layout: Layout) -> tuple[PackedRows, list[HelperCall]]:
+        """How rows look, and which helpers a run of this layout calls.
+
+        Raises:
+            SpecError: It runs on rows of none of these forms.
+        """
+        failures = []
+        for packed in self.forms():
+            calls: list[HelperCall] = []
+            try:
+                with _watching(self.module, calls):
+                    self.run(packed, layout)
+            except SpecError as error:
+                failures.append((packed.describe(("rows",), packed.shape), error))
+            else:
+                return packed, calls
+        forms = ", ".join(form for form, _ in failures)
+        why = f"; {failures[0][1]}" if failures else ""
+        raise SpecError(f"it runs on {self.rows} of none of the forms {forms or 'known'}{why}")
+
+
+@contextmanager
+def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
+    """Note the calls of helpers that this thread makes inside the block, each with the same settings once.
+
+    A helper is a function of transformers, or of a file of the tower, that looks for tensors in a dict `kwargs`.
+    """
+    own = {cls.__module__ for part in module.modules() for cls in type(part).__mro__}
+    own = {name for name in own if name.partition(".")[0] not in ("builtins", "torch")}
+    pending: dict[FrameType, tuple[dict[str, Any], str]] = {}
+    seen = set()
+
+    def note(frame: FrameType, event: str, result: Any) -> None:
+        code = frame.f_code
+        if event == "return" and frame in pending:
+            calls.append(HelperCall(code.co_name, *pending.pop(frame), result))
+        if event != "call" or _module_of(frame) not in {*own, *HELPER_MODULES}:
+            return
+        names = code.co_varnames[: code.co_argcount]
+        if "kwargs" not in names or not isinstance(frame.f_locals["kwargs"], dict):
+            return
+        settings = {name: frame.f_locals[name] for name in names if name != "kwargs"}
+        key = code.co_name, tuple((n, v) for n, v in settings.items() if isinstance(v, int | float | str | None))
+        if key not in seen:
+            seen.add(key)
+            pending[frame] = settings, _line(frame.f_back, own)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _module_of(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name
+
+
+def _line(frame: FrameType | None, own: set[str]) -> str:
+    """The line of the tower that a frame is, or was called from."""
+    while frame is not None and _module_of(frame) not in own:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a line"
+
+
+def declare(outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> tuple[Declared, list[str]]:
+    """What outputs are, by how their sizes follow from layouts.
+
+    Args:
+        outputs: What the tower gave for each layout.
+        layouts: These.
+        known: Extents to try beside `Rows` and `Items`.
+
+    Returns:
+        The declaration, and the fields whose sizes follow from neither.
+
+    Raises:
+        SpecError: There are no others.
+    """
+    fields: dict[str, Any] = {"": outputs}
+    if isinstance(outputs[0], Mapping):
+        fields = {name: [output[name] for output in outputs] for name in outputs[0]}
+    declared = {name: _declare(parts, layouts, known) for name, parts in fields.items()}
+    found = {name: one for name, one in declared.items() if one is not None}
+    if not found:
+        raise SpecError(f"no output has entries for the rows or items of {layouts[0].items}")
+    left = [name for name in declared if name not in found]
+    return found.get("") or Outputs(**found), left
+
+
+def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> Declared | None:
+    if isinstance(parts[0], Tensor):
+        return _extent(parts, layouts, known)
+    if isinstance(parts[0], list | tuple):
+        each = [_declare(inner, layouts, known) for inner in zip(*parts, strict=True)]
+        return None if None in each else [one for one in each if one is not None]
+    return None
+
+
+def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[Counted]) -> Extent | None:
+    first = layouts[0]
+    for dim, size in enumerate(tensors[0].shape):
+        tried: list[Extent] = [dataclasses.replace(extent, rows_dim=dim) for extent in known]
+        tried += [Rows(max(1, first.total // max(1, size)), dim), Items(max(1, size // len(first)), dim)]
+        for extent in tried:
+            if all(t.shape[dim] == extent.size(Span.of(at))[0] for t, at in zip(tensors, layouts, strict=True)):
+                return extent
+    return None
