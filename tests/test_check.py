@@ -13,7 +13,7 @@ from tests import strategies
 from varlen_graphs.kernels.check import reference
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
-from varlen_graphs.layout import segments_of
+from varlen_graphs.segments import segments_of
 
 sizes = st.one_of(st.integers(-2, 9), st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63)]))
 

@@ -12,7 +12,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.contract import check_padding_contract
 from tests.towers import distance
-from varlen_graphs.layout import sample_layout
+from varlen_graphs.samples import sample_layout
 
 DIM, QUERIES = 8, 3
 COLUMN = vg.NestedColumn("times", pad=-1, default=-1)
@@ -167,10 +167,10 @@ def test_a_group_that_fits_no_budget_is_named():
 
 def test_the_longest_segment_of_a_group_is_all_of_it():
     spec = SHARED.spec
-    assert spec.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)) == (13, 2, 13, 2)
-    assert spec.demand((1, 2, 2, 0, 1)) == (4, 1, 4, 1)
+    assert spec.needs.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)) == (13, 2, 13, 2)
+    assert spec.needs.demand((1, 2, 2, 0, 1)) == (4, 1, 4, 1)
     layout = vg.Layout(((1, 2, 2, 0, 1), (1, 3, 3, 0, 0), (1, 1, 1, 0, 1)), grouped=True)
-    assert spec.load(layout) == (14, 3, 3, 13)
+    assert spec.needs.load(layout) == (14, 3, 3, 13)
     assert layout.groups == [range(2), range(2, 3)]
 
 

@@ -10,7 +10,7 @@ from transformers import vision_utils
 import varlen_graphs as vg
 from tests import strategies
 from tests.strategies import make_table
-from varlen_graphs.layout import sample_layout
+from varlen_graphs.samples import sample_layout
 from varlen_graphs.spec import BufferSpec
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests import strategies
 from tests.strategies import make_table
-from varlen_graphs.layout import sample_layout
+from varlen_graphs.samples import sample_layout
 
 sides = st.integers(1, 5)
 
@@ -89,10 +89,10 @@ def test_budgets_hold_all_windows_and_the_longest_segment(items, side, others):
     exact = spec.exact_budget(spec.read_layout({"grid_thw": items}, ()))
     assert exact.segments == len(windows_of(items, side, 2))
     assert exact.max_seqlen == max(int(table.cu_seqlens(per).diff().max()) for per in (vg.Windows(side), *others))
-    demands = [spec.demand(item) for item in items]
+    demands = [spec.needs.demand(item) for item in items]
     assert sum(demand.segments for demand in demands) == exact.segments
     assert max(demand.longest for demand in demands) == exact.max_seqlen
-    most = spec.most(sum(t * h * w for t, h, w in items), len(items), 1)
+    most = spec.needs.most(sum(t * h * w for t, h, w in items), len(items), 1)
     assert most.segments >= exact.segments
     assert most.longest >= exact.max_seqlen
 
@@ -142,15 +142,15 @@ def test_windows_that_only_the_device_has_seen_are_counted_there():
 def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segments, longest, side):
     budget = vg.Budget(-(-rows // 4) * 4, items, segments, longest)
     for spec in (spec_of(vg.Windows(side)), spec_of(vg.Windows(side), "frame")):
-        sample = sample_layout(spec.layout, budget, spec.windows)
-        assert budget.holds(*spec.load(sample))
+        sample = sample_layout(spec.layout, budget, spec.needs.windows)
+        assert budget.holds(*spec.needs.load(sample))
         spec.layout.parse([item[:3] for item in sample.items])
 
 
 def test_the_layout_graphs_are_captured_with_has_whole_windows():
     spec = spec_of(vg.Windows(4), "frame")
-    sample = sample_layout(spec.layout, vg.Budget(1024, items=4, segments=16), spec.windows)
-    assert spec.load(sample) == (1024, 4, 16, 256)
+    sample = sample_layout(spec.layout, vg.Budget(1024, items=4, segments=16), spec.needs.windows)
+    assert spec.needs.load(sample) == (1024, 4, 16, 256)
 
 
 @pytest.mark.parametrize(
@@ -176,5 +176,5 @@ def test_what_makes_no_sense_is_refused(declare, message):
 def test_attention_is_guessed_by_whole_windows():
     spec = spec_of(vg.Windows(4))
     layout = spec.read_layout({"grid_thw": [(2, 16, 16)]}, ())
-    assert spec.squares(layout) == 8 * 64**2
-    assert spec_of(vg.Windows(4), "frame").squares(layout) == 2 * 256**2
+    assert spec.needs.squares(layout) == 8 * 64**2
+    assert spec_of(vg.Windows(4), "frame").needs.squares(layout) == 2 * 256**2

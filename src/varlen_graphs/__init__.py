@@ -41,14 +41,17 @@ from varlen_graphs.errors import (
     VarlenGraphsError,
 )
 from varlen_graphs.extents import Entries, FrameRows, Groups, Items, Rows
+from varlen_graphs.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, GridHW, GridTHW, Layout, Lengths, Windows
+from varlen_graphs.layout import Column, Layout
 from varlen_graphs.models import encoders, unwrap, wrap
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.padded import PaddedLengths, PaddedMask
-from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.segments import Windows
+from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable

@@ -12,9 +12,10 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
-from varlen_graphs.layout import Layout, sample_layout
+from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Span
 from varlen_graphs.ring import Ring
+from varlen_graphs.samples import sample_layout
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
@@ -162,7 +163,7 @@ class Arena:
 
     def load_sample(self, budget: Budget) -> None:
         """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""
-        self._load_items(sample_layout(self._spec.layout, budget, self._spec.windows))
+        self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 

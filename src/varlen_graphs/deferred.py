@@ -50,7 +50,7 @@ class Deferred:
         spec = self._spec
         check_items(
             header, table, self._padding, self._status, self.veil, spec.layout.merge, spec.row_multiple,
-            budget.segments, budget.max_seqlen, *spec.segment_kinds,
+            budget.segments, budget.max_seqlen, *spec.needs.by_kind,
         )  # fmt: skip
 
     def fetch(self) -> None:

@@ -1,6 +1,5 @@
 """Items on the host: small integers, checked."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,33 +12,11 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.budgets import Budget
-from varlen_graphs.errors import LayoutError, SpecError
+from varlen_graphs.errors import LayoutError
 
 Order = Literal["raster", "merge_block"]
 """How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
 
-
-@dataclass(frozen=True)
-class Windows:
-    """Squares that each frame is cut into, from its top left corner; at the right and the bottom edge they may be less.
-
-    As a kind of segment, and as an order of rows: window by window in a frame (row by row of windows), in each of them
-    merged token by merged token, row by row. The rows of a merged token adjoin. `WindowIndex` brings them there.
-
-    Attributes:
-        side: Merged tokens a side, so `side * merge` rows by the merge size of the layout.
-    """
-
-    side: int
-
-    def __post_init__(self) -> None:
-        if self.side < 1:
-            raise SpecError(f"Windows(side={self.side}): expected an integer of at least 1, in merged tokens")
-
-
-Per = Literal["frame", "item", "clip", "group"] | Windows
-"""What one segment is: a frame (`h * w` rows), all rows of an item (a clip is an item that has frames), those of a
-group of items, or a window."""
 
 INT64_MAX = 2**63 - 1
 
@@ -215,199 +192,6 @@ class LayoutArgument(ABC):
     def write(self, value: Tensor, values: Tensor) -> None:
         """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class GridTHW(LayoutArgument):
-    """The argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
-
-    The module sees it, where it takes that argument, as int64 `[items, 3]` with `(0, 0, 0)` for items of padding.
-
-    Attributes:
-        name: The argument, usually `grid_thw`. A call may bring a list of triples, or a tensor `[items, 3]` on the CPU,
-            or on the GPU, which costs one copy to the host unless the smallest budget holds whatever it may say.
-        merge: The side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
-        columns: Extra integers an item carries.
-    """
-
-    name: str = "grid_thw"
-    merge: int = 1
-    columns: tuple[Column, ...] = ()
-    has_frames = True
-
-    def __post_init__(self) -> None:
-        if self.merge < 1:
-            raise SpecError(f"GridTHW(merge={self.merge}): expected an integer of at least 1")
-
-    @property
-    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
-        """What the rows of every frame are divisible by."""
-        return self.merge**2
-
-    def parse(self, value: Any) -> list[tuple[int, int, int]]:
-        """Check `value` and return its items as `(t, h, w)`.
-
-        Raises:
-            LayoutError: Not `[items, 3]` integers, no items, a size below 1, or a side that `merge` does not divide.
-        """
-        entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
-        if all(map(self._plain, entries)):
-            return list(map(tuple, entries))
-        items = []
-        for index, entry in enumerate(entries):
-            if not isinstance(entry, list | tuple) or len(entry) != 3:
-                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected three integers (t, h, w)")
-            t, h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
-            if h % self.merge or w % self.merge:
-                raise LayoutError(
-                    f"{self.name}[{index}] is {(t, h, w)}: h and w must be divisible by the merge size {self.merge}; "
-                    f"resize the input to a multiple of {self.merge} patches a side"
-                )
-            items.append((t, h, w))
-        return items
-
-    def _plain(self, entry: Any) -> bool:
-        """Whether an entry is beyond doubt; any other is looked at more closely."""
-        if type(entry) not in (list, tuple) or len(entry) != 3:
-            return False
-        t, h, w = entry
-        if not type(t) is type(h) is type(w) is int or t > INT64_MAX or h > INT64_MAX or w > INT64_MAX:
-            return False
-        return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
-
-    def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items, 3]`."""
-        return values[:, :3]
-
-    def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items, 3]`."""
-        return is_integers(value, 2) and value.shape[1] == 3
-
-    def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
-        values[:, :3].copy_(value)
-
-
-@dataclass(frozen=True)
-class GridHW(LayoutArgument):
-    """The argument that describes items as `(h, w)`: images, in patches.
-
-    The module sees it, where it takes that argument, as int64 `[items, 2]` with `(0, 0)` for items of padding.
-
-    Attributes:
-        name: The argument, such as `spatial_shapes` or `tgt_sizes`. A call may bring a list of pairs, or a tensor
-            `[items, 2]` on the CPU, or on the GPU, which costs one copy to the host unless the smallest budget holds
-            whatever it may say.
-        columns: Extra integers an item carries.
-    """
-
-    name: str = "spatial_shapes"
-    columns: tuple[Column, ...] = ()
-
-    def parse(self, value: Any) -> list[tuple[int, int, int]]:
-        """Check `value` and return its items as `(1, h, w)`.
-
-        Raises:
-            LayoutError: Not `[items, 2]` integers, no items, or a size below 1.
-        """
-        items = []
-        for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
-            if not isinstance(entry, list | tuple) or len(entry) != 2:
-                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected two integers (h, w)")
-            h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
-            items.append((1, h, w))
-        return items
-
-    def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items, 2]`."""
-        return values[:, 1:3]
-
-    def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items, 2]`."""
-        return is_integers(value, 2) and value.shape[1] == 2
-
-    def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
-        values[:, 0].fill_(1)
-        values[:, 1:3].copy_(value)
-
-
-@dataclass(frozen=True)
-class Lengths(LayoutArgument):
-    """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
-
-    The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
-
-    Attributes:
-        name: The argument. A call may bring a list, or a tensor `[items]` on the CPU, or on the GPU, which costs one
-            copy to the host unless the smallest budget holds whatever it may say.
-        columns: Extra integers an item carries.
-    """
-
-    name: str = "lengths"
-    columns: tuple[Column, ...] = ()
-
-    def parse(self, value: Any) -> list[tuple[int, int, int]]:
-        """Check `value` and return its items as `(1, 1, length)`.
-
-        Raises:
-            LayoutError: Not `[items]` integers, no items, or a length below 1.
-        """
-        lengths = as_list(self.name, value, "[items] lengths")
-        return [(1, 1, positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
-
-    def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items]`."""
-        return values[:, 2]
-
-    def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items]`."""
-        return is_integers(value, 1)
-
-    def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
-        values[:, :2].fill_(1)
-        values[:, 2].copy_(value)
-
-
-def segments_of(item: Sequence[int], per: Per, merge: int = 1) -> tuple[int, int]:
-    """How many segments an item has, and how many rows the longest of them has.
-
-    Args:
-        item: `(t, h, w, *columns)`.
-        per: What a segment is.
-        merge: The merge size of the layout.
-    """
-    t, h, w = item[:3]
-    if isinstance(per, Windows):
-        side = per.side * merge
-        return t * -(-h // side) * -(-w // side), min(h, side) * min(w, side)
-    return (t, h * w) if per == "frame" else (1, t * h * w)
-
-
-def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None) -> Layout:
-    """Items that fill `budget`, as even as they can be: what graphs are warmed up, captured and timed with.
-
-    Many moderate items rather than one huge one, so that a module with a limit of its own (a table of positions, say)
-    is not driven past it.
-
-    Args:
-        layout: What describes items.
-        budget: What they fill, as far as its segments go.
-        windows: What frames are cut into, if they are: then items are made of whole ones, as most of an image is.
-    """
-    side = layout.merge
-    if windows is not None:  # of a budget that is smaller than a window the largest square
-        fits = math.isqrt(min(budget.rows, budget.max_seqlen)) // layout.merge * layout.merge
-        side = min(windows.side * layout.merge, fits)
-    unit = side**2
-    count = max(1, min(budget.items, budget.segments, budget.rows // unit))
-    rows = min(-(-budget.rows // count // unit) * unit, min(budget.rows, budget.max_seqlen) // unit * unit)
-    if windows is not None:
-        rows = min(rows, budget.segments // count * unit)
-    count = min(count, budget.rows // rows)
-    items = ((1, side, rows // side, *layout.pads),) * count
-    return Layout(items, rows if layout.padded else 0, layout.grouped)
 
 
 def is_integers(value: Any, dims: int) -> bool:

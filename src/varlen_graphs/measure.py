@@ -13,8 +13,8 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
-from varlen_graphs.layout import sample_layout
 from varlen_graphs.packing import Span
+from varlen_graphs.samples import sample_layout
 
 REPEATS = 4
 REPEATS_MS = 2.0
@@ -44,13 +44,13 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
     arena, spec = graphs.arena, forward.spec
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
-    samples = {budget: sample_layout(spec.layout, budget, spec.windows) for budget in budgets}
+    samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
     times = dict.fromkeys(budgets, math.inf)
     for round_ in (budgets, budgets[::-1]):  # a chip gets slower as it gets warm: no budget is always timed late
         for budget in round_:
             arena.load_layout(samples[budget], budget)
             times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget)))
-    attention = {budget: graphs.per_square * spec.squares(sample) for budget, sample in samples.items()}
+    attention = {budget: graphs.per_square * spec.needs.squares(sample) for budget, sample in samples.items()}
     replays = {budget: max(1e-6, times[budget] - attention[budget]) for budget in budgets}
 
     def eager(budget: Budget) -> float:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import LayoutError, SpecError
-from varlen_graphs.layout import Column, Layout, LayoutArgument, Lengths
+from varlen_graphs.grids import Lengths
+from varlen_graphs.layout import Column, Layout, LayoutArgument
 
 
 class Padded(LayoutArgument):

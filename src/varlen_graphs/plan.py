@@ -44,10 +44,10 @@ class Planner:
             BudgetError: An item that no budget holds, with `on_miss="error"`.
         """
         costs = self.costs
-        one = single(self.spec.load(layout), costs)
+        one = single(self.spec.needs.load(layout), costs)
         if one is not None:
             return [Pack(one, range(len(layout)))]
-        demands = [self.spec.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
+        demands = [self.spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
         packs = pack(demands, costs)
         misses = [one.items[0] for one in packs if one.budget is None]
         if misses and self.on_miss == "error":
@@ -73,7 +73,7 @@ class Planner:
         graphed = (1 - MARGIN) * total_cost(packs, costs)
         if graphed <= costs.exact(rows):  # attention is the same for both
             return False
-        squares = self.spec.squares(layout)
+        squares = self.spec.needs.squares(layout)
         return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)
 
     def whole(self, layout: Layout) -> Budget:
@@ -82,7 +82,7 @@ class Planner:
         Raises:
             BudgetError: There is none.
         """
-        load = self.spec.load(layout)
+        load = self.spec.needs.load(layout)
         budget = cheapest(load, self.costs)
         if budget is None:
             raise BudgetError(
@@ -104,5 +104,5 @@ class Planner:
         if rows > self.spec.largest:  # some item may be too large
             return None
         budget = cheapest(Load(rows, call.items), self.costs)
-        holds = budget is not None and budget.holds(*self.spec.most(rows, call.items, self.min_segment_rows))
+        holds = budget is not None and budget.holds(*self.spec.needs.most(rows, call.items, self.min_segment_rows))
         return budget if holds else None

@@ -13,76 +13,15 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.extents import BatchRows, CountedEntries, Extent, FrameRows, Groups, Rows
-from varlen_graphs.layout import Layout, LayoutArgument, Per, Windows, is_integers, segments_of
-from varlen_graphs.normalize import Normalize
+from varlen_graphs.layout import Layout, LayoutArgument, is_integers
+from varlen_graphs.needs import Needs
 from varlen_graphs.outputs import Declared, extents, with_rows
-from varlen_graphs.packing import Demand, Load, Span
+from varlen_graphs.packing import Span
 from varlen_graphs.padded import Padded, PaddedMask, check_batch, check_marks
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.segments import Per, Windows
 
 ROWS, BATCH_ROWS = Rows(), BatchRows()
-
-
-@dataclass(frozen=True)
-class PackedRows:
-    """The argument that holds the rows: packed, `[rows, *shape]`, or with a padded layout `[batch, length, *shape]`.
-
-    Attributes:
-        name: The argument.
-        shape: The shape of one row, which is that of the argument without the rows; `None` takes it from the first
-            call.
-        dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
-            rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
-        pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
-            padding may hold anything. In a padded batch rows past the end of an item hold it, floating ones too.
-        rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
-            `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
-            have one entry, and one inside the graph elsewhere.
-        normalize: What makes of integer rows, such as the bytes of pixels, what the module takes: it gets them in the
-            dtype of its first floating parameter. Needs an integer `dtype`, and `shape`.
-        padded_by: The argument by which a call marks its real rows, where it brings a padded batch
-            `[batch, length, *shape]` and the module is to get the rows packed: a mask `[batch, length]` of bool or of 0
-            and 1, each item padded on the right, which must agree with the layout. The batch is packed on its way in,
-            one launch, and outputs declared as `Rows()` come back as `[batch, length, ...]`, two launches each, with
-            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy of a
-            few integers each.
-
-    Raises:
-        SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None = None
-    dtype: torch.dtype | None = None
-    pad: int = 0
-    rows_dim: int = 0
-    normalize: Normalize | None = None
-    padded_by: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.normalize is not None:
-            self.normalize.check(self.shape)
-            if self.dtype is None or self.dtype.is_floating_point:
-                raise SpecError(f"{self!r}: expected an integer dtype of rows to normalise, such as torch.uint8")
-        most = math.inf if self.shape is None else len(self.shape)
-        if not 0 <= self.rows_dim <= most:
-            raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
-
-    def rows_first(self, argument: Tensor) -> Tensor:
-        """A view of the argument as rows are kept, `[rows, *shape]`."""
-        return argument if self.rows_dim == 0 else argument.movedim(self.rows_dim, 0)
-
-    def as_argument(self, rows: Tensor) -> Tensor:
-        """A view of rows that are kept so, as the argument."""
-        return rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
-
-    def argument_shape(self, rows: Sequence[Any], shape: Sequence[Any]) -> list[Any]:
-        """The shape of the argument: with these sizes for its rows, or their names for a message."""
-        return [*shape[: self.rows_dim], *rows, *shape[self.rows_dim :]]
-
-    def describe(self, dims: Sequence[str], shape: Sequence[int] | None) -> str:
-        """The shape that the argument should have, for messages; `dims` is what its rows lie in."""
-        sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else shape
-        return f"[{', '.join(map(str, self.argument_shape(dims, sizes)))}]"
 
 
 @dataclass(frozen=True)
@@ -147,7 +86,7 @@ class BufferSpec:
                 raise SpecError(
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
-        sizes = {per for per in self._kinds if isinstance(per, Windows)}
+        sizes = {per for per in self.needs.kinds if isinstance(per, Windows)}
         if len(sizes) > 1:
             raise SpecError(f"segments are {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
 
@@ -225,83 +164,20 @@ class BufferSpec:
         return [buffer for buffer in self.buffers if isinstance(buffer, AttentionSchedule | CuSeqlens | MaxSeqlen)]
 
     @cached_property
-    def _kinds(self) -> set[Per]:
-        """The kinds of segments that some buffer uses, or may use."""
-        kinds = {buffer.per for buffer in self._segmented}
+    def needs(self) -> Needs:
+        """What items need of a budget, by the kinds of segments that some buffer uses, or may use."""
+        kinds: set[Per] = {buffer.per for buffer in self._segmented}
         if self.layout.padded:
             kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
-        return kinds
+        return Needs(self.layout, kinds)
 
     @cached_property
     def row_multiple(self) -> int:
         """What the rows of every budget must be divisible by."""
         ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows | FrameRows)]
         return math.lcm(self.layout.row_multiple, *ratios)
-
-    def demand(self, *items: Sequence[int]) -> Demand:
-        """What an item, or a group of them, needs of a budget, by the segments that are declared."""
-        rows = sum([item[0] * item[1] * item[2] for item in items])
-        kinds = [[segments_of(item, per, self.layout.merge) for per in self._kinds] for item in items]
-        segments = sum([max((count for count, _ in own), default=0) for own in kinds])
-        longest = max((length for own in kinds for _, length in own), default=0)
-        return Demand(rows, segments, rows if "group" in self._kinds else longest, len(items))
-
-    def load(self, layout: Layout) -> Load:
-        """What all items together need of a budget: the sum of their demands."""
-        frames, whole, _ = self.segment_kinds
-        segments = longest = 0
-        if whole:
-            segments = len(layout)  # a group takes as many as it has items
-            longest = max(layout.group_rows if "group" in self._kinds else layout.rows)
-        if frames:  # an item has no fewer segments than one, and no frame is longer than its item
-            segments = sum([item[0] for item in layout.items])
-            longest = longest or max([item[1] * item[2] for item in layout.items])
-        if self.windows:  # a frame has no fewer windows than one, and none is longer than it
-            cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
-            segments = sum([count for count, _ in cut])
-            longest = longest or max([length for _, length in cut])
-        return Load(layout.total, len(layout), segments, longest)
-
-    def squares(self, layout: Layout) -> int:
-        """The sum of squared segment lengths, which attention costs follow; of the longest kind there is."""
-        frames, whole, window = self.segment_kinds
-        if whole:
-            lengths = layout.rows if "item" in self._kinds or not layout.grouped else layout.group_rows
-            return sum([rows * rows for rows in lengths])
-        if frames:
-            return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items])
-        return sum([item[0] * item[1] * item[2] for item in layout.items]) * window**2  # as if none were cut by an edge
-
-    @cached_property
-    def segment_kinds(self) -> tuple[bool, bool, int]:
-        """Whether frames are segments, whether items are, and how many rows a side windows have that are; or 0."""
-        window = self.windows.side * self.layout.merge if self.windows else 0
-        return "frame" in self._kinds, bool(self._kinds & {"item", "clip", "group"}), window
-
-    @cached_property
-    def windows(self) -> Windows | None:
-        """The windows that are segments, if some are."""
-        return next((per for per in self._kinds if isinstance(per, Windows)), None)
-
-    def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
-        """The most that so many items of together so many rows can need of a budget, whatever they are.
-
-        Args:
-            rows: Rows of all items.
-            items: Items.
-            min_segment_rows: What segments are promised to have on average, at least.
-        """
-        frames, whole, window = self.segment_kinds
-        segments = longest = 0
-        if self._kinds:
-            cut = frames or window
-            segments = rows // max(min_segment_rows, self.layout.row_multiple) if cut else items
-            longest = rows - (items - 1) * self.layout.row_multiple
-        if not (frames or whole):
-            longest = min(longest, window**2)
-        return Load(rows, items, segments, longest)
 
     def is_on(self, description: Mapping[str, Any], device: torch.device) -> bool:
         """Whether all that describes the items is tensors on `device`, as the item table takes them."""
@@ -313,7 +189,7 @@ class BufferSpec:
 
     def exact_budget(self, layout: Layout) -> Budget:
         """The budget without padding that `layout` needs when it runs eager."""
-        load = self.load(layout)
+        load = self.needs.load(layout)
         return Budget(layout.size, load.items, max(1, load.segments), max(1, load.longest, layout.length))
 
     def read_layout(self, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
@@ -397,10 +273,10 @@ class BufferSpec:
                         f"{budget} is not that of a padded batch: expected rows = items * max_seqlen; write "
                         "Budget.padded(batch, length), or a PaddedLadder"
                     )
-        _, whole, _ = self.segment_kinds
+        _, whole, _ = self.needs.by_kind
         shortest = self.row_multiple if whole else self.layout.row_multiple
         for budget in budgets:
-            if self._kinds and budget.max_seqlen < shortest:
+            if self.needs.kinds and budget.max_seqlen < shortest:
                 raise BudgetError(
                     f"no item could use {budget}: the shortest segment has {shortest} rows (merge size "
                     f"{self.layout.merge}, and the ratios of the outputs); raise max_seqlen"

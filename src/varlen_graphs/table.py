@@ -12,8 +12,9 @@ from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.windows.op import cu_window_seqlens
-from varlen_graphs.layout import LayoutArgument, Order, Per, Windows
+from varlen_graphs.layout import LayoutArgument, Order
 from varlen_graphs.padded import real_rows
+from varlen_graphs.segments import Per, Windows
 
 
 class ItemTable:

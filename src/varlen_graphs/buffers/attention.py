@@ -7,7 +7,7 @@ from torch import nn
 from varlen_graphs.attention import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.seqlens import check_queries, query_seqlens
-from varlen_graphs.layout import Per
+from varlen_graphs.segments import Per
 from varlen_graphs.table import ItemTable
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.buffers.positions import Axis, axis_names
 from varlen_graphs.kernels.rotary_table.op import rotary_table
-from varlen_graphs.layout import Order, Windows
+from varlen_graphs.layout import Order
+from varlen_graphs.segments import Windows
 from varlen_graphs.table import ItemTable
 
 

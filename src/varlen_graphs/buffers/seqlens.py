@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import Per
+from varlen_graphs.segments import Per
 from varlen_graphs.table import ItemTable
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.windows.op import window_index
-from varlen_graphs.layout import Windows
+from varlen_graphs.segments import Windows
 from varlen_graphs.table import ItemTable
 
 

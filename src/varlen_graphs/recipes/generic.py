@@ -13,7 +13,8 @@ from varlen_graphs.budgets import Budget, Budgets, Ladder
 from varlen_graphs.capture.watch import Watch
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError
-from varlen_graphs.layout import GridTHW, Layout, Lengths
+from varlen_graphs.grids import GridTHW, Lengths
+from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
 from varlen_graphs.recipes.precomputed import GATHERED, precomputed
@@ -54,8 +55,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     if budgets is None:
         clips = isinstance(spec.layout, Lengths)
         budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()] if clips else Ladder()
-        if spec.windows:  # a segment for every quarter of one: enough for sides of at least half a window
-            budgets = Ladder(rows_per_segment=max(1, (spec.windows.side * spec.layout.merge) ** 2 // 4))
+        if spec.needs.windows:  # a segment for every quarter of one: enough for sides of at least half a window
+            budgets = Ladder(rows_per_segment=max(1, (spec.needs.windows.side * spec.layout.merge) ** 2 // 4))
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 

@@ -18,7 +18,7 @@ from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.packing import Span
 from varlen_graphs.recipes.precomputed import Counted, HelperCall
-from varlen_graphs.spec import PackedRows
+from varlen_graphs.rows import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """The arguments of towers that describe items: grids, and lengths of audio."""

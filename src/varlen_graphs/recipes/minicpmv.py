@@ -33,7 +33,8 @@ from varlen_graphs.recipes.resampler import (
     slices,
 )
 from varlen_graphs.recipes.towers import check_parts
-from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.spec import BufferSpec
 
 LARGEST: dict[tuple[Axis, ...], int] = {("h", "w"): 1024, ("row",): 2048}
 """Up to how many patches, along a side or in all, position ids are looked up. Slices have some 1024 in all."""

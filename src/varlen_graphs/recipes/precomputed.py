@@ -26,8 +26,9 @@ from varlen_graphs.buffers import (
 )
 from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Entries, FrameRows
-from varlen_graphs.layout import Order, Per, Windows
+from varlen_graphs.layout import Order
 from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.segments import Per, Windows
 from varlen_graphs.table import ItemTable
 
 

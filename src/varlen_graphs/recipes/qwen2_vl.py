@@ -14,14 +14,15 @@ from varlen_graphs.budgets import Budgets, Ladder
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, MaxSeqlen, RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.extents import Rows
+from varlen_graphs.grids import GridTHW
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import GridTHW
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, split_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.spec import BufferSpec
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 

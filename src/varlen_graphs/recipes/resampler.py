@@ -19,11 +19,13 @@ from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Extent, Groups, Items
+from varlen_graphs.grids import GridHW
 from varlen_graphs.groups import NestedColumn
 from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.layout import GridHW, Per
 from varlen_graphs.recipes.towers import check_parts
-from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.segments import Per
+from varlen_graphs.spec import BufferSpec
 
 PARTS = ("query", "kv_proj", "attn", "ln_q", "ln_kv", "ln_post", "proj")
 ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "head_dim")

@@ -20,13 +20,14 @@ from varlen_graphs.budgets import Budgets, Ladder
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.extents import Items, Rows
+from varlen_graphs.grids import GridHW
 from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.layout import GridHW
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.recipes.blocks import add_norm, linear_activation
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.spec import BufferSpec, PackedRows
+from varlen_graphs.rows import PackedRows
+from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
