@@ -112,7 +112,7 @@ def test_frames_are_squared_one_by_one():
     spec = planner(Costs.in_rows([vg.Budget(8)])).spec
     assert spec.needs.squares(vg.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
     whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
-    assert whole.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+    assert whole.needs.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
 def test_a_report_shows_budgets_times_and_counts():
