@@ -32,7 +32,8 @@ test-matrix: $(addprefix .matrix/,$(addsuffix /.done,$(MATRIX)))
 	    .matrix/$$version/bin/python -m pytest -p no:cacheprovider -m "not gpu" $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
 
-MATRIX_TESTS := tests/test_qwen3_vl.py tests/test_qwen3_omni_audio.py tests/test_generic.py tests/test_models.py tests/test_ecosystem.py tests/test_demo.py
+MATRIX_TESTS := $(addprefix tests/test_, $(addsuffix .py, \
+    qwen3_vl qwen3_omni_audio qwen2_vl glm4v siglip2 minicpmv generic models ecosystem blocks demo))
 
 .matrix/%/.done: pyproject.toml constraints/cpu.txt
 	python3 -m venv .matrix/$*
