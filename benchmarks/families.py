@@ -49,6 +49,8 @@ class Family:
     patch: int = 14
 
 
+SIGLIP = "SigLIP 2 so400m, NaFlex"
+
 MINICPM = {"MiniCPM-V 2.6": ("2.6", 3584), "MiniCPM-V 4.5": ("4.5", 4096)}
 """Version and width of the language model."""
 
@@ -78,7 +80,7 @@ SIDES: dict[str, tuple[int, ...]] = {
 def main() -> None:
     """Run the benchmark, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*FAMILIES, *MINICPM]
+    names = [*FAMILIES, *MINICPM, SIGLIP]
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--json", type=Path)
@@ -88,17 +90,19 @@ def main() -> None:
     print(f"{headline(about)}, bfloat16\n")
     result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
     for name in options.families:
-        rows = (
-            run_minicpm(*MINICPM[name], options.repeats)
-            if name in MINICPM
-            else run_family(FAMILIES[name], options.repeats)
-        )
-        for row in rows:
+        for row in run(name, options.repeats):
             result["rows"].append({"family": name, **row})
             write_json(options.json, result)
             print(result["rows"][-1], flush=True)
     header = ("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms", "padding")
     print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+
+
+def run(name: str, repeats: int) -> list[dict[str, Any]]:
+    """The rows of a family."""
+    if name == SIGLIP:
+        return run_siglip(repeats)
+    return run_minicpm(*MINICPM[name], repeats) if name in MINICPM else run_family(FAMILIES[name], repeats)
 
 
 def run_family(family: Family, repeats: int) -> list[dict[str, Any]]:
@@ -198,6 +202,54 @@ def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
             encoder, len(patches), repeats,
         )  # fmt: skip
         rows.append({"input": name, "rows": len(patches), **row})
+    return rows
+
+
+def run_siglip(repeats: int) -> list[dict[str, Any]]:
+    """A row for each input: the vision tower as a padded batch, on sdpa.
+
+    The exact graph is of its blocks and head, without the embedding of patches and positions, which asks the host.
+    """
+    from transformers.models.siglip2.configuration_siglip2 import Siglip2VisionConfig
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
+
+    sizes = {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "patch_size": 16, "num_patches": 256,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    tower = Siglip2VisionModel._from_config(Siglip2VisionConfig(**sizes), dtype=torch.bfloat16).cuda().eval()
+    reference = copy.deepcopy(tower).float()
+    encoder = vg.recipes.siglip2(tower)
+    parts = getattr(tower, "vision_model", tower)
+    rows = []
+    for name, sides in SIDES.items():
+        shapes = torch.tensor([(side // 16, side // 16) for side in sides])
+        count = int(shapes.prod(-1).sum())
+        pixels = torch.randn(len(sides), count // len(sides), 768, device="cuda", dtype=torch.bfloat16)
+        mask = torch.ones(pixels.shape[:2], dtype=torch.int64, device="cuda")
+        call = {"pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+        def eager(pixels: Tensor = pixels, call: dict[str, Any] = call) -> Any:
+            with torch.no_grad():
+                return tower(pixels, **call)
+
+        def exact(pixels: Tensor = pixels, shapes: Tensor = shapes) -> Callable[[], Any]:
+            with torch.no_grad():
+                embedded = parts.embeddings(pixels, shapes)
+
+            def blocks() -> Any:
+                x = parts.post_layernorm(parts.encoder(inputs_embeds=embedded, attention_mask=None).last_hidden_state)
+                return parts.head(x, None)
+
+            return blocks
+
+        with torch.no_grad():
+            expected = tensors(reference(pixels.float(), **call))
+        row = time_systems(
+            eager, lambda pixels=pixels, call=call: encoder(pixels, **call), exact, expected, encoder, count, repeats
+        )
+        rows.append({"input": name, "rows": count, **row})
     return rows
 
 

@@ -179,6 +179,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "interpolation": plain("mode", "rows", "items", "kernel_us", "torch_us", "by_item_us", "error"),
     "row_counts": row_counts,
     "breakdown": breakdown,
+    "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
 }
