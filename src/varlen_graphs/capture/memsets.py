@@ -6,6 +6,7 @@ which a capture records as a memset.
 """
 
 import ctypes
+import os
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import Any
@@ -126,4 +127,4 @@ def _do(function: str, *arguments: Any) -> None:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
