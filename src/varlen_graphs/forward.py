@@ -76,7 +76,8 @@ class Forward:
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
         if spec.packed.normalize is not None:
-            rows = spec.packed.normalize(rows, self._module_dtype)
+            entries = rows.flatten(0, len(spec.row_extent.dims) - 1)  # the rows of a padded batch one after another
+            rows = spec.packed.normalize(entries, self._module_dtype).view(rows.shape)
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
         if takes(spec.layout.name):
