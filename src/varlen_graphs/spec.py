@@ -170,7 +170,8 @@ class BufferSpec:
         if self.layout.padded:
             kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
-            kinds |= {"item", *["frame"] * self.layout.has_frames, *["group"] * self.layout.grouped}
+            kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
+            kinds |= {"group"} if self.layout.grouped else set()
         return Needs(self.layout, kinds)
 
     @cached_property
