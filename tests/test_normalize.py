@@ -90,6 +90,19 @@ def test_a_hooked_tower_sees_normalised_pixels_too():
     assert encoder.stats.eager["forward hooks"] == len(seen) == 1
 
 
+def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
+    tower, normalize = qwen3_vl_tower(), vg.Normalize(MEAN, STD)
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=normalize)
+    pixels, grid = torch.randint(0, 256, (16, 96), dtype=torch.uint8), torch.tensor([[1, 4, 4]])
+    hook = tower.blocks[0].register_forward_hook(lambda module, args, output: output * 2)  # no recipe calls a block
+    with torch.no_grad():
+        expected = tower(normalize(pixels, torch.float32), grid_thw=grid).pooler_output
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
+    hook.remove()
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) > 1e-3
+    assert len(encoder(pixels, grid_thw=grid, output_hidden_states=True).hidden_states) > 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
