@@ -253,3 +253,16 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
 
     assert (demand().segments, demand().longest) == (4, 16)
     assert (demand(any_segments=False).segments, demand(any_segments=False).longest) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_resampling_does_not_follow_the_default_dtype(dtype):
+    table = vg.ItemTable(torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.Budget(412), vg.GridTHW())
+    entries = torch.randn(256, 8)
+    expected = vg.interpolate_positions(entries, table, antialias=True)
+    torch.set_default_dtype(dtype)
+    try:
+        got = vg.interpolate_positions(entries, table, antialias=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got, expected)

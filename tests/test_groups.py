@@ -174,6 +174,21 @@ def test_the_longest_segment_of_a_group_is_all_of_it():
     assert layout.groups == [range(2), range(2, 3)]
 
 
+def test_a_buffer_of_your_own_may_use_the_segments_of_groups():
+    """Its segments are whole groups, so a budget of shorter ones does not hold them."""
+    buffer = vg.DeviceBuffer("longest", lambda table: table.max_seqlen("group"))
+    spec = vg.BufferSpec("x", SHARED.spec.layout, [buffer])
+    assert spec.needs.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)).longest == 13
+    encoder = vg.GraphedEncoder(
+        nn.Identity(),
+        [vg.Budget(32, max_seqlen=9), vg.Budget(64, max_seqlen=64)],
+        spec,
+        forward=lambda module, x, longest: x * 0 + longest,
+        backend="tape",
+    )
+    assert (encoder(torch.zeros(13, 1), sizes=[(2, 2), (3, 3)], times=[[0, 1]]) >= 13).all()
+
+
 SIZES = [(1, 2), (2, 2), (3, 1)]
 
 

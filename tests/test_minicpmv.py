@@ -136,6 +136,16 @@ def test_position_ids_are_those_of_the_original_for_every_size():
     assert all(torch.equal(position_buckets(size, SIDE), original_ids(size)) for size in range(141, 2049))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_position_ids_do_not_follow_the_default_dtype(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        got = [position_buckets(size, SIDE) for size in range(1, 141)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(ids, original_ids(size)) for size, ids in enumerate(got, start=1))
+
+
 def features(layout, seed=0):
     rows = sum(h * w for h, w in layout[0])
     return torch.randn(rows, 48, generator=torch.Generator().manual_seed(seed))

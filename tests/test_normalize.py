@@ -30,6 +30,32 @@ def test_every_channel_has_its_own_mean_and_deviation(channels, values, rows):
     torch.testing.assert_close(got, (expected / torch.tensor(std).double()[:, None]).flatten(1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["tape", "eager"])
+def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
+    normalize, length = vg.Normalize(MEAN, STD), 6  # which three channels divide
+    spec = vg.BufferSpec(
+        rows=vg.PackedRows("x", shape=(6,), dtype=torch.uint8, normalize=normalize),
+        layout=vg.PaddedLengths("lengths"),
+    )
+    encoder = vg.GraphedEncoder(
+        torch.nn.Identity(), [vg.Budget.padded(2, length)], spec, forward=lambda m, x: m(x), backend=backend
+    )
+    pixels = torch.randint(0, 256, (2, length, 6), dtype=torch.uint8)
+    expected = normalize(pixels.flatten(0, 1), torch.float32).view(2, length, 6)
+    torch.testing.assert_close(encoder(pixels, lengths=[length, length]), expected)
+
+
+def test_the_default_dtype_of_the_caller_rounds_no_means():
+    pixels = torch.randint(0, 256, (4, 6), dtype=torch.uint8)
+    expected = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got, expected)
+
+
 def test_a_tower_takes_the_bytes_of_a_processor():
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -62,6 +88,19 @@ def test_a_hooked_tower_sees_normalised_pixels_too():
     assert distance(encoder(pixels, grid_thw=[(1, 4, 4)]).pooler_output, expected) < 1e-5
     hook.remove()
     assert encoder.stats.eager["forward hooks"] == len(seen) == 1
+
+
+def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
+    tower, normalize = qwen3_vl_tower(), vg.Normalize(MEAN, STD)
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=normalize)
+    pixels, grid = torch.randint(0, 256, (16, 96), dtype=torch.uint8), torch.tensor([[1, 4, 4]])
+    hook = tower.blocks[0].register_forward_hook(lambda module, args, output: output * 2)  # no recipe calls a block
+    with torch.no_grad():
+        expected = tower(normalize(pixels, torch.float32), grid_thw=grid).pooler_output
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
+    hook.remove()
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) > 1e-3
+    assert len(encoder(pixels, grid_thw=grid, output_hidden_states=True).hidden_states) > 1
 
 
 @pytest.mark.parametrize(

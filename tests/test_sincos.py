@@ -117,7 +117,15 @@ def test_bad_declarations_raise_named_errors(make, message):
         make()
 
 
-def test_a_function_that_gives_something_else_is_named():
+@pytest.mark.parametrize(
+    ("function", "gave"),
+    [
+        (lambda size: torch.zeros(2 * size - 1).long(), "gave torch.int64 [3] for 2: expected integers [2]"),
+        (lambda size: torch.full((size,), 0.5), "gave torch.float32 [1] for 1: expected integers [1]"),
+        (lambda size: torch.full((size,), 2**40), "for 1: expected integers [1] that fit into 32 bits"),
+    ],
+)
+def test_a_function_that_gives_something_else_is_named(function, gave):
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match=re.escape("gave [3] for 2: expected [2]")):
-        vg.Lookup("n", lambda size: torch.zeros(2 * size - 1), largest=4).produce(table, None)
+    with pytest.raises(vg.SpecError, match=re.escape(gave)):
+        vg.Lookup("n", function, largest=4).produce(table, None)

@@ -177,8 +177,6 @@ class Signature:
     @property
     def original_takes_call(self) -> bool:
         """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
-        if self._spec.packed.normalize is not None:
-            return False
         return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
     def _original_takes(self, name: str) -> bool:

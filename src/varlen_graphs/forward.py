@@ -1,6 +1,6 @@
 """The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.compiled import CompiledForward
 from varlen_graphs.layout import Layout
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.packing import Span
 from varlen_graphs.spec import BufferSpec
@@ -76,7 +77,7 @@ class Forward:
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
         if spec.packed.normalize is not None:
-            rows = spec.packed.normalize(rows, self._module_dtype)
+            rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
         if takes(spec.layout.name):
@@ -122,13 +123,21 @@ class Forward:
         return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
 
     def original(self, call: Call) -> Any:
-        """Run the module itself with the arguments as they came."""
+        """Run the module itself with the arguments as they came, rows normalised if they are to be."""
         arguments = dict(call.original)
-        for name in filter(None, (self.spec.layout.name, self.spec.packed.padded_by)):
+        packed = self.spec.packed
+        if packed.normalize is not None:
+            rows = packed.rows_first(arguments[packed.name])
+            arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
+        for name in filter(None, (self.spec.layout.name, packed.padded_by)):
             if not isinstance(arguments[name], Tensor):
                 arguments[name] = torch.tensor(arguments[name], device=call.rows.device)
         with torch.no_grad():
             return self._call_module(**arguments)
+
+    def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
+        """Rows that lie in these dimensions, one after another or in a batch, as the module takes them."""
+        return normalize(rows.flatten(0, len(dims) - 1), self._module_dtype).view(rows.shape)
 
     def _call_module(self, **arguments: Any) -> Any:
         """Run the module, also where an encoder of it was put in the place of its `forward`.

@@ -1,13 +1,13 @@
 """Integer pixels, normalised inside the graph."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
+from varlen_graphs.buffers.kept import Kept
 from varlen_graphs.errors import SpecError
 
 
@@ -29,12 +29,14 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
     rescale: float = 1 / 255
+    _constants: Kept = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
         object.__setattr__(self, "std", tuple(self.std))
         if len(self.mean) != len(self.std) or not self.mean or 0 in self.std:
             raise SpecError(f"{self!r}: expected as many means as deviations, one a channel, and no deviation of 0")
+        object.__setattr__(self, "_constants", Kept(self._compute))
 
     def check(self, shape: Sequence[int] | None) -> None:
         """Whether rows of this shape have whole channels, which come first.
@@ -50,14 +52,11 @@ class Normalize:
 
     def __call__(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows `[rows, channels * n, ...]`, channel after channel, normalised and cast to `dtype`; three launches."""
-        scale, shift = _constants(self, rows.device)
+        scale, shift = self._constants.on(rows.device)
         channels = rearrange(rows.float(), "rows (channels n) ... -> rows channels (n ...)", channels=len(self.mean))
         return torch.addcmul(shift, channels, scale).to(dtype).view(rows.shape)
 
-
-@cache
-def _constants(normalize: Normalize, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What pixels are multiplied by and what is added, float32 `[channels, 1]` each: made once, outside of graphs."""
-    with torch.inference_mode(False):
-        mean, std = (torch.tensor(numbers, device=device)[:, None] for numbers in (normalize.mean, normalize.std))
-        return normalize.rescale / std, -mean / std
+    def _compute(self) -> Tensor:
+        """What pixels are multiplied by, and what is added: float32 `[2, channels, 1]`."""
+        mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device="cpu")[..., None]
+        return torch.stack([self.rescale / std, -mean / std])

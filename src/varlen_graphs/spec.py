@@ -171,6 +171,7 @@ class BufferSpec:
             kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
+            kinds |= {"group"} if self.layout.grouped else set()
         return Needs(self.layout, kinds)
 
     @cached_property

@@ -16,7 +16,8 @@ class Buffer(ABC):
     Attributes:
         name: The argument it fills.
         any_segments: Whether it may use segments of every kind (`table.cu_seqlens(...)`, `table.budget.segments`), so
-            that all kinds count against budgets. The buffers of this library say exactly which they use, if any.
+            that all kinds count against budgets; windows only where a buffer of this library has declared them. Those
+            say exactly which they use, if any.
         for_rows: What rows it is for: packed ones, or those of a padded batch; `None` where it does not matter.
         largest: The largest size of an item that it has entries for; `None`: any.
     """

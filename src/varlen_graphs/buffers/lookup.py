@@ -61,7 +61,10 @@ class Lookup(Buffer):
         numbers = torch.zeros(self.largest + 1, self.largest, dtype=torch.int32, device="cpu")
         for size in range(1, self.largest + 1):
             own = self.function(size)
-            if own.shape != (size,):
-                raise SpecError(f"the function of {self!r} gave {list(own.shape)} for {size}: expected [{size}]")
+            if own.shape != (size,) or not (own.int() == own).all():
+                raise SpecError(
+                    f"the function of {self!r} gave {own.dtype} {list(own.shape)} for {size}: expected integers "
+                    f"[{size}] that fit into 32 bits"
+                )
             numbers[size, :size] = own
         return numbers

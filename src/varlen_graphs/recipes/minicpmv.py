@@ -152,10 +152,11 @@ def position_buckets(size: int, side: int) -> Tensor:
     """Which of `side` positions each patch along a side of `size` patches has, int64 `[size]` on the CPU.
 
     By the expressions of the original, whose rounding no other way repeats: 25 patches, say, would get other positions.
+    In float32, its default dtype.
     """
-    step = (1 / torch.tensor(size, dtype=torch.int32, device="cpu")).item()  # rounded to float32
-    boundaries = torch.arange(1 / side, 1.0, 1 / side, device="cpu")
-    coordinates = torch.arange(0, 1 - 1e-6, step, device="cpu")
+    step = (1 / torch.tensor(size, dtype=torch.float32, device="cpu")).item()
+    boundaries = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32, device="cpu")
+    coordinates = torch.arange(0, 1 - 1e-6, step, dtype=torch.float32, device="cpu")
     return torch.bucketize(coordinates, boundaries, right=True)
 
 

@@ -41,7 +41,7 @@ def antialias(
 def _axis(position: Tensor, size: Tensor, side: int) -> Tensor:
     """How much each entry on one axis counts, float32 `[rows, side]`; what lies beyond the border counts nothing."""
     centre = (position.float() + 0.5) * side / size
-    support = (side / size).clamp(min=1)
-    distance = torch.arange(side, device=position.device) + 0.5 - centre[:, None]
+    support = (side / size.float()).clamp(min=1)
+    distance = torch.arange(side, dtype=torch.float32, device=position.device) + 0.5 - centre[:, None]
     weights = (1 - distance.abs() / support[:, None]).clamp(min=0)
     return weights / weights.sum(1, keepdim=True)
