@@ -787,3 +787,14 @@ def test_a_mean_over_all_rows_takes_padding_in():
     encoder.poison()
     assert encoder(rows, lengths=[6]).isnan().all()
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
+
+
+def test_hooks_that_a_function_in_the_place_of_the_module_passes_over_are_warned_of():
+    module = nn.Sequential(nn.Linear(8, 8))  # its argument has another name
+    encoder = attention_encoder(module=module, spec=vg.BufferSpec("x", vg.Lengths()), forward=lambda m, x: m[0](x))
+    rows = rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    module.register_forward_hook(lambda module, args, output: output * 100)
+    with pytest.warns(UserWarning, match="hooks on parts that this function does not call see nothing"):
+        torch.testing.assert_close(encoder(rows, lengths=[6]), expected)
+    assert encoder.stats.eager == {"forward hooks": 1}

@@ -159,7 +159,13 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
         (lambda: vg.Windows(0), "Windows(side=0): expected an integer of at least 1, in merged tokens"),
         (
             lambda: spec_of(vg.Windows(4), vg.Windows(2)),
-            "segments are [Windows(side=2), Windows(side=4)]: expected windows of one size",
+            "there are [Windows(side=2), Windows(side=4)]: expected windows of one size",
+        ),
+        (
+            lambda: vg.BufferSpec(
+                "x", vg.GridTHW(), [vg.WindowIndex(vg.Windows(2)), vg.CuSeqlens("cu", per=vg.Windows(3))]
+            ),
+            "there are [Windows(side=2), Windows(side=3)]: expected windows of one size",
         ),
         (
             lambda: vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per=vg.Windows(4))]),

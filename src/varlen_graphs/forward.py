@@ -1,5 +1,6 @@
 """The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -120,6 +121,12 @@ class Forward:
         """Run a call: by the original module where the function in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or hooked):
             return self.original(call)
+        if hooked and self._function is not None:
+            warnings.warn(
+                f"{type(self._module).__name__} has forward hooks, but the function that runs in its place takes other "
+                "arguments than it does: hooks on parts that this function does not call see nothing",
+                stacklevel=5,
+            )
         return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
 
     def original(self, call: Call) -> Any:

@@ -1,5 +1,6 @@
 """Integer pixels, normalised inside the graph."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -34,8 +35,11 @@ class Normalize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
         object.__setattr__(self, "std", tuple(self.std))
-        if len(self.mean) != len(self.std) or not self.mean or 0 in self.std:
-            raise SpecError(f"{self!r}: expected as many means as deviations, one a channel, and no deviation of 0")
+        finite = all(map(math.isfinite, (*self.mean, *self.std, self.rescale)))
+        if len(self.mean) != len(self.std) or not self.mean or 0 in self.std or not finite:
+            raise SpecError(
+                f"{self!r}: expected as many means as deviations, one a channel, finite numbers, and no deviation of 0"
+            )
         object.__setattr__(self, "_constants", Kept(self._compute))
 
     def check(self, shape: Sequence[int] | None) -> None:

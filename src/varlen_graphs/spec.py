@@ -86,9 +86,10 @@ class BufferSpec:
                 raise SpecError(
                     f"{buffer!r} needs items with frames, which {type(self.layout).__name__} has not; use per='item'"
                 )
-        sizes = {per for per in self.needs.kinds if isinstance(per, Windows)}
+        orders = [getattr(buffer, name, None) for buffer in self.buffers for name in ("windows", "order")]
+        sizes = {per for per in (*self.needs.kinds, *orders) if isinstance(per, Windows)}
         if len(sizes) > 1:
-            raise SpecError(f"segments are {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
+            raise SpecError(f"there are {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
 
         for extent in extents(self.outputs):
             if isinstance(extent, Groups):
