@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import varlen_graphs as vg
-from tests.towers import distance, qwen3_vl_tower
+from tests.towers import distance, glm4v_tower, qwen2_tower, qwen3_vl_tower
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
@@ -123,3 +123,17 @@ def test_floats_are_refused_where_bytes_are_declared():
     encoder = vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
     with pytest.raises(vg.InputError, match=r"torch.float32.*torch.uint8"):
         encoder(torch.randn(16, 96), grid_thw=[(1, 4, 4)])
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
+def test_other_towers_take_bytes_too(family):
+    tower = glm4v_tower() if family == "glm4v" else qwen2_tower(family=family)
+    encoder = getattr(vg.recipes, family)(tower, [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    pixels, grid = torch.randint(0, 256, (24, 96), dtype=torch.uint8), torch.tensor([[1, 4, 6]])
+    with torch.no_grad():
+        expected = tower(vg.Normalize(MEAN, STD)(pixels, torch.float32), grid_thw=grid)
+    assert distance(features(encoder(pixels, grid_thw=grid)), features(expected)) < 1e-5
+
+
+def features(output):
+    return output if isinstance(output, torch.Tensor) else output.pooler_output

@@ -57,6 +57,11 @@ class PackedRows:
         if not 0 <= self.rows_dim <= most:
             raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
 
+    @classmethod
+    def pixels(cls, name: str, width: int, normalize: Normalize | None) -> "PackedRows":
+        """Rows of so many pixels: floats, or bytes that are normalised."""
+        return cls(name, (width,), None if normalize is None else torch.uint8, normalize=normalize)
+
     def rows_first(self, argument: Tensor) -> Tensor:
         """A view of the argument as rows are kept, `[rows, *shape]`."""
         return argument if self.rows_dim == 0 else argument.movedim(self.rows_dim, 0)

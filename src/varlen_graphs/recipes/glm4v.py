@@ -28,6 +28,7 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.grids import GridTHW
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Outputs
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.registry import handles
@@ -40,7 +41,14 @@ PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsampl
 
 
 @handles("Glm4vVisionModel", "Glm4vMoeVisionModel", "GlmOcrVisionModel", "Glm5NextVisionModel")
-def glm4v(tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any) -> GraphedEncoder:
+def glm4v(
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: Backend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
+) -> GraphedEncoder:
     """Graph the vision tower of GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR or GLM-5.3-Flash.
 
     The encoder takes what the tower takes, `(hidden_states, grid_thw)`, and gives what it gives: the tower's own output
@@ -52,6 +60,8 @@ def glm4v(tower: Any, budgets: Budgets | None = None, *, attention: Backend = "a
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
+        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+            `.to(torch.uint8)`, and are normalised inside the graph.
         **options: Further arguments of `GraphedEncoder`.
 
     Raises:
@@ -96,7 +106,7 @@ def glm4v(tower: Any, budgets: Budgets | None = None, *, attention: Backend = "a
         return pooled if made is None else made(last_hidden_state=downsampled, pooler_output=pooled)
 
     spec = BufferSpec(
-        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             CuSeqlens(per="frame"),

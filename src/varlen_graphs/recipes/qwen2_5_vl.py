@@ -21,6 +21,7 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.grids import GridTHW
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.registry import handles
@@ -37,7 +38,12 @@ PARTS = (
 
 @handles("Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5OmniVisionEncoder")
 def qwen2_5_vl(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: Backend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen2.5-VL or Qwen2.5-Omni.
 
@@ -51,6 +57,8 @@ def qwen2_5_vl(
             quarter of a window (16 rows, for windows of 8 x 8 patches): as many as any images need whose sides are at
             least half a window, 56 pixels.
         attention: The attention backend.
+        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+            `.to(torch.uint8)`, and are normalised inside the graph.
         **options: Further arguments of `GraphedEncoder`.
 
     Raises:
@@ -111,7 +119,7 @@ def qwen2_5_vl(
     attn = tower.blocks[0].attn
     sizes = {"heads": attn.num_heads, "head_dim": attn.head_dim}
     spec = BufferSpec(
-        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             WindowIndex(windows),

@@ -17,6 +17,7 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.grids import GridTHW
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
+from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, Outputs
 from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, split_heads
 from varlen_graphs.recipes.registry import handles
@@ -29,7 +30,12 @@ PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_siz
 
 @handles("Qwen2VisionTransformerPretrainedModel")
 def qwen2_vl(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: Backend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen2-VL.
 
@@ -41,6 +47,8 @@ def qwen2_vl(
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
+        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+            `.to(torch.uint8)`, and are normalised inside the graph.
         **options: Further arguments of `GraphedEncoder`.
 
     Raises:
@@ -81,7 +89,7 @@ def qwen2_vl(
 
     attn = tower.blocks[0].attn
     spec = BufferSpec(
-        rows=PackedRows("hidden_states", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             CuSeqlens(per="frame"),

@@ -131,12 +131,7 @@ def qwen3_vl(
     # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
     spec = BufferSpec(
-        rows=PackedRows(
-            "hidden_states",
-            shape=(tower.patch_embed.proj.weight[0].numel(),),
-            dtype=None if normalize is None else torch.uint8,
-            normalize=normalize,
-        ),
+        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=[
             CuSeqlens(per="frame"),
