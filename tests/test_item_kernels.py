@@ -168,7 +168,8 @@ def test_antialiased_interpolation(dtype, accum_dtype, side, dim, merge, added):
     arguments = (entries, table, 41, merge, accum_dtype, add)
     got, expected = antialias_triton.antialias(*arguments), antialias_reference.antialias(*arguments)
     assert got.dtype == expected.dtype
-    torch.testing.assert_close(got, expected, rtol=2e-6 if dtype != torch.float16 else 2e-3, atol=2e-6)
+    step = 2e-3 if dtype == torch.float16 else 2e-6  # in half precision a sum may be rounded the other way
+    torch.testing.assert_close(got, expected, rtol=step, atol=step)
     assert added or not got[36:].any()
 
 
