@@ -31,6 +31,9 @@ OTHER_OUTPUTS = {
 }
 """Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
 
+_SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
+"""The same with the attributes of a configuration: some are properties, kept under a private name."""
+
 WITHOUT_EFFECT = ("use_cache",)
 """What transformers hands on from `generate` to towers, and means nothing to an encoder."""
 
@@ -80,7 +83,8 @@ class Signature:
         self._who = type(module).__name__
         own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
         self._replaced = forward is not None
-        self._config = getattr(module, "config", None)
+        # Its own attributes, as they will be: those of transformers take a microsecond each to get.
+        self._settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -186,8 +190,9 @@ class Signature:
     def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
         """Why only the original module can answer, where its configuration asks for what the call does not mention."""
         if self.original_takes_call:
-            for name, other in OTHER_OUTPUTS.items():
-                if name not in arguments and bool(getattr(self._config, name, not other)) is other:
+            for name, private, other in _SETTINGS:
+                asked = self._settings.get(name, self._settings.get(private, not other))
+                if bool(asked) is other and name not in arguments:
                     return f"config.{name}={other}"
         return None
 

@@ -99,7 +99,9 @@ class Pack:
         """Where rows and items are in the call and in the replay, as few pairs as possible."""
         length = self._length(layout)
         if len(self.items) == len(layout):
-            everything = Span.of(layout)._replace(length=length)
+            everything = Span.of(layout)
+            if length != layout.length:
+                everything = everything._replace(length=length)
             return [(everything, everything)]
         spans = []
         starts = list(accumulate(layout.rows, initial=0))

@@ -5,6 +5,7 @@ forward of a module. Those are called: an operator takes the place only of a mod
 type says, on weights that are plain parameters.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`."""
     q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
     return q, k, v
+
+
+def project_heads(x: Tensor, projections: Sequence[Any], heads: int) -> list[Tensor]:
+    """What each projection makes of `x` `[rows, width]`, by heads: `[rows, heads, dim]` each."""
+    return [rearrange(project(x), "rows (heads dim) -> rows heads dim", heads=heads) for project in projections]
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:

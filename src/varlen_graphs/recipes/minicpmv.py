@@ -22,7 +22,7 @@ from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, project_heads
 from varlen_graphs.recipes.resampler import (
     Keys,
     check_resampler,
@@ -102,10 +102,7 @@ def minicpmv(
         following = [*(layer.layer_norm1 for layer in layers[1:]), tower.vpm.post_layernorm]
         for layer, next_norm in zip(layers, following, strict=True):
             attn = layer.self_attn
-            q, k, v = (
-                rearrange(project(normed), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
-                for project in (attn.q_proj, attn.k_proj, attn.v_proj)
-            )
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
             attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, schedule=schedule, backend=attention)
             change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
             x, normed = add_norm(x, change, layer.layer_norm2)

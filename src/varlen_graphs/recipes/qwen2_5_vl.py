@@ -23,7 +23,7 @@ from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.normalize import Normalize
 from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.recipes.blocks import add_norm, patch_convolution, rms_norm, split_heads, swiglu
+from varlen_graphs.recipes.blocks import add_norm, patch_convolution, project_heads, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.rows import PackedRows
@@ -144,8 +144,5 @@ def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[rows, heads, dim]`, of one projection or, in Omni, of three."""
     if hasattr(attn, "qkv"):
         return split_heads(attn.qkv(x), attn.num_heads)
-    q, k, v = (
-        rearrange(project(x), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
-        for project in (attn.q, attn.k, attn.v)
-    )
+    q, k, v = project_heads(x, (attn.q, attn.k, attn.v), attn.num_heads)
     return q, k, v

@@ -24,7 +24,7 @@ from varlen_graphs.grids import Lengths
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.layout import Column
 from varlen_graphs.outputs import Outputs
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
@@ -93,10 +93,7 @@ def qwen3_omni_audio(
         following = [*(layer.self_attn_layer_norm for layer in tower.layers[1:]), tower.ln_post]
         for layer, next_norm in zip(tower.layers, following, strict=True):
             attn = layer.self_attn
-            q, k, v = (
-                rearrange(project(normed), "tokens (heads dim) -> tokens heads dim", heads=attn.num_heads)
-                for project in (attn.q_proj, attn.k_proj, attn.v_proj)
-            )
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, cuts.window, scale=attn.scaling, schedule=schedule, backend=attention
             )

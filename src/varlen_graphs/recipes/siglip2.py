@@ -23,7 +23,7 @@ from varlen_graphs.extents import Items, Rows
 from varlen_graphs.grids import GridHW
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.outputs import Outputs
-from varlen_graphs.recipes.blocks import add_norm, linear_activation
+from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.rows import PackedRows
@@ -82,10 +82,7 @@ def siglip2(
         following = [*(layer.layer_norm1 for layer in layers[1:]), parts.post_layernorm]
         for layer, next_norm in zip(layers, following, strict=True):
             attn, mlp = layer.self_attn, layer.mlp
-            q, k, v = (
-                rearrange(project(normed), "rows (heads dim) -> rows heads dim", heads=attn.num_heads)
-                for project in (attn.q_proj, attn.k_proj, attn.v_proj)
-            )
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=attention
             )
