@@ -19,7 +19,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.memsets import memsets_to_kernels
 
-LARGEST_ERROR = 3e-2
+LARGEST_ERROR = 5e-2
 """No result further than this from float32, in relative L2, is timed."""
 
 

@@ -1,16 +1,15 @@
 """The towers of GLM on a GPU: the padding contract on real CUDA graphs."""
 
+import copy
+
 import pytest
 import torch
 
 import varlen_graphs as vg
 from tests.contract import check_padding_contract
-from tests.towers import GLM, glm4v_tower, pixels
+from tests.towers import GLM, distance, glm4v_tower, pixels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
-
-LIMIT = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
-"""In half precision that is as far as the original is from itself in float32."""
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
 LAYOUTS = [
@@ -28,20 +27,22 @@ def original_of(tower):
     def run(rows, grid):
         frames = [(1, h, w) for t, h, w in grid for _ in range(t)]
         with torch.no_grad():
-            return tower(rows, grid_thw=torch.tensor(frames, device="cuda"))
+            return tower(rows.to(tower.dtype), grid_thw=torch.tensor(frames, device="cuda"))
 
     return run
 
 
-@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", GLM)
 def test_the_padding_contract_holds(family, dtype):
-    """Heads of 128, as in the 9B tower."""
+    """Heads of 128, as in the 9B tower. In half precision, about as close to float32 as the original's own run."""
     tower = glm4v_tower(dtype=dtype, family=family, hidden_size=512, out_hidden_size=256).to("cuda")
     encoder = vg.recipes.glm4v(tower, BUDGETS)
+    original, exact = original_of(tower), original_of(copy.deepcopy(tower).float())
 
     def rows(grid, seed=0):
         return pixels(grid, seed, device="cuda", dtype=dtype)
 
     with torch.backends.cudnn.flags(allow_tf32=False):  # the original embeds and merges patches by convolutions
-        check_padding_contract(encoder, original_of(tower), rows, "grid_thw", LAYOUTS, LIMIT[dtype])
+        rounding = max(distance(original(rows(grid), grid), exact(rows(grid), grid)) for grid in LAYOUTS)
+        check_padding_contract(encoder, exact, rows, "grid_thw", LAYOUTS, max(1.2 * rounding, 1e-5))

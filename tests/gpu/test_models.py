@@ -13,6 +13,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 
 
+@pytest.fixture(autouse=True)
+def convolutions_in_float32():
+    """By default cuDNN runs those of the original in TF32, where patches are embedded by a matrix product here."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
+
 TIE = 0.05
 """How much of the spread of all scores two correct attention kernels may move one of them in bfloat16."""
 
