@@ -9,11 +9,15 @@ from varlen_graphs.errors import BudgetError
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
 
-TILE = 128
-"""A ladder's row counts are whole tiles of matrix products, up to `WHOLE_TILES` rows."""
+PART_OF_TILE, PARTS_OF_TILES = 32, 1024
+"""Up to so many rows a ladder's row counts are multiples of this: single images are that small, and a row of padding is
+a large share of them."""
 
-WHOLE_TILES, SHORT_OF_TILE = 2048, 16
-"""Above so many rows they are a little short of that, where cuBLAS takes a few per cent less for a row
+TILE, WHOLE_TILES = 128, 2048
+"""From there on, up to so many rows, they are whole tiles of matrix products."""
+
+SHORT_OF_TILE = 16
+"""Above that they are so much short of whole tiles, where cuBLAS takes a few per cent less for a row
 (docs/benchmarks.md)."""
 
 ROWS_PER_ITEM, FEWEST_ITEMS = 64, 8
@@ -85,7 +89,8 @@ class Ladder:
 
     Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
     Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
-    the ends, row counts are what matrix products like: multiples of 128, and above 2,048 rows 16 less than that.
+    the ends, row counts are multiples of 32 up to 1,024 and of 128 up to 2,048, and above that what matrix products like
+    best: 16 less than a multiple of 128.
 
     Attributes:
         min: Rows of the smallest budget.
@@ -125,7 +130,7 @@ class Ladder:
         wanted, last = float(self.min), self.min
         if self.min < self.max:
             yield self.min
-        while (rows := _whole_tiles(wanted)) < self.max - SHORT_OF_TILE:
+        while (rows := _nearest(wanted)) < self.max - SHORT_OF_TILE:
             if rows > last:
                 yield rows
             wanted, last = wanted * self.step, max(rows, last)
@@ -202,9 +207,10 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     return tuple(sorted(resolved))
 
 
-def _whole_tiles(rows: float) -> int:
-    """The nearest row count that matrix products like."""
-    nearest = max(1, round(rows / TILE)) * TILE
+def _nearest(rows: float) -> int:
+    """The nearest row count for a budget, by the size of it."""
+    tile = PART_OF_TILE if rows <= PARTS_OF_TILES else TILE
+    nearest = max(1, round(rows / tile)) * tile
     return nearest if nearest <= WHOLE_TILES else nearest - SHORT_OF_TILE
 
 

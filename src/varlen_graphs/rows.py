@@ -33,8 +33,8 @@ class PackedRows:
             `[batch, length, *shape]` and the module is to get the rows packed: a mask `[batch, length]` of bool or of 0
             and 1, each item padded on the right, which must agree with the layout. The batch is packed on its way in,
             one launch, and outputs declared as `Rows()` come back as `[batch, length, ...]`, two launches each, with
-            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy of a
-            few integers each.
+            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy to
+            the host each.
 
     Raises:
         SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.

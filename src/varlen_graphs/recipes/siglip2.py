@@ -45,7 +45,7 @@ def siglip2(
     a head, `pooler_output` `[batch, hidden]`.
 
     Budgets count real patches; what a batch is padded to costs nothing but copies. Shapes and masks on the GPU cost a
-    copy of a few integers to the host each. Position embeddings are resampled inside the graph, with the filter of
+    copy to the host each. Position embeddings are resampled inside the graph, with the filter of
     `torch.nn.functional.interpolate(antialias=True)` in closed form, so sizes never seen before cost what others cost.
 
     Args:
