@@ -89,8 +89,8 @@ class Ladder:
 
     Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
     Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
-    the ends, row counts are multiples of 32 up to 1,024 and of 128 up to 2,048, and above that what matrix products like
-    best: 16 less than a multiple of 128.
+    the ends, row counts are multiples of 32 up to 1,024, of 128 up to 2,048, and above that 16 less than those, which
+    is what matrix products like.
 
     Attributes:
         min: Rows of the smallest budget.
