@@ -222,7 +222,7 @@ def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
 def run_siglip(repeats: int) -> list[dict[str, Any]]:
     """A row for each input: the vision tower as a padded batch, on sdpa.
 
-    The exact graph is of its blocks and head, without the embedding of patches and positions, which asks the host.
+    Its exact graph gets the resampled positions, which ask the host, ahead of it, and no mask.
     """
     from transformers.models.siglip2.configuration_siglip2 import Siglip2VisionConfig
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
@@ -249,11 +249,16 @@ def run_siglip(repeats: int) -> list[dict[str, Any]]:
                 return tower(pixels, **call)
 
         def exact(pixels: Tensor = pixels, shapes: Tensor = shapes) -> Callable[[], Any]:
+            own = parts.embeddings
             with torch.no_grad():
-                embedded = parts.embeddings(pixels, shapes)
+                table = own.position_embedding.weight.reshape(
+                    own.position_embedding_size, own.position_embedding_size, -1
+                )
+                positions = own.resize_positional_embeddings(table, shapes, max_length=pixels.shape[1])
 
             def blocks() -> Any:
-                x = parts.post_layernorm(parts.encoder(inputs_embeds=embedded, attention_mask=None).last_hidden_state)
+                x = own.patch_embedding(pixels) + positions
+                x = parts.post_layernorm(parts.encoder(inputs_embeds=x, attention_mask=None).last_hidden_state)
                 return parts.head(x, None)
 
             return blocks
