@@ -14,7 +14,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix soak check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -24,6 +24,10 @@ test: $(DEV_ENV)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+# Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`.
+soak: $(DEV_ENV)
+	$(RUN) -m tests.soak $(ARGS)
 
 # The tests of recipes and of whole models on other versions of transformers, each in an environment of its own.
 MATRIX := 4.57.6 5.17.0 5.23.0
