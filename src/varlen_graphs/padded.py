@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import LayoutError, SpecError
 from varlen_graphs.grids import Lengths
-from varlen_graphs.layout import Column, Layout, LayoutArgument
+from varlen_graphs.layout import INTEGERS, Column, Layout, LayoutArgument, is_dense, quoted
 
 
 class Padded(LayoutArgument):
@@ -122,11 +122,13 @@ class PaddedMask(Padded):
             mask = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise LayoutError(f"{self.name} is no mask ({error}): {expected}") from None
+        if not is_dense(mask):
+            raise LayoutError(f"{self.name} is a sparse, nested or meta tensor: {expected}, in a dense one")
         if mask.dim() != 2:
             raise LayoutError(f"{self.name} is {list(mask.shape)}: {expected}")
         if mask.numel() == 0:
             raise LayoutError(f"{self.name} is empty: {expected}; skip the call when there is nothing to encode")
-        if mask.is_floating_point() or mask.is_complex():
+        if mask.dtype != torch.bool and mask.dtype not in INTEGERS:
             raise LayoutError(f"{self.name} is a {mask.dtype} tensor: {expected}; try {self.name}.bool()")
         return mask
 
@@ -167,8 +169,8 @@ def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: 
     lengths = tuple(length for _, _, length in marked)
     if lengths != layout.rows:
         raise LayoutError(
-            f"{mask.name} marks {list(lengths)} rows as real, but the items that {name} describes have "
-            f"{list(layout.rows)}: expected the same of both"
+            f"{mask.name} marks {quoted(list(lengths))} rows as real, but the items that {name} describes have "
+            f"{quoted(list(layout.rows))}: expected the same of both"
         )
 
 
