@@ -177,14 +177,14 @@ class Test06FreedOrMovedMemoryIsReplayed:
                     self.cache[len(x)] = torch.arange(len(x), device=x.device)[:, None] / len(x)
                 return x + self.cache[len(x)].sum()
 
-        encoder = vg.GraphedEncoder(Caching(), [64, 128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+        encoder = vg.GraphedEncoder(Caching(), [80, 144], vg.BufferSpec("x", vg.Lengths()), backend="tape")
         small, large = rows_of([5]), rows_of([100, 20])
         first = encoder(small, lengths=[5])
         for _ in range(2):
             encoder(large, lengths=[100, 20])
             assert equal_bits(encoder(small, lengths=[5]), first)
-        exact = encoder.eager(rows_of([64]), lengths=[64])  # reads what the capture at 64 rows may have filled
-        assert equal_bits(encoder(rows_of([64]), lengths=[64]), exact)
+        exact = encoder.eager(rows_of([80]), lengths=[80])  # reads what the capture at 80 rows may have filled
+        assert equal_bits(encoder(rows_of([80]), lengths=[80]), exact)
 
 
 class Test07OutputsAreOverwrittenByTheNextReplay:
@@ -264,21 +264,28 @@ class Test11OtherThreads:
 
         def read():
             while not done.is_set():
-                errors.extend([] if torch.ones(3).sum().item() == 3 else ["wrong"])
+                assert torch.ones(3).sum().item() == 3
 
         def capture():
-            encoder = attention_encoder()
-            errors.extend([] if encoder(rows_of([9]), lengths=[9]).isfinite().all() else ["not finite"])
+            assert attention_encoder()(rows_of([9]), lengths=[9]).isfinite().all()
 
-        threads = [threading.Thread(target=read), *(threading.Thread(target=capture) for _ in range(3))]
+        def guarded(work):
+            try:
+                work()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(work,)) for work in (read, capture, capture)]
         for thread in threads:
             thread.start()
         encoder = attention_encoder([vg.Budget(64 * n, items=4) for n in range(1, 9)])
         rows = rows_of([9, 8])
-        got = encoder(rows, lengths=[9, 8])
-        done.set()
-        for thread in threads:
-            thread.join()
+        try:
+            got = encoder(rows, lengths=[9, 8])
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
         assert not errors
         assert relative(got, alone(encoder, rows, [9, 8])) < 1e-5
 
