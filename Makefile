@@ -5,16 +5,18 @@ ifdef PYTHON
 RUN := PYTHONPATH=src $(PYTHON)
 DEMO_ENV :=
 DEV_ENV :=
+FUZZ_ENV :=
 else
 RUN := .venv/bin/python
 DEMO_ENV := .venv/.demo
 DEV_ENV := .venv/.dev
+FUZZ_ENV := .venv/.fuzz
 endif
 
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix soak fuzz check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -24,6 +26,15 @@ test: $(DEV_ENV)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+# Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`.
+soak: $(DEV_ENV)
+	$(RUN) -m tests.soak $(ARGS)
+
+# Layouts as attackers may send them, guided by coverage, for two minutes: `make fuzz ARGS=-max_total_time=600`.
+fuzz: $(FUZZ_ENV)
+	mkdir -p .fuzz
+	$(RUN) -m tests.fuzz -artifact_prefix=.fuzz/ -max_total_time=120 $(ARGS)
 
 # The tests of recipes and of whole models on other versions of transformers, each in an environment of its own.
 MATRIX := 4.57.6 5.17.0 5.23.0
@@ -66,7 +77,7 @@ docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .matrix build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/bin/python:
 	python3 -m venv .venv
@@ -78,3 +89,7 @@ clean:
 .venv/.dev: .venv/bin/python pyproject.toml constraints/cpu.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[dev]"
 	touch $@ .venv/.demo
+
+.venv/.fuzz: .venv/.dev
+	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[dev,fuzz]"
+	touch $@

@@ -1,3 +1,4 @@
+import time
 from functools import reduce
 
 import pytest
@@ -129,6 +130,12 @@ def test_hundreds_of_items_are_packed_closely():
     packs = pack([Demand(rows, 1, rows) for rows in sizes], costs)
     assert sorted(i for one in packs for i in one.items) == list(range(500))
     assert total_cost(packs, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
+
+
+def test_the_time_to_pack_grows_with_the_items_and_not_with_their_square():
+    start = time.monotonic()
+    assert len(pack([Demand(1, 1, 1)] * 20_000, Costs.in_rows([vg.Budget(64, items=8)]))) == 2500
+    assert time.monotonic() - start < 20  # a minute and more, if every pack stayed open
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])

@@ -333,6 +333,18 @@ def test_one_compilation_serves_batches_of_two_items_and_more():
         assert torch.equal(compiled(vg.Budget.padded(items, length), x=x, mask=mask), x * x)
 
 
+def test_what_padding_held_does_not_reach_a_later_capture():
+    class Embedding(nn.Embedding):
+        def forward(self, ids, attention_mask, scale=1.0):
+            return super().forward(ids) * scale
+
+    spec = vg.BufferSpec(vg.PackedRows("ids", (), torch.int64), vg.PaddedMask())
+    encoder = vg.GraphedEncoder(Embedding(10, 4), [vg.Budget.padded(2, 4)], spec, backend="tape")
+    ids, mask = torch.tensor([[1, 2, 3, 4], [5, 999, 999, 999]]), [[1, 1, 1, 1], [1, 0, 0, 0]]
+    plain = encoder(ids, attention_mask=mask)
+    assert torch.equal(encoder(ids, attention_mask=mask, scale=2.0), 2 * plain)
+
+
 def test_a_ladder_has_every_number_of_items_with_every_length():
     budgets = list(vg.PaddedLadder(batch=6, length=100, min_length=20, step=2))
     assert {(b.items, b.max_seqlen) for b in budgets} == {(n, m) for n in (1, 2, 4, 6) for m in (32, 64, 100)}

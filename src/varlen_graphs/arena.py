@@ -162,7 +162,9 @@ class Arena:
         return probes
 
     def load_sample(self, budget: Budget) -> None:
-        """Items that fill a budget, to warm up and capture with; host buffers hold their pads."""
+        """Items that fill a budget, to warm up and capture with; integer rows and host buffers hold their pads."""
+        if not self.rows.is_floating_point():  # an earlier call may have left what no embedding has
+            self.rows.fill_(self._spec.packed.pad)
         self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)

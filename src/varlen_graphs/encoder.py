@@ -185,10 +185,11 @@ class GraphedEncoder:
         example = packed.as_argument(self._captured.no_rows())
         call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
         items = self.spec.read_layout(call.description, ())
+        budget = self._planner.whole(items)  # which bounds what is allocated, with a graph or without
         reason, backend = self._choice.of(call)
         self.stats.count_call(len(items))
         if backend is not None:
-            with self._replays.stage(call, items, self._planner.whole(items), backend) as stage:
+            with self._replays.stage(call, items, budget, backend) as stage:
                 yield stage
             return
         self.stats.count_eager(reason)

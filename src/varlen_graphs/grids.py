@@ -7,7 +7,7 @@ from torch import Tensor
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import LayoutError, SpecError
-from varlen_graphs.layout import INT64_MAX, Column, LayoutArgument, as_list, is_integers, positive
+from varlen_graphs.layout import INT64_MAX, Column, LayoutArgument, as_list, is_integers, positive, quoted
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class GridTHW(LayoutArgument):
         items = []
         for index, entry in enumerate(entries):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
-                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected three integers (t, h, w)")
+                raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected three integers (t, h, w)")
             t, h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
             if h % self.merge or w % self.merge:
                 raise LayoutError(
@@ -106,7 +106,7 @@ class GridHW(LayoutArgument):
         items = []
         for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
             if not isinstance(entry, list | tuple) or len(entry) != 2:
-                raise LayoutError(f"{self.name}[{index}] is {entry!r}: expected two integers (h, w)")
+                raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected two integers (h, w)")
             h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
             items.append((1, h, w))
         return items

@@ -1,5 +1,6 @@
 """Items on the host: small integers, checked."""
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ Order = Literal["raster", "merge_block"]
 
 
 INT64_MAX = 2**63 - 1
+
+INTEGERS = frozenset(
+    [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+)
+"""The dtypes of tensors of integers."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Column:
             values = [self.default if value is None else value for value in values]
         sound = all(isinstance(v, Integral) and not isinstance(v, bool) and abs(int(v)) <= INT64_MAX for v in values)
         if len(values) != items or not sound:
-            raise LayoutError(f"{self.name} is {values!r}: expected one integer for each of the {items} items")
+            raise LayoutError(f"{self.name} is {quoted(values)}: expected one integer for each of the {items} items")
         return [int(value) for value in values]
 
     def begins(self, value: Any, items: int) -> list[int]:
@@ -198,22 +204,32 @@ def is_integers(value: Any, dims: int) -> bool:
     """Whether `value` is a tensor of integers with so many dimensions, and not empty."""
     return (
         isinstance(value, Tensor)
+        and value.dtype in INTEGERS
+        and is_dense(value)
         and value.dim() == dims
-        and len(value) > 0
-        and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        and value.shape[0] > 0
     )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has one number after the other in memory, to be read: sparse, nested and meta tensors do not."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
 def as_list(name: str, value: Any, expected: str) -> list[Any]:
     """`value` as a list that is not empty: tensors and arrays are copied to the host, floats are refused there."""
     if isinstance(value, Tensor):
-        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        if value.dtype not in INTEGERS:
             raise LayoutError(f"{name} is a {value.dtype} tensor: expected integers, {expected}; try {name}.long()")
+        if not is_dense(value):
+            raise LayoutError(
+                f"{name} is a sparse, nested or meta tensor: expected integers, {expected}, in a dense one"
+            )
         value = value.tolist()
     elif hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple):
-        raise LayoutError(f"{name} is {value!r}: expected integers, {expected}, as a list or a tensor")
+        raise LayoutError(f"{name} is {quoted(value)}: expected integers, {expected}, as a list or a tensor")
     if len(value) == 0:
         raise LayoutError(f"{name} is empty: expected at least one item; skip the call when there is nothing to encode")
     return list(value)
@@ -226,10 +242,27 @@ def positive(what: str, size: Any, entry: Any) -> int:
         LayoutError: It is no integer, or below 1.
     """
     if not isinstance(size, Integral) or isinstance(size, bool):
-        raise LayoutError(f"{what} is {entry!r}: expected integers, got {size!r} ({type(size).__name__})")
+        raise LayoutError(f"{what} is {quoted(entry)}: expected integers, got {quoted(size)} ({type(size).__name__})")
     number = int(size)
     if number < 1:
-        raise LayoutError(f"{what} is {entry!r}: every size must be at least 1; drop items that are empty")
+        raise LayoutError(f"{what} is {quoted(entry)}: every size must be at least 1; drop items that are empty")
     if number > INT64_MAX:
-        raise LayoutError(f"{what} is {entry!r}: sizes must be below 2**63; these cannot be rows of one call")
+        raise LayoutError(f"{what} is {quoted(entry)}: sizes must be below 2**63; these cannot be rows of one call")
     return number
+
+
+class _Quoting(reprlib.Repr):
+    """Abridges what is long or deeply nested."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to print integers of thousands of digits."""
+        return repr(x) if abs(x) <= 2**128 else f"<an integer of {x.bit_length()} bits>"
+
+
+_QUOTING = _Quoting()
+_QUOTING.maxother = _QUOTING.maxstring = 100
+
+
+def quoted(value: Any) -> str:
+    """What came, for messages: a few entries of it, whatever it is."""
+    return _QUOTING.repr(value)

@@ -17,6 +17,10 @@ RUN_ITEMS = 64
 """Up to this many items the heuristic looks at all runs of neighbours, whose number grows with the square."""
 
 
+OPEN_PACKS = 32
+"""How many packs the heuristic keeps open, so that its time grows with the items, and not with their square."""
+
+
 class Demand(NamedTuple):
     """What one item needs of a budget, or some that stay together."""
 
@@ -238,10 +242,11 @@ class _Packer:
         return split
 
     def _first_fit(self, items: list[int]) -> Groups:
-        """Each item into the first group that some budget holds with it."""
+        """Each item into the first of the last groups that some budget holds with it."""
         groups: list[tuple[Load, list[int]]] = []
         for item in items:
-            for at, (load, group) in enumerate(groups):
+            for at in range(max(0, len(groups) - OPEN_PACKS), len(groups)):
+                load, group = groups[at]
                 fuller = load.add(self._demands[item])
                 if cheapest(fuller, self._costs):
                     groups[at] = fuller, [*group, item]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from varlen_graphs.budgets import Budget
 from varlen_graphs.errors import LayoutError, SpecError
 from varlen_graphs.grids import Lengths
-from varlen_graphs.layout import Column, Layout, LayoutArgument
+from varlen_graphs.layout import INTEGERS, Column, Layout, LayoutArgument, is_dense, quoted
 
 
 class Padded(LayoutArgument):
@@ -130,17 +131,29 @@ class PaddedMask(Padded):
 
     def _tensor(self, value: Any) -> Tensor:
         expected = "expected a key padding mask [batch, length] of bool, or of 0 and 1"
-        try:
-            mask = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise LayoutError(f"{self.name} is no mask ({error}): {expected}") from None
+        mask = value if isinstance(value, Tensor) else self._of_lists(value, expected)
+        if not is_dense(mask):
+            raise LayoutError(f"{self.name} is a sparse, nested or meta tensor: {expected}, in a dense one")
         if mask.dim() != 2:
             raise LayoutError(f"{self.name} is {list(mask.shape)}: {expected}")
         if mask.numel() == 0:
             raise LayoutError(f"{self.name} is empty: {expected}; skip the call when there is nothing to encode")
-        if mask.is_floating_point() or mask.is_complex():
+        if mask.dtype != torch.bool and mask.dtype not in INTEGERS:
             raise LayoutError(f"{self.name} is a {mask.dtype} tensor: {expected}; try {self.name}.bool()")
         return mask
+
+    def _of_lists(self, value: Any, expected: str) -> Tensor:
+        """A mask that came as lists or an array, on the CPU. Torch ends the process where lists are very deep."""
+        rows = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(rows, list | tuple):
+            rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, Tensor) else row for row in rows]
+        flat = isinstance(rows, list) and all(isinstance(row, list | tuple) for row in rows)
+        if not flat or not {*map(type, chain.from_iterable(rows))} <= {bool, int, float}:
+            raise LayoutError(f"{self.name} is no mask ({quoted(value)}): {expected}")
+        try:
+            return torch.tensor(rows, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or a number past int64
+            raise LayoutError(f"{self.name} is no mask ({error}): {expected}") from None
 
     def _refuse(self, index: int, entry: list[int], length: int) -> NoReturn:
         """Say what is wrong with the mask of one item."""
@@ -181,8 +194,8 @@ def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: 
     lengths = tuple(length for _, _, length in marked)
     if lengths != layout.rows:
         raise LayoutError(
-            f"{mask.name} marks {list(lengths)} rows as real, but the items that {name} describes have "
-            f"{list(layout.rows)}: expected the same of both"
+            f"{mask.name} marks {quoted(list(lengths))} rows as real, but the items that {name} describes have "
+            f"{quoted(list(layout.rows))}: expected the same of both"
         )
 
 

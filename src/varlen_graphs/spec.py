@@ -207,6 +207,8 @@ class BufferSpec:
         value = description[self.layout.name]
         sizes = self.layout.parse(value)
         call = Layout(tuple(sizes), self.layout.batch_length(value, sizes, shape))
+        if shape:  # before any function of the user's sees the items
+            self._check_rows(call, description, shape)
         items: list[tuple[int, ...]] = list(sizes)
         for column in self.layout.columns:
             brought = description[column.name] if column.function is None else column.function(call)
@@ -217,8 +219,6 @@ class BufferSpec:
         if self.layout.grouped:
             items = [(*item, begin) for item, begin in zip(items, begins, strict=True)]
         layout = Layout(tuple(items), call.length, self.layout.grouped)
-        if shape:
-            self._check_rows(layout, description, shape)
         self._check_ratios(layout)
         self._check_sizes(layout)
         return layout

@@ -1,0 +1,78 @@
+"""What holds for any encoder: a graph gives every item what it gets alone, eager and unpadded, whatever padding holds."""
+
+import math
+
+import torch
+
+import varlen_graphs as vg
+from tests.segments import relative
+from tests.soak.cases import BATCHED
+from tests.towers import equal_bits
+
+TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
+
+
+def check(case, device="cpu"):
+    """Run the calls of a case over NaN, and once more over what other calls left behind.
+
+    Returns:
+        What the encoder counted.
+
+    Raises:
+        AssertionError: An output is not that of its items alone, or depends on what memory held before.
+    """
+    encoder = case.encoder(device)
+    first = []
+    for call in case.calls:
+        expected = one_by_one(case, encoder, call, device)
+        if first:  # captured by now
+            encoder.poison()
+        got = run(case, encoder, call, device)
+        for name, tensor in expected.items():
+            assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
+            error = relative(got[name], tensor)
+            assert error < TOLERANCE[device], (call, name, error)
+        first.append(got)
+    for call, before in zip(reversed(case.calls), reversed(first), strict=True):
+        assert equal_bits(run(case, encoder, call, device), before), call
+    return encoder.stats
+
+
+def run(case, encoder, call, device):
+    arguments, x = case.arguments(call, case.real_rows(call, device))
+    if call.form == "stage":
+        try:
+            with encoder.stage(arguments.pop("layout"), **arguments) as stage:
+                stage.rows.copy_(x)
+            return stage.output
+        except vg.BudgetError:
+            arguments, x = case.arguments(call, case.real_rows(call, device))
+    output = encoder(x, **arguments)
+    encoder.check()
+    return output.clone() if case.borrowed else output
+
+
+def one_by_one(case, encoder, call, device):
+    """The outputs of each item, or group, in a call of its own that runs without graphs."""
+    rows = case.real_rows(call, device)
+    outputs = []
+    for unit in case.units(call):
+        own, rows = rows.split([len_of(unit), len(rows) - len_of(unit)])
+        arguments, x = case.arguments(unit, own)
+        output = encoder.eager(x, **arguments)
+        outputs.append(output.output if case.borrowed else output)
+    together = {}
+    for name in case.outputs:
+        tensors = [output[name] for output in outputs]
+        if name == "rows" and case.layout in BATCHED:
+            longest = max(tensor.shape[1] for tensor in tensors) + call.more
+            together[name] = torch.cat(
+                [torch.nn.functional.pad(tensor, (0, 0, 0, longest - tensor.shape[1])) for tensor in tensors]
+            )
+        else:
+            together[name] = torch.cat(tensors, case.rows_dim if name == "rows" else 0)
+    return together
+
+
+def len_of(unit):
+    return sum(map(math.prod, unit.items))
