@@ -22,9 +22,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.memory import poison
+from varlen_graphs.capture.rules import Offence
 from varlen_graphs.capture.watch import Watch
 
 aten = torch.ops.aten
+
+_RAW_KERNEL = "Wrap the launch in torch.library.custom_op, with a fake kernel; torch.compile needs that too."
 
 _UNWRITTEN = {
     aten.empty.memory_format,
@@ -130,10 +133,8 @@ def _no_raw_triton(recorder: _Recorder) -> Iterator[None]:
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.inside and recorder.thread == threading.get_ident():
-                recorder.refuse(
-                    f"it launches the Triton kernel {getattr(self, '__name__', self)!r} outside of any operator",
-                    "Wrap the launch in torch.library.custom_op, with a fake kernel; torch.compile needs that too.",
-                )
+                what = f"it launches the Triton kernel {getattr(self, '__name__', self)!r} outside of any operator"
+                recorder.refuse(Offence("raw kernel", what, _RAW_KERNEL))
             return original(self, *args, **kwargs)
 
         return run
