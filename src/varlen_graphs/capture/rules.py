@@ -12,42 +12,57 @@ from torch import Tensor
 aten = torch.ops.aten
 
 Kind = Literal[
-    "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "random numbers",
+    "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "own generator",
     "raw kernel",
 ]  # fmt: skip
+
+_FROZEN = "The host does not run at a replay, so the value would be frozen."
+_NOT_ALLOWED = "Such a copy is not allowed in a capture."
+_KEEP = "Keep it a tensor, or declare what is computed from it as a buffer (for a longest segment: MaxSeqlen)."
+
+WHY: dict[Kind, tuple[str, str]] = {
+    "host sync": (_FROZEN, _KEEP),
+    "branch": (
+        "The host does not run at a replay, so one side would be frozen.",
+        "Compute both sides and choose with torch.where, or declare what is chosen as a buffer.",
+    ),
+    "copy to host": (_FROZEN, _KEEP),
+    "copy to device": (
+        _NOT_ALLOWED,
+        "Create the tensor on the device (torch.full, torch.arange with device=), register it as a buffer of the "
+        "module, or declare a HostBuffer.",
+    ),
+    "host tensor": (
+        "A graph reads memory of the device.",
+        "Create it on the device (device=x.device), or register it as a buffer of the module.",
+    ),
+    "data-dependent shape": (
+        "Shapes are frozen at capture, and the host would have to wait for this one.",
+        "Compute with masks of a fixed shape (torch.where), or declare a buffer of a fixed capacity.",
+    ),
+    "own generator": (
+        "A graph follows the device's default generator only.",
+        "Leave generator= out, or draw the numbers before the call.",
+    ),
+    "raw kernel": (
+        "The tape does not see what such a kernel writes.",
+        "Wrap the launch in torch.library.custom_op, with a fake kernel; torch.compile needs that too.",
+    ),
+}  # fmt: skip
+"""Why a graph cannot hold it, and what to do, by kind."""
 
 
 class Offence(NamedTuple):
     """Something that cannot be part of a graph.
 
     Attributes:
-        kind: What sort of thing it is.
-        what: What was done, as the end of a sentence.
-        remedy: Why that is in the way, and what to do.
+        kind: What sort of thing it is: `WHY` says why it cannot, and what to do.
+        what: What was done, in words.
     """
 
     kind: Kind
     what: str
-    remedy: str
 
-
-READ_REMEDY = (
-    "The host does not run at a replay, so the value would be frozen. Keep it a tensor, or declare what is computed "
-    "from it as a buffer (for a longest segment: MaxSeqlen)."
-)
-BRANCH_REMEDY = (
-    "The host does not run at a replay, so one side would be frozen. Compute both and choose with torch.where, or "
-    "declare what is chosen as a buffer."
-)
-COPY_REMEDY = (
-    "Such a copy is not allowed in a capture. Create the tensor on the device (torch.full, torch.arange with device=), "
-    "register it as a buffer of the module, or declare a HostBuffer."
-)
-SHAPE_REMEDY = "Compute with masks of a fixed shape (torch.where), or declare a buffer of a fixed capacity."
-HOST_REMEDY = "Create it on the device (device=x.device), or register it as a buffer of the module."
-GENERATOR_REMEDY = (
-    "A graph follows the device's default generator only: leave generator= out, or draw the numbers before the call."
-)
 
 _HOST_READS = {
     getattr(Tensor, name): f"Tensor.{name}"
@@ -76,15 +91,15 @@ def function_offence(
     from_host = bool(tensors) and is_host(tensors[0])
     if tensors and not from_host:
         if name := _named(_HOST_READS, function):
-            return Offence("host sync", f"{name} reads a tensor on the host", READ_REMEDY)
+            return Offence("host sync", f"{name} reads a tensor on the host")
         if name := _named(_BRANCHES, function):
-            return Offence("branch", f"{name} reads a tensor on the host", BRANCH_REMEDY)
+            return Offence("branch", f"{name} reads a tensor on the host")
         if name := _named(_HOST_COPIES, function):
-            return Offence("copy to host", f"{name} reads a tensor on the host", READ_REMEDY)
+            return Offence("copy to host", f"{name} reads a tensor on the host")
         if _copies_to_host(function, args, kwargs):
-            return Offence("copy to host", "it copies a device tensor to the host", READ_REMEDY)
+            return Offence("copy to host", "it copies a device tensor to the host")
     if _copies_to_device(function, args, kwargs, from_host and not tensors[0].is_pinned()):
-        return Offence("copy to device", "it copies a host tensor to the device", COPY_REMEDY)
+        return Offence("copy to device", "it copies a host tensor to the device")
     return None
 
 
@@ -94,9 +109,9 @@ def transfer_offence(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if operator is not aten._to_copy.default or target is None or target.type == args[0].device.type:
         return None
     if target.type == "cpu":
-        return Offence("copy to host", "it copies a device tensor to the host", READ_REMEDY)
+        return Offence("copy to host", "it copies a device tensor to the host")
     if not args[0].is_pinned() or not kwargs.get("non_blocking"):
-        return Offence("copy to device", "it copies a host tensor to the device", COPY_REMEDY)
+        return Offence("copy to device", "it copies a host tensor to the device")
     return None
 
 
@@ -105,24 +120,23 @@ def operator_offence(
 ) -> Offence | None:
     """What is wrong with an operator that takes tensors of the device, some of them maybe `on_host`."""
     if operator is aten._local_scalar_dense.default:
-        return Offence("host sync", "it reads a value on the host", READ_REMEDY)
+        return Offence("host sync", "it reads a value on the host")
     if _shape_depends_on_data(operator, args, kwargs, is_host):
         if operator is aten.equal.default:
-            return Offence("branch", f"{operator} compares tensors for the host", BRANCH_REMEDY)
-        what = f"the shape of {operator}'s result depends on data, which the host would have to wait for"
-        return Offence("data-dependent shape", what, SHAPE_REMEDY)
+            return Offence("branch", f"{operator} compares tensors for the host")
+        return Offence("data-dependent shape", f"the shape of {operator}'s result depends on data")
     if any(is_host(tensor) for tensor in written_arguments(operator, args, kwargs)):
-        return Offence("copy to host", f"{operator} writes a device tensor into a host tensor", READ_REMEDY)
+        return Offence("copy to host", f"{operator} writes a device tensor into a host tensor")
     if operator is aten.copy_.default and on_host:
         blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         if blocking or not on_host[0].is_pinned():
-            return Offence("copy to device", "it copies a host tensor to the device", COPY_REMEDY)
+            return Offence("copy to device", "it copies a host tensor to the device")
     for tensor in on_host:
         if tensor.dim() and operator is not aten.copy_.default:
             what = f"{operator} mixes device tensors with a host tensor {list(tensor.shape)}"
-            return Offence("host tensor", what, HOST_REMEDY)
+            return Offence("host tensor", what)
     if draws_random_numbers(operator, args, kwargs) and kwargs.get("generator") is not None:
-        return Offence("random numbers", f"{operator} draws from a generator of its own", GENERATOR_REMEDY)
+        return Offence("own generator", f"{operator} draws from a generator of its own")
     return None
 
 

@@ -10,7 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.capture.lines import UNKNOWN, user_lines
-from varlen_graphs.capture.rules import Offence, function_offence, makes_on_host, operator_offence, transfer_offence
+from varlen_graphs.capture.rules import (
+    WHY,
+    Offence,
+    function_offence,
+    makes_on_host,
+    operator_offence,
+    transfer_offence,
+)
 from varlen_graphs.errors import CaptureError
 
 aten = torch.ops.aten
@@ -62,14 +69,24 @@ class Watch(TorchDispatchMode):
 
     def refuse(self, offence: Offence) -> None:
         """Called at each offence: raises, naming the user's line."""
+        why, remedy = WHY[offence.kind]
         raise CaptureError(
-            f"{self._name} could not be captured: {offence.what}\n  at {next(user_lines(), UNKNOWN)}\n{offence.remedy}"
+            f"{self._name} could not be captured: {offence.what}\n  at {next(user_lines(), UNKNOWN)}\n{why} {remedy}"
             "\nvg.diagnose(module, call) lists all that stands in the way."
         )
 
     def refuse_function(self, offence: Offence, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called in the place of a function that offends, for its result."""
         self.refuse(offence)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Call a function that does not offend; one that takes no tensors may make host tensors."""
+        result = func(*args, **kwargs)
+        if not tensors and makes_on_host(kwargs):
+            for made in tree_leaves(result):
+                if isinstance(made, Tensor):
+                    self.mark_host(made)
+        return result
 
     def mark_host(self, tensor: Tensor) -> None:
         """Remember that a tensor would be on the host, on a machine where the module is on a GPU."""
@@ -128,9 +145,4 @@ class _Functions(TorchFunctionMode):
         offence = function_offence(func, args, kwargs, tensors, watch.is_host)
         if offence is not None:
             return watch.refuse_function(offence, func, args, kwargs)
-        result = func(*args, **kwargs)
-        if not tensors and makes_on_host(kwargs):
-            for made in tree_leaves(result):
-                if isinstance(made, Tensor):
-                    watch.mark_host(made)
-        return result
+        return watch.call(func, args, kwargs, tensors)

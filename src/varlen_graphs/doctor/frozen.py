@@ -1,0 +1,124 @@
+"""What a graph would freeze: numbers and branches that are not the same for all layouts of as many rows."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from varlen_graphs.capture.lines import Line
+from varlen_graphs.doctor.branches import deciding_line
+from varlen_graphs.doctor.observe import Number, Operation, Run, Sighting, Site, Value
+
+
+class Observed(NamedTuple):
+    """A call, and what its run did.
+
+    Attributes:
+        name: What messages call it.
+        run: Of the module.
+        sizes: Dimensions of the tensors of the call, by a name of each.
+        numbers: Its arguments that are numbers, by name.
+    """
+
+    name: str
+    run: Run
+    sizes: dict[str, int]
+    numbers: dict[str, Number]
+
+
+def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
+    """Numbers given to operations that are others in another call.
+
+    A size that follows from sizes of tensors is none of them: the budget decides how many rows, items and segments
+    there are. It follows if in all calls it is the same multiple of one of the sizes, or one more, or one less.
+    """
+    found = []
+    for site in dict.fromkeys(site for call in calls for site in call.run.operations):
+        for alike in _ran_as_often(site, calls):
+            for operations in zip(*(call.run.operations[site] for call in alike), strict=True):
+                found += _changed_values(site, operations, alike)
+    return found
+
+
+def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
+    """Lines that ran other operations, or not as many, in another call."""
+    sites = dict.fromkeys(site for call in calls for site in call.run.operations)
+    changed = [site for site in sites if len({_count(call, site) for call in calls}) > 1]
+    steady = [site for site in sites if len({_count(call, site) for call in calls}) == 1]
+    stacks = {site.lines[at:] for site in steady for at in range(len(site.lines))}
+    found: dict[Line, list[Site]] = {}
+    for site in changed:
+        # The outermost line of the stack under which all operations changed is decided over, and not what it calls.
+        outermost = next((line for at, line in _outside_in(site) if site.lines[at:] not in stacks), site.lines[0])
+        numbers = {line.number for own in steady for line in own.lines if line.file == outermost.file}
+        found.setdefault(deciding_line(outermost, numbers), []).append(site)
+    sightings = []
+    for line, own in found.items():
+        counts = [f"{sum(_count(call, site) for site in own)} in {call.name}" for call in calls]
+        what = f"operations that ran because of it: {', '.join(counts)}"
+        ran = [operation for call in calls for site in own for operation in call.run.operations.get(site, ())]
+        modules = dict.fromkeys(operation.module for operation in ran)
+        sightings += [Sighting("frozen branch", what, line, module) for module in modules]
+    return sightings
+
+
+def _ran_as_often(site: Site, calls: Sequence[Observed]) -> list[list[Observed]]:
+    """Calls by how often something ran in them."""
+    groups: dict[int, list[Observed]] = {}
+    for call in calls:
+        groups.setdefault(_count(call, site), []).append(call)
+    return [alike for count, alike in groups.items() if count and len(alike) > 1]
+
+
+def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence[Observed]) -> list[Sighting]:
+    found = []
+    for name in dict.fromkeys(name for operation in operations for name in operation.values):
+        values = [operation.values.get(name) for operation in operations]
+        if any(value != values[0] for value in values) and not _explained(values, operations, calls):
+            pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
+            what = f"{name} of {site.operator} is {', '.join(pairs)}{_origin(values, site, calls)}"
+            found.append(Sighting("frozen value", what, site.lines[0], operations[0].module))
+    return found
+
+
+def _outside_in(site: Site) -> list[tuple[int, Line]]:
+    return list(enumerate(site.lines))[::-1]
+
+
+def _count(call: Observed, site: Site) -> int:
+    return len(call.run.operations.get(site, ()))
+
+
+def _explained(values: Sequence[Value | None], operations: Sequence[Operation], calls: Sequence[Observed]) -> bool:
+    """Whether all that differs in a value follows from sizes."""
+    known = [operation.sizes | call.sizes for operation, call in zip(operations, calls, strict=True)]
+    slots = [[sizes[name] for sizes in known] for name in known[0] if all(name in sizes for sizes in known)]
+    lists = [value if isinstance(value, tuple) else (value,) for value in values]
+    if len({len(own) for own in lists}) > 1:
+        return False
+    for column in zip(*lists, strict=True):
+        if any(value != column[0] for value in column) and not any(_follows(column, slot) for slot in slots):
+            return False
+    return True
+
+
+def _follows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
+    if not all(type(value) is int for value in values):
+        return False
+    multiple = all(value * sizes[0] == values[0] * size for value, size in zip(values, sizes, strict=True))
+    apart = {value - size for value, size in zip(values, sizes, strict=True)}
+    return (multiple and sizes[0] > 0) or apart in ({1}, {-1})
+
+
+def _origin(values: Sequence[Value | None], site: Site, calls: Sequence[Observed]) -> str:
+    """Where a number comes from, as far as that shows: an argument, or a line that read it from a tensor."""
+    for name in calls[0].numbers:
+        if all(call.numbers.get(name) == value for call, value in zip(calls, values, strict=True)):
+            return f", the argument {name!r}"
+    for line in calls[0].run.reads:
+        read = all(_read(value, call.run.reads.get(line, set())) for call, value in zip(calls, values, strict=True))
+        if read and line != site.lines[0]:
+            return f", read from a tensor at {line.file}:{line.number}"
+    return ""
+
+
+def _read(value: Value | None, numbers: set[Number]) -> bool:
+    return set(value if isinstance(value, tuple) else (value,)) <= numbers
