@@ -24,9 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     if options.command == "doctor":
-        from varlen_graphs.doctor.command import run_doctor
+        from varlen_graphs.doctor.command import FactoryError, run_doctor
 
-        return run_doctor(options.factory, options.json)
+        try:
+            return run_doctor(options.factory, options.json)
+        except FactoryError as error:
+            doctor.error(str(error))
 
     from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
 

@@ -12,19 +12,19 @@ _CONTROL = (
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def deciding_line(line: Line, steady: Set[int]) -> Line:
-    """Where the loop or branch begins that decides whether a line runs, and how often.
+def deciding_line(line: Line, steady: Set[int]) -> Line | None:
+    """Where the loop or branch begins that decides whether a line runs, and how often; `None` if none shows.
 
     Args:
-        line: Of any file; it is its own answer if no loop or branch of its function is around it.
-        steady: Numbers of lines of the same file that no such thing decided over: the answer holds none of them, and
-            is the outermost of which this is true.
+        line: Of any file.
+        steady: Numbers of lines of the same file over which nothing decided: the answer holds none of them, and is the
+            outermost of which this is true.
     """
     for node in _around(line):
         first = node.body[0].lineno if isinstance(node, ast.For | ast.While | ast.If) else node.lineno
         if not any(first <= number <= (node.end_lineno or first) for number in steady):
             return line._replace(number=node.lineno)
-    return line
+    return None
 
 
 def _around(line: Line) -> list[ast.stmt | ast.expr]:

@@ -8,7 +8,10 @@ from typing import Any
 from torch import nn
 
 from varlen_graphs.doctor.diagnose import diagnose
-from varlen_graphs.errors import InputError
+
+
+class FactoryError(Exception):
+    """There is no such factory, or it returns something else than a module and calls."""
 
 
 def run_doctor(factory: str, as_json: bool) -> int:
@@ -22,7 +25,7 @@ def run_doctor(factory: str, as_json: bool) -> int:
         0 if nothing stands in the way of a graph, else 1.
 
     Raises:
-        InputError: There is no such factory, or it returns something else.
+        FactoryError: Of the factory's name, or of what it returns.
     """
     module, calls = _made(factory)
     diagnosis = diagnose(module, *calls)
@@ -34,12 +37,14 @@ def run_doctor(factory: str, as_json: bool) -> int:
 def _made(factory: str) -> tuple[nn.Module, tuple[Any, ...]]:
     place, _, name = factory.partition(":")
     if not place or not name:
-        raise InputError(f"{factory!r} names no factory: expected package.module:function")
+        raise FactoryError(f"{factory!r} names no factory: expected package.module:function")
     try:
         function = getattr(importlib.import_module(place), name)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise InputError(f"{factory!r} cannot be found ({error}): run from where {place!r} can be imported") from error
+        raise FactoryError(
+            f"{factory!r} cannot be found ({error}): run from where {place!r} can be imported"
+        ) from error
     made = function()
     if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], nn.Module):
-        raise InputError(f"{factory!r} returned {type(made).__name__}: expected a tuple (module, call, call, ...)")
+        raise FactoryError(f"{factory!r} returned {type(made).__name__}: expected a tuple (module, call, call, ...)")
     return made[0], made[1:]

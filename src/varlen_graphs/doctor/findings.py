@@ -131,9 +131,8 @@ class Diagnosis:
         if self.ok:
             verdict = paint("green", "nothing stands in the way of a graph")
         else:
-            verdict = paint(
-                "red", f"{blocking} {'lines stand' if blocking > 1 else 'line stands'} in the way of a graph"
-            )
+            stand = "findings stand" if blocking > 1 else "finding stands"
+            verdict = paint("red", f"{blocking} {stand} in the way of a graph")
         others = f", {len(self) - blocking} more worth knowing" if len(self) > blocking else ""
         parts = [f"{paint('bold', self.name)}, {calls}: {verdict}{others}"]
         parts += [_finding_text(at, finding, paint) for at, finding in enumerate(self.findings, 1)]

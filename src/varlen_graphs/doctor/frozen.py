@@ -39,32 +39,41 @@ def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
 
 
 def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
-    """Lines that ran other operations, or not as many, in another call."""
-    sites = dict.fromkeys(site for call in calls for site in call.run.operations)
-    changed = [site for site in sites if len({_count(call, site) for call in calls}) > 1]
-    steady = [site for site in sites if len({_count(call, site) for call in calls}) == 1]
+    """Loops and branches under which other functions of torch were called, or not as often, in another call.
+
+    Where none shows, an early return say, it is the first line of its function that ran so.
+    """
+    changed: list[Site] = []
+    steady: list[Site] = []
+    for site in dict.fromkeys(site for call in calls for site in call.run.functions):
+        as_often = len({_count(call, site) for call in calls}) == 1
+        (steady if as_often else changed).append(site)
     stacks = {site.lines[at:] for site in steady for at in range(len(site.lines))}
-    found: dict[Line, list[Site]] = {}
+    decided: dict[Line, list[Site]] = {}
+    undecided: dict[tuple[str, str], list[tuple[Line, Site]]] = {}
     for site in changed:
-        # The outermost line of the stack under which all operations changed is decided over, and not what it calls.
-        outermost = next((line for at, line in _outside_in(site) if site.lines[at:] not in stacks), site.lines[0])
-        numbers = {line.number for own in steady for line in own.lines if line.file == outermost.file}
-        found.setdefault(deciding_line(outermost, numbers), []).append(site)
+        # The outermost line of the stack under which everything changed is decided over, and not what it calls.
+        line = next((line for at, line in _outside_in(site) if site.lines[at:] not in stacks), site.lines[0])
+        numbers = {own.number for other in steady for own in other.lines if own.file == line.file}
+        if deciding := deciding_line(line, numbers):
+            decided.setdefault(deciding, []).append(site)
+        else:
+            undecided.setdefault((line.file, line.function), []).append((line, site))
+    decided |= {min(line for line, _ in own): [site for _, site in own] for own in undecided.values()}
     sightings = []
-    for line, own in found.items():
-        counts = [f"{sum(_count(call, site) for site in own)} in {call.name}" for call in calls]
-        what = f"operations that ran because of it: {', '.join(counts)}"
-        ran = [operation for call in calls for site in own for operation in call.run.operations.get(site, ())]
-        modules = dict.fromkeys(operation.module for operation in ran)
+    for line, sites in decided.items():
+        counts = [f"{sum(_count(call, site) for site in sites)} operations in {call.name}" for call in calls]
+        what = f"it ran {', '.join(counts)}"
+        modules = dict.fromkeys(path for call in calls for site in sites for path in call.run.functions.get(site, ()))
         sightings += [Sighting("frozen branch", what, line, module) for module in modules]
     return sightings
 
 
 def _ran_as_often(site: Site, calls: Sequence[Observed]) -> list[list[Observed]]:
-    """Calls by how often something ran in them."""
+    """Calls by how often an operator ran in them."""
     groups: dict[int, list[Observed]] = {}
     for call in calls:
-        groups.setdefault(_count(call, site), []).append(call)
+        groups.setdefault(len(call.run.operations.get(site, ())), []).append(call)
     return [alike for count, alike in groups.items() if count and len(alike) > 1]
 
 
@@ -74,7 +83,7 @@ def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence
         values = [operation.values.get(name) for operation in operations]
         if any(value != values[0] for value in values) and not _explained(values, operations, calls):
             pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
-            what = f"{name} of {site.operator} is {', '.join(pairs)}{_origin(values, site, calls)}"
+            what = f"{name} of {site.name} is {', '.join(pairs)}{_origin(values, site, calls)}"
             found.append(Sighting("frozen value", what, site.lines[0], operations[0].module))
     return found
 
@@ -84,7 +93,7 @@ def _outside_in(site: Site) -> list[tuple[int, Line]]:
 
 
 def _count(call: Observed, site: Site) -> int:
-    return len(call.run.operations.get(site, ()))
+    return len(call.run.functions.get(site, ()))
 
 
 def _explained(values: Sequence[Value | None], operations: Sequence[Operation], calls: Sequence[Observed]) -> bool:

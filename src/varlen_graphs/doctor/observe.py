@@ -47,10 +47,10 @@ class Sighting(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where operations come from: the user's lines, the innermost first, and the name of the operator."""
+    """Where something is called: the user's lines, the innermost first, and the name of the operator or function."""
 
     lines: tuple[Line, ...]
-    operator: str
+    name: str
 
 
 class Operation(NamedTuple):
@@ -78,18 +78,29 @@ class Made(NamedTuple):
 
 
 @dataclass
+class _Function:
+    """A function of torch that is being called: operations are counted once for each of its calls."""
+
+    name: str
+    tensors: list[Tensor]
+    counted: bool = False
+
+
+@dataclass
 class Run:
     """What a run did.
 
     Attributes:
         sightings: What stands in the way or is worth knowing.
         operations: What ran on the device, in order, by where it comes from.
+        functions: Paths of the submodules that called a function of torch, by where, if operations came of it.
         reads: Numbers that the host read from tensors of the device, by line.
         kept: What was allocated, and is still alive after the run and its output are gone.
     """
 
     sightings: list[Sighting] = field(default_factory=list)
     operations: dict[Site, list[Operation]] = field(default_factory=dict)
+    functions: dict[Site, list[str]] = field(default_factory=dict)
     reads: dict[Line, set[Number]] = field(default_factory=dict)
     kept: list[Made] = field(default_factory=list)
 
@@ -106,8 +117,9 @@ def observe(run: Callable[[], Any], running: Running, device: torch.device, owne
     observer = _Observer(running, device, owners)
     with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launched):
         run()
-    gc.collect()  # what only cycles hold is not kept
-    observer.run.kept = [made for made in observer.made.values() if made.storage() is not None]
+    if observer.alive():
+        gc.collect()  # what only cycles hold is not kept
+    observer.run.kept = observer.alive()
     return observer.run
 
 
@@ -127,11 +139,15 @@ class _Observer(Watch):
     def __init__(self, running: Running, device: torch.device, owners: dict[int, tuple[str, str]]) -> None:
         super().__init__(device, "the module")
         self.run = Run()
-        self.made: dict[int, Made] = {}
+        self._made: dict[int, Made] = {}
         self._running = running
         self._owners = owners
-        self._given: list[Tensor] = []
+        self._function: _Function | None = None
         self._aside = 0  # inside of what was noted already, or of the host
+
+    def alive(self) -> list[Made]:
+        """What was made and is not gone."""
+        return [made for made in self._made.values() if made.storage() is not None]
 
     def refuse(self, offence: Offence) -> None:
         """Note an offence."""
@@ -158,11 +174,11 @@ class _Observer(Watch):
         if not tensors and makes_on_host(kwargs):
             with self._set_aside():
                 return super().call(func, args, kwargs, tensors)
-        self._given = tensors
+        self._function = _Function(str(getattr(func, "__name__", func)), tensors)
         try:
             return super().call(func, args, kwargs, tensors)
         finally:
-            self._given = []
+            self._function = None
 
     def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a Triton launch that no operator announces."""
@@ -202,6 +218,10 @@ class _Observer(Watch):
         lines = tuple(user_lines()) or (UNKNOWN,)
         operation = Operation(*self._values_and_sizes(named), self._running.path)
         self.run.operations.setdefault(Site(lines, operator), []).append(operation)
+        function = self._function or _Function(operator, [])
+        if not function.counted:
+            function.counted = True
+            self.run.functions.setdefault(Site(lines, function.name), []).append(self._running.path)
         return lines[0]
 
     def _note_read(self, result: Any) -> None:
@@ -211,19 +231,20 @@ class _Observer(Watch):
 
     def _note_write(self, func: Any, tensor: Tensor) -> None:
         key = storage_key(tensor)
-        if key not in self.made and not self.is_host(tensor):
+        if key not in self._made and not self.is_host(tensor):
             kind, name = self._owners.get(key, ("state written", f"a tensor {list(tensor.shape)} made before the run"))
             self._note(kind, f"{func} writes into {name}")
 
     def _note_made(self, tensor: Tensor, line: Line) -> None:
         form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         made = Made(weakref.ref(tensor.untyped_storage()), line, self._running.path, form)
-        self.made[storage_key(tensor)] = made
+        self._made[storage_key(tensor)] = made
 
     def _values_and_sizes(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
         values: dict[str, Value] = {}
         sizes: dict[str, int] = {}
-        for name, value in (named | {"given": self._given}).items():
+        given = self._function.tensors if self._function else []
+        for name, value in (named | {"given": given}).items():
             leaves = tree_leaves(value)
             if leaves and all(isinstance(leaf, Number) for leaf in leaves):
                 values[name] = tuple(leaves) if isinstance(value, list | tuple) else leaves[0]
