@@ -5,13 +5,13 @@ import re
 from varlen_graphs.capture.lines import Line
 
 _DECLARATIONS = {
-    r"window": "WindowIndex(Windows(side)) and CuSeqlens(per=Windows(side))",
+    r"window_(index|attn|seqlens)": "WindowIndex(Windows(side)) and CuSeqlens(per=Windows(side))",
     r"max_?(seq)?_?len|max_length|longest|\.max\(|\bmax\(": "MaxSeqlen",
-    r"interpolat|bilinear|bicubic|upsample|pos(ition(al)?)?_embed": "Interpolation",
-    r"split|cu_?seq|seq_?lens|repeat_interleave|cumsum": "CuSeqlens, and call vg.varlen_attention with it",
+    r"cu_?seq|seq_?lens": "CuSeqlens",
+    r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
     r"rot(ary)?_|_rot|rope|freqs": "RotaryTable",
     r"pos(ition)?_?ids|coordinates": "GridPositions (of grids) or RowPositions (of lengths)",
-    r"mask": "the layout PaddedMask, or the buffer KeyPaddingMask",
+    r"(padding|attention|sdpa)_mask": "the layout PaddedMask, or the buffer KeyPaddingMask",
     r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
 }
 """By words, those that say most first."""
@@ -22,12 +22,11 @@ _TAKES_BUFFER = {
 }  # fmt: skip
 
 
-def declaration_for(kind: str, line: Line) -> str | None:
-    """What to declare in the place of a line: told from the name of its function, then from what is written there."""
-    if kind not in _TAKES_BUFFER:
-        return None
-    for words in (line.function, line.source):
-        for pattern, declaration in _DECLARATIONS.items():
-            if re.search(pattern, words):
-                return declaration
+def declaration_for(kind: str, line: Line, module: str) -> str | None:
+    """What to declare in the place of a line: told from the name of its function, what it says, and the submodule's."""
+    if kind in _TAKES_BUFFER:
+        for words in (line.function, line.source, module):
+            for pattern, declaration in _DECLARATIONS.items():
+                if re.search(pattern, words):
+                    return declaration
     return None

@@ -130,7 +130,7 @@ def _finding(kind: str, line: Any, seen: list[list[Sighting]]) -> Finding:
         modules=collapse([sighting.module for own in seen for sighting in own]),
         why=nature.why,
         remedy=nature.remedy,
-        declaration=declaration_for(kind, line),
+        declaration=declaration_for(kind, line, seen[0][0].module),
         count=max(len(own) for own in seen),
         blocks=nature.blocks,
     )

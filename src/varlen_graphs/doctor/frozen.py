@@ -27,8 +27,9 @@ class Observed(NamedTuple):
 def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
     """Numbers given to operations that are others in another call.
 
-    A size that follows from sizes of tensors is none of them: the budget decides how many rows, items and segments
-    there are. It follows if in all calls it is the same multiple of one of the sizes, or one more, or one less.
+    A number that follows from sizes is none of them: those of a call are the budget's, and others were named where they
+    came to be. It follows if in all calls it is the same multiple of one size, or one more, or one less: a size of the
+    call, of the tensors at hand, or one that Python had read from another tensor.
     """
     found = []
     for site in dict.fromkeys(site for call in calls for site in call.run.operations):
@@ -59,6 +60,10 @@ def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
             decided.setdefault(deciding, []).append(site)
         else:
             undecided.setdefault((line.file, line.function), []).append((line, site))
+    for line in [line for line in decided if (line.file, line.function) in undecided]:
+        own = undecided[line.file, line.function]
+        if min(own)[0].number < line.number:  # of what ran after an early return, its branches decide nothing
+            own += [(line, site) for site in decided.pop(line)]
     decided |= {min(line for line, _ in own): [site for _, site in own] for own in undecided.values()}
     sightings = []
     for line, sites in decided.items():
@@ -98,7 +103,10 @@ def _count(call: Observed, site: Site) -> int:
 
 def _explained(values: Sequence[Value | None], operations: Sequence[Operation], calls: Sequence[Observed]) -> bool:
     """Whether all that differs in a value follows from sizes."""
-    known = [operation.sizes | call.sizes for operation, call in zip(operations, calls, strict=True)]
+    known = [
+        operation.sizes | call.sizes | dict(call.run.sizes[: operation.sizes_read])
+        for operation, call in zip(operations, calls, strict=True)
+    ]
     slots = [[sizes[name] for sizes in known] for name in known[0] if all(name in sizes for sizes in known)]
     lists = [value if isinstance(value, tuple) else (value,) for value in values]
     if len({len(own) for own in lists}) > 1:
@@ -122,9 +130,10 @@ def _origin(values: Sequence[Value | None], site: Site, calls: Sequence[Observed
     for name in calls[0].numbers:
         if all(call.numbers.get(name) == value for call, value in zip(calls, values, strict=True)):
             return f", the argument {name!r}"
-    for line in calls[0].run.reads:
+    here = site.lines[0]
+    for line in sorted(calls[0].run.reads, key=lambda line: (line.file, line.function) != (here.file, here.function)):
         read = all(_read(value, call.run.reads.get(line, set())) for call, value in zip(calls, values, strict=True))
-        if read and line != site.lines[0]:
+        if read and line != here:
             return f", read from a tensor at {line.file}:{line.number}"
     return ""
 

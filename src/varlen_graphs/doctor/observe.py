@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ aten = torch.ops.aten
 
 Number = bool | int | float | complex | str
 Value = Number | tuple[Number, ...]
+
+
+_SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
 
 
 class Sighting(NamedTuple):
@@ -60,11 +64,13 @@ class Operation(NamedTuple):
         values: Numbers, strings and lists of them, by the name of the argument; those of host scalars, too.
         sizes: Dimensions and numbers of elements of its tensors, and of those of the function of torch that it is part
             of, by a name of each.
+        sizes_read: How many sizes of the run had been read before.
         module: The path of the submodule that was running.
     """
 
     values: dict[str, Value]
     sizes: dict[str, int]
+    sizes_read: int
     module: str
 
 
@@ -94,6 +100,7 @@ class Run:
         sightings: What stands in the way or is worth knowing.
         operations: What ran on the device, in order, by where it comes from.
         functions: Paths of the submodules that called a function of torch, by where, if operations came of it.
+        sizes: Sizes of tensors that the module's Python read, in order, with a name of the place.
         reads: Numbers that the host read from tensors of the device, by line.
         kept: What was allocated, and is still alive after the run and its output are gone.
     """
@@ -101,6 +108,7 @@ class Run:
     sightings: list[Sighting] = field(default_factory=list)
     operations: dict[Site, list[Operation]] = field(default_factory=dict)
     functions: dict[Site, list[str]] = field(default_factory=dict)
+    sizes: list[tuple[str, int]] = field(default_factory=list)
     reads: dict[Line, set[Number]] = field(default_factory=dict)
     kept: list[Made] = field(default_factory=list)
 
@@ -143,6 +151,7 @@ class _Observer(Watch):
         self._running = running
         self._owners = owners
         self._function: _Function | None = None
+        self._sizes_read: Counter[Line] = Counter()
         self._aside = 0  # inside of what was noted already, or of the host
 
     def alive(self) -> list[Made]:
@@ -176,9 +185,12 @@ class _Observer(Watch):
                 return super().call(func, args, kwargs, tensors)
         self._function = _Function(str(getattr(func, "__name__", func)), tensors)
         try:
-            return super().call(func, args, kwargs, tensors)
+            result = super().call(func, args, kwargs, tensors)
         finally:
             self._function = None
+        if func in _SIZES and not self._aside:
+            self._note_sizes(result)
+        return result
 
     def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a Triton launch that no operator announces."""
@@ -216,7 +228,7 @@ class _Observer(Watch):
 
     def _note_operation(self, operator: str, named: dict[str, Any]) -> Line:
         lines = tuple(user_lines()) or (UNKNOWN,)
-        operation = Operation(*self._values_and_sizes(named), self._running.path)
+        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path)
         self.run.operations.setdefault(Site(lines, operator), []).append(operation)
         function = self._function or _Function(operator, [])
         if not function.counted:
@@ -228,6 +240,12 @@ class _Observer(Watch):
         numbers = {leaf for leaf in tree_leaves(result) if isinstance(leaf, bool | int | float)}
         if numbers:
             self.run.reads.setdefault(next(user_lines(), UNKNOWN), set()).update(numbers)
+
+    def _note_sizes(self, sizes: Any) -> None:
+        line = next(user_lines(), UNKNOWN)
+        self._sizes_read[line] += 1
+        for dim, size in enumerate(sizes if isinstance(sizes, tuple) else (sizes,)):
+            self.run.sizes.append((f"{line.file}:{line.number}, {self._sizes_read[line]}, {dim}", size))
 
     def _note_write(self, func: Any, tensor: Tensor) -> None:
         key = storage_key(tensor)
