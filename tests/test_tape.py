@@ -135,7 +135,7 @@ def test_a_cache_filled_in_the_run_does_not_outlive_it():
         ("shape of aten._unique2", lambda x, n: x.unique()),
         ("shape of aten.unique_consecutive", lambda x, n: x.unique_consecutive()),
         ("shape of aten.repeat_interleave", lambda x, n: torch.repeat_interleave(n)),
-        ("shape of aten.equal", lambda x, n: torch.equal(x, x)),
+        ("aten.equal.default compares", lambda x, n: torch.equal(x, x)),
         ("mixes device tensors with a host tensor [2]", lambda x, n: x + torch.tensor([1.0, 2.0])),
         ("mixes device tensors with a host tensor [2]", lambda x, n: x + torch.ones(2)),
         ("mixes device tensors with a host tensor [2]", lambda x, n: x[torch.tensor([0, 1])]),
@@ -151,6 +151,10 @@ def test_a_cache_filled_in_the_run_does_not_outlive_it():
         ("shape of aten.index_put_", lambda x, n: x.clone().index_put_((x > 0,), x[0])),
         ("shape of aten._linalg_check_errors", lambda x, n: torch.linalg.inv(x[:1, None])),
         ("copies a host tensor to the device", lambda x, n: x * x.new_tensor([2.0])),
+        (
+            "draws from a generator of its own",
+            lambda x, n: x + torch.rand(2, device=x.device, generator=torch.Generator()),
+        ),
         ("__format__", lambda x, n: print(f"{x}")),
         ("__repr__", lambda x, n: repr(x)),
     ],
@@ -164,6 +168,7 @@ def test_what_a_capture_refuses_is_refused_by_name_and_line(name, run):
     assert "the test could not be captured" in message
     assert "test_tape.py" in message
     assert "lambda" in message  # the user's own line
+    assert "vg.diagnose(module, call)" in message
     assert torch.ones(2).sum() == 2  # recording is over
 
 

@@ -29,6 +29,7 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.doctor import Diagnosis, Finding, diagnose
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import (
     BudgetError,
@@ -69,7 +70,9 @@ __all__ = [
     "Column",
     "CuSeqlens",
     "DeviceBuffer",
+    "Diagnosis",
     "Entries",
+    "Finding",
     "FrameRows",
     "GraphedEncoder",
     "GridHW",
@@ -114,6 +117,7 @@ __all__ = [
     "Windows",
     "add_sincos",
     "apply_rotary",
+    "diagnose",
     "encoders",
     "interpolate_positions",
     "recipes",

@@ -1,4 +1,4 @@
-"""The command line: `python -m varlen_graphs demo`."""
+"""The command line: `python -m varlen_graphs demo` and `python -m varlen_graphs doctor package.module:factory`."""
 
 import argparse
 import sys
@@ -14,7 +14,22 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
     demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
+    doctor = commands.add_parser("doctor", help="what keeps a module from being captured, and what would be frozen")
+    doctor.add_argument(
+        "factory",
+        metavar="package.module:factory",
+        help="called without arguments, returns the module and example calls",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
+
+    if options.command == "doctor":
+        from varlen_graphs.doctor.command import FactoryError, run_doctor
+
+        try:
+            return run_doctor(options.factory, options.json)
+        except FactoryError as error:
+            doctor.error(str(error))
 
     from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
 

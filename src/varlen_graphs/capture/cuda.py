@@ -1,7 +1,6 @@
 """Capture as CUDA graphs."""
 
 import gc
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.lines import raising_line
 from varlen_graphs.capture.memory import left_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.capture.watch import user_line
 from varlen_graphs.errors import CaptureError
 
 
@@ -63,7 +62,7 @@ class CudaCapture:
                     # The end of a capture that CUDA has invalidated fails too: the error before it is the one to tell.
                     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
                     remedy = _OUT_OF_MEMORY if isinstance(first, torch.cuda.OutOfMemoryError) else _REFUSED
-                    line = user_line(traceback.extract_tb(first.__traceback__))
+                    line = raising_line(first.__traceback__)
                     raise CaptureError(f"{name} could not be captured: {first}\n  at {line}\n{remedy}") from error
             self._pool.add(graph)
             torch.cuda.current_stream().wait_stream(stream)
@@ -90,8 +89,8 @@ class CudaCapture:
 _OUT_OF_MEMORY = "Give the encoder a smaller largest budget, or free memory first."
 _REFUSED = (
     "A graph holds only work that is queued on the GPU: no .item(), .tolist() or .cpu(), no shape that depends on "
-    "data, no copy from pageable memory. Run the module with backend='tape' on the CPU to see the first such line by "
-    "name, and declare what it computes as a buffer."
+    "data, no copy from pageable memory. vg.diagnose(module, call) names every such line, and the buffer to declare in "
+    "its place."
 )
 
 

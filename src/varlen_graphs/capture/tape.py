@@ -10,10 +10,8 @@ Before each replay every storage that the run allocated is poisoned, so that mem
 Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 """
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from varlen_graphs.capture.launches import triton_launches
 from varlen_graphs.capture.memory import poison
+from varlen_graphs.capture.rules import Offence
 from varlen_graphs.capture.watch import Watch
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        with torch.inference_mode(False), torch.no_grad(), recorder, _no_raw_triton(recorder):
+        with torch.inference_mode(False), torch.no_grad(), recorder, triton_launches(recorder.launched):
             tape.outputs = run()
         return tape
 
@@ -111,37 +111,12 @@ class _Recorder(Watch):
         args, kwargs = tree_map_only(Tensor, self._alias, (args, kwargs))
         self._tape.operations.append(_Operation(func, args, kwargs, statics))
 
+    def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a Triton launch that no operator announces: the tape would miss what it writes."""
+        if not self.inside and self.thread == threading.get_ident():
+            what = f"it launches the Triton kernel {getattr(kernel, '__name__', kernel)!r} outside of any operator"
+            self.refuse(Offence("raw kernel", what))
+
     def _alias(self, tensor: Tensor) -> Tensor:
         """What a graph would keep of an argument: the memory of a device tensor, the value of a host scalar."""
         return tensor.clone() if self.is_host(tensor) else tensor.detach()
-
-
-@contextmanager
-def _no_raw_triton(recorder: _Recorder) -> Iterator[None]:
-    """Refuse Triton launches that no operator announces: the tape would miss what they write."""
-    classes = []
-    if "triton" in sys.modules:
-        from triton.runtime.interpreter import InterpretedFunction
-        from triton.runtime.jit import JITFunction
-
-        classes = [InterpretedFunction, JITFunction]
-    originals = [cls.run for cls in classes]
-
-    def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.inside and recorder.thread == threading.get_ident():
-                recorder.refuse(
-                    f"it launches the Triton kernel {getattr(self, '__name__', self)!r} outside of any operator",
-                    "Wrap the launch in torch.library.custom_op, with a fake kernel; torch.compile needs that too.",
-                )
-            return original(self, *args, **kwargs)
-
-        return run
-
-    for cls, original in zip(classes, originals, strict=True):
-        cls.run = guarded(original)
-    try:
-        yield
-    finally:
-        for cls, original in zip(classes, originals, strict=True):
-            cls.run = original

@@ -1,9 +1,7 @@
 """Watching a run: what a CUDA graph cannot hold is refused by the line that does it, before anything is captured."""
 
 import threading
-import traceback
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +9,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from varlen_graphs.capture.lines import UNKNOWN, user_lines
 from varlen_graphs.capture.rules import (
-    copies_to_device,
-    copies_to_host,
+    WHY,
+    Offence,
+    function_offence,
     makes_on_host,
-    reads_on_host,
-    shape_depends_on_data,
-    written_arguments,
+    operator_offence,
+    transfer_offence,
 )
 from varlen_graphs.errors import CaptureError
 
@@ -68,11 +67,26 @@ class Watch(TorchDispatchMode):
     ) -> None:
         """Called after each operation on the device."""
 
-    def refuse(self, what: str, remedy: str) -> NoReturn:
-        """Raise, naming the user's line."""
+    def refuse(self, offence: Offence) -> None:
+        """Called at each offence: raises, naming the user's line."""
+        why, remedy = WHY[offence.kind]
         raise CaptureError(
-            f"{self._name} could not be captured: {what}\n  at {user_line(traceback.extract_stack())}\n{remedy}"
+            f"{self._name} could not be captured: {offence.what}\n  at {next(user_lines(), UNKNOWN)}\n{why} {remedy}"
+            "\nvg.diagnose(module, call) lists all that stands in the way."
         )
+
+    def refuse_function(self, offence: Offence, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called in the place of a function that offends, for its result."""
+        self.refuse(offence)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Call a function that does not offend; one that takes no tensors may make host tensors."""
+        result = func(*args, **kwargs)
+        if not tensors and makes_on_host(kwargs):
+            for made in tree_leaves(result):
+                if isinstance(made, Tensor):
+                    self.mark_host(made)
+        return result
 
     def mark_host(self, tensor: Tensor) -> None:
         """Remember that a tensor would be on the host, on a machine where the module is on a GPU."""
@@ -93,10 +107,11 @@ class Watch(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]
         all_on_host = bool(inputs) and len(on_host) == len(inputs)
-        if func is aten._to_copy.default:
-            self._check_transfer(inputs[0], kwargs.get("device"))
-        if not all_on_host and isinstance(func, torch._ops.OpOverload):
-            self._check(func, args, kwargs, on_host)
+        offence = transfer_offence(func, args, kwargs)
+        if offence is None and not all_on_host and isinstance(func, torch._ops.OpOverload):
+            offence = operator_offence(func, args, kwargs, on_host, self.is_host)
+        if offence is not None:
+            self.refuse(offence)
         self.inside += 1
         try:
             result = func(*args, **kwargs)
@@ -110,33 +125,6 @@ class Watch(TorchDispatchMode):
         elif not all_on_host:
             self.seen(func, args, kwargs, inputs, results)
         return result
-
-    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: list[Tensor]) -> None:
-        if func is aten._local_scalar_dense.default:
-            self.refuse("it reads a value on the host", READ_REMEDY)
-        if shape_depends_on_data(func, args, kwargs, self.is_host):
-            self.refuse(
-                f"the shape of {func}'s result depends on data, which the host would have to wait for",
-                "Compute with masks of a fixed shape (torch.where), or declare a buffer of a fixed capacity.",
-            )
-        if any(self.is_host(tensor) for tensor in written_arguments(func, args, kwargs)):
-            self.refuse(f"{func} writes a device tensor into a host tensor", READ_REMEDY)
-        if func is aten.copy_.default and on_host and not on_host[0].is_pinned():
-            self.refuse("it copies a host tensor to the device", COPY_REMEDY)
-        for tensor in on_host:
-            if tensor.dim() and func is not aten.copy_.default:
-                self.refuse(
-                    f"{func} mixes device tensors with a host tensor {list(tensor.shape)}",
-                    "Create it on the device (device=x.device), or register it as a buffer of the module.",
-                )
-
-    def _check_transfer(self, tensor: Tensor, target: torch.device | None) -> None:
-        if target is None or target.type == tensor.device.type:
-            return
-        if target.type == "cpu":
-            self.refuse("it copies a device tensor to the host", READ_REMEDY)
-        if not tensor.is_pinned():
-            self.refuse("it copies a host tensor to the device", COPY_REMEDY)
 
 
 class _Functions(TorchFunctionMode):
@@ -154,37 +142,7 @@ class _Functions(TorchFunctionMode):
         if watch.inside:
             return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        from_host = bool(tensors) and watch.is_host(tensors[0])
-        if tensors and not from_host:
-            if what := reads_on_host(func):
-                watch.refuse(f"{what} reads a tensor on the host", READ_REMEDY)
-            if copies_to_host(func, args, kwargs):
-                watch.refuse("it copies a device tensor to the host", READ_REMEDY)
-        if copies_to_device(func, args, kwargs, from_host and not tensors[0].is_pinned()):
-            watch.refuse("it copies a host tensor to the device", COPY_REMEDY)
-        result = func(*args, **kwargs)
-        if not tensors and makes_on_host(kwargs):
-            for made in tree_leaves(result):
-                if isinstance(made, Tensor):
-                    watch.mark_host(made)
-        return result
-
-
-READ_REMEDY = (
-    "The host does not run at a replay, so the value would be frozen. Keep it a tensor, or declare what is computed "
-    "from it as a buffer (for a longest segment: MaxSeqlen)."
-)
-COPY_REMEDY = (
-    "Such a copy is not allowed in a capture. Create the tensor on the device (torch.full, torch.arange with device=), "
-    "register it as a buffer of the module, or declare a HostBuffer."
-)
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
-
-def user_line(stack: traceback.StackSummary) -> str:
-    """The innermost line of a stack that is neither torch's nor this folder's."""
-    for frame in reversed(stack):
-        if not frame.filename.startswith(_LIBRARIES):
-            return f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
-    return "an unknown line"
+        offence = function_offence(func, args, kwargs, tensors, watch.is_host)
+        if offence is not None:
+            return watch.refuse_function(offence, func, args, kwargs)
+        return watch.call(func, args, kwargs, tensors)

@@ -1,0 +1,72 @@
+"""Lines of the user's code, told from the frames of a stack."""
+
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+import torch
+
+_PACKAGE = Path(__file__).parent.parent
+_LIBRARIES = (str(Path(torch.__file__).parent), str(_PACKAGE / "capture"), str(_PACKAGE / "doctor"))
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+
+
+class Line(NamedTuple):
+    """A line of Python.
+
+    Attributes:
+        file: Path of its file.
+        number: Its number there.
+        function: The function it is part of.
+    """
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """What is written there."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}, in {self.function}: {self.source}"
+
+
+UNKNOWN = Line("an unknown file", 0, "an unknown function")
+
+
+def user_lines() -> Iterator[Line]:
+    """The running lines that are neither torch's nor those of this folder or the doctor's, the innermost first.
+
+    Ends where the doctor itself was called.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found = False
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            found = True
+            yield _line(frame, frame.f_lineno)
+        elif found and frame.f_code.co_filename.startswith(_LIBRARIES[2]):
+            return
+        frame = frame.f_back
+
+
+def raising_line(trace: TracebackType | None) -> Line:
+    """The innermost of the user's lines that an error went through."""
+    line = UNKNOWN
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+            line = _line(trace.tb_frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return line
+
+
+def _line(frame: FrameType, number: int) -> Line:
+    inside: FrameType | None = frame
+    while inside is not None and inside.f_code.co_name in _COMPREHENSIONS:
+        inside = inside.f_back
+    return Line(frame.f_code.co_filename, number, (inside or frame).f_code.co_name)

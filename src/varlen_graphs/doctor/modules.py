@@ -1,0 +1,48 @@
+"""Which submodule is running."""
+
+import threading
+from typing import Any
+
+import torch.nn.modules.module as torch_module
+from torch import nn
+
+
+class Running:
+    """Follows the calls of a module's submodules on the thread that enters it.
+
+    Attributes:
+        paths: Of the submodules that are running, the innermost last; the module itself is `""`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.paths: list[str] = []
+        self._names = {id(part): name for name, part in module.named_modules()}
+        self._handles: list[Any] = []
+        self._thread = 0
+
+    @property
+    def path(self) -> str:
+        """The innermost submodule that is running."""
+        return self.paths[-1] if self.paths else ""
+
+    def __enter__(self) -> "Running":
+        """Follow from now on."""
+        self._thread = threading.get_ident()
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(self._begin),
+            torch_module.register_module_forward_hook(self._end, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Follow no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.paths.append(self._names.get(id(module), self.path))  # of a module made on the way: its owner's
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == self._thread and self.paths:
+            self.paths.pop()

@@ -1,0 +1,289 @@
+"""One run of a module, observed: what a capture would refuse is noted, and the run goes on."""
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from varlen_graphs.capture.launches import triton_launches
+from varlen_graphs.capture.lines import UNKNOWN, Line, user_lines
+from varlen_graphs.capture.rules import (
+    Offence,
+    draws_random_numbers,
+    makes_on_host,
+    named_arguments,
+    written_arguments,
+)
+from varlen_graphs.capture.watch import Watch
+from varlen_graphs.doctor.modules import Running
+
+aten = torch.ops.aten
+
+Number = bool | int | float | complex | str
+Value = Number | tuple[Number, ...]
+
+
+_SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
+
+
+class Sighting(NamedTuple):
+    """Something that was seen once.
+
+    Attributes:
+        kind: What sort of thing it is.
+        what: What was done, in words.
+        line: The innermost of the user's lines that did it.
+        module: The path of the submodule that was running.
+    """
+
+    kind: str
+    what: str
+    line: Line
+    module: str
+
+
+class Site(NamedTuple):
+    """Where something is called: the user's lines, the innermost first, and the name of the operator or function."""
+
+    lines: tuple[Line, ...]
+    name: str
+
+
+class Operation(NamedTuple):
+    """What one operation was given, but for the values of tensors on the device.
+
+    Attributes:
+        values: Numbers, strings and lists of them, by the name of the argument; those of host scalars, too.
+        sizes: Dimensions and numbers of elements of its tensors, and of those of the function of torch that it is part
+            of, by a name of each.
+        sizes_read: How many sizes of the run had been read before.
+        module: The path of the submodule that was running.
+    """
+
+    values: dict[str, Value]
+    sizes: dict[str, int]
+    sizes_read: int
+    module: str
+
+
+class Made(NamedTuple):
+    """Memory that the run allocated."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    line: Line
+    module: str
+    form: str
+
+
+@dataclass
+class _Function:
+    """A function of torch that is being called: operations are counted once for each of its calls."""
+
+    name: str
+    tensors: list[Tensor]
+    counted: bool = False
+
+
+@dataclass
+class Run:
+    """What a run did.
+
+    Attributes:
+        sightings: What stands in the way or is worth knowing.
+        operations: What ran on the device, in order, by where it comes from.
+        functions: Paths of the submodules that called a function of torch, by where, if operations came of it.
+        sizes: Sizes of tensors that the module's Python read, in order, with a name of the place.
+        reads: Numbers that the host read from tensors of the device, by line.
+        kept: What was allocated, and is still alive after the run and its output are gone.
+    """
+
+    sightings: list[Sighting] = field(default_factory=list)
+    operations: dict[Site, list[Operation]] = field(default_factory=dict)
+    functions: dict[Site, list[str]] = field(default_factory=dict)
+    sizes: list[tuple[str, int]] = field(default_factory=list)
+    reads: dict[Line, set[Number]] = field(default_factory=dict)
+    kept: list[Made] = field(default_factory=list)
+
+
+def observe(run: Callable[[], Any], running: Running, device: torch.device, owners: dict[int, tuple[str, str]]) -> Run:
+    """Run something eager, without gradients, and say what it did.
+
+    Args:
+        run: What to run; its output is dropped.
+        running: Tells which submodule runs.
+        device: Where the module is.
+        owners: What there is before the run, by `storage_key`: a kind, for when it is written, and a name.
+    """
+    observer = _Observer(running, device, owners)
+    with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launched):
+        run()
+    if observer.alive():
+        gc.collect()  # what only cycles hold is not kept
+    observer.run.kept = observer.alive()
+    return observer.run
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What tells the memory of a tensor from that of others, as long as it lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+class _Observer(Watch):
+    """Notes offences where `Watch` raises at the first.
+
+    On the CPU a copy between host and device returns the tensor itself, which would be two tensors on a GPU: here it
+    is copied, so that what follows is told apart as there.
+    """
+
+    def __init__(self, running: Running, device: torch.device, owners: dict[int, tuple[str, str]]) -> None:
+        super().__init__(device, "the module")
+        self.run = Run()
+        self._made: dict[int, Made] = {}
+        self._running = running
+        self._owners = owners
+        self._function: _Function | None = None
+        self._sizes_read: Counter[Line] = Counter()
+        self._aside = 0  # inside of what was noted already, or of the host
+
+    def alive(self) -> list[Made]:
+        """What was made and is not gone."""
+        return [made for made in self._made.values() if made.storage() is not None]
+
+    def refuse(self, offence: Offence) -> None:
+        """Note an offence."""
+        if not self._aside:
+            self._note(offence.kind, offence.what)
+
+    def refuse_function(self, offence: Offence, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note an offence, and do what was asked for."""
+        self.refuse(offence)
+        emulated = self._device.type == "cpu"
+        with self._set_aside():
+            if emulated and offence.kind == "copy to host":
+                args = (args[0].clone(), *args[1:])
+            result = func(*args, **kwargs)
+            if emulated and offence.kind == "copy to host":
+                tree_map_only(Tensor, self.mark_host, result)
+            if emulated and offence.kind == "copy to device":
+                result = tree_map_only(Tensor, self._to_device, result)
+        self._note_read(result)
+        return result
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Call a function, whose operators may take sizes from its tensors; of host tensors a graph sees nothing."""
+        if not tensors and makes_on_host(kwargs):
+            with self._set_aside():
+                return super().call(func, args, kwargs, tensors)
+        self._function = _Function(str(getattr(func, "__name__", func)), tensors)
+        try:
+            result = super().call(func, args, kwargs, tensors)
+        finally:
+            self._function = None
+        if func in _SIZES and not self._aside:
+            self._note_sizes(result)
+        return result
+
+    def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a Triton launch that no operator announces."""
+        if self.inside or self.thread != threading.get_ident():
+            return
+        named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        if callable(named.get("grid")):
+            named["grid"] = tuple(named["grid"](named))
+        self._note_operation(f"the kernel {kernel.__name__}", named)
+
+    def seen(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
+    ) -> None:
+        """Note an operation, what it writes and what it makes."""
+        if func is aten._local_scalar_dense.default:
+            self._note_read(results)
+        if self._aside:
+            return
+        named: dict[str, Any] = {str(at): value for at, value in enumerate(args)} | kwargs
+        if isinstance(func, torch._ops.OpOverload):
+            named = named_arguments(func, args, kwargs)
+            if draws_random_numbers(func, args, kwargs) and kwargs.get("generator") is None:
+                self._note("random numbers", f"{func} draws random numbers")
+            for tensor in written_arguments(func, args, kwargs):
+                self._note_write(func, tensor)
+        line = self._note_operation(str(func), named)
+        known = {storage_key(tensor) for tensor in inputs}
+        for result in results:
+            if isinstance(result, Tensor) and storage_key(result) not in known:
+                self._note_made(result, line)
+
+    def _note(self, kind: str, what: str) -> None:
+        line = next(user_lines(), UNKNOWN)
+        self.run.sightings.append(Sighting(kind, what, line, self._running.path))
+
+    def _note_operation(self, operator: str, named: dict[str, Any]) -> Line:
+        lines = tuple(user_lines()) or (UNKNOWN,)
+        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path)
+        self.run.operations.setdefault(Site(lines, operator), []).append(operation)
+        function = self._function or _Function(operator, [])
+        if not function.counted:
+            function.counted = True
+            self.run.functions.setdefault(Site(lines, function.name), []).append(self._running.path)
+        return lines[0]
+
+    def _note_read(self, result: Any) -> None:
+        numbers = {leaf for leaf in tree_leaves(result) if isinstance(leaf, bool | int | float)}
+        if numbers:
+            self.run.reads.setdefault(next(user_lines(), UNKNOWN), set()).update(numbers)
+
+    def _note_sizes(self, sizes: Any) -> None:
+        line = next(user_lines(), UNKNOWN)
+        self._sizes_read[line] += 1
+        for dim, size in enumerate(sizes if isinstance(sizes, tuple) else (sizes,)):
+            self.run.sizes.append((f"{line.file}:{line.number}, {self._sizes_read[line]}, {dim}", size))
+
+    def _note_write(self, func: Any, tensor: Tensor) -> None:
+        key = storage_key(tensor)
+        if key not in self._made and not self.is_host(tensor):
+            kind, name = self._owners.get(key, ("state written", f"a tensor {list(tensor.shape)} made before the run"))
+            self._note(kind, f"{func} writes into {name}")
+
+    def _note_made(self, tensor: Tensor, line: Line) -> None:
+        form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        made = Made(weakref.ref(tensor.untyped_storage()), line, self._running.path, form)
+        self._made[storage_key(tensor)] = made
+
+    def _values_and_sizes(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
+        values: dict[str, Value] = {}
+        sizes: dict[str, int] = {}
+        given = self._function.tensors if self._function else []
+        for name, value in (named | {"given": given}).items():
+            leaves = tree_leaves(value)
+            if leaves and all(isinstance(leaf, Number) for leaf in leaves):
+                values[name] = tuple(leaves) if isinstance(value, list | tuple) else leaves[0]
+            for at, leaf in enumerate(leaves):
+                if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
+                    values[name] = leaf.item()
+                elif isinstance(leaf, Tensor):
+                    sizes[f"{name}[{at}].numel"] = leaf.numel()
+                    sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
+        return values, sizes
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        moved = tensor.clone()
+        self._made_on_host.pop(storage_key(moved), None)
+        self._note_made(moved, next(user_lines(), UNKNOWN))
+        return moved
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1

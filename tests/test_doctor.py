@@ -1,0 +1,534 @@
+"""The doctor: everything that stands in the way of a graph, at once and by line."""
+
+import json
+import random
+import sys
+import textwrap
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from varlen_graphs.__main__ import main
+from varlen_graphs.capture.tape import TapeCapture
+
+
+class Of(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+def found(function, *calls):
+    """What the doctor finds in a function: kinds and the names of functions, in order."""
+    return [(finding.kind, finding.line.function) for finding in vg.diagnose(Of(function), *calls)]
+
+
+def item(m, x, n):
+    return x * n[0].item()
+
+
+def tolist(m, x, n):
+    return x.split(n.tolist())
+
+
+def to_int(m, x, n):
+    return x * int(n[0])
+
+
+def index(m, x, n):
+    return x[: n[0]]
+
+
+def sized_by_a_tensor(m, x, n):
+    return torch.arange(n[0], device=x.device)
+
+
+def printed(m, x, n):
+    return f"{x}"
+
+
+def branch(m, x, n):
+    return x if n.sum() > 2 else -x
+
+
+def compared(m, x, n):
+    return x if torch.equal(x, x) else -x
+
+
+def contained(m, x, n):
+    return x if 1 in n else -x
+
+
+def cpu(m, x, n):
+    return x.cpu()
+
+
+def to_cpu(m, x, n):
+    return x.to("cpu")
+
+
+def numpy(m, x, n):
+    return x.numpy()
+
+
+def new_tensor(m, x, n):
+    return x * x.new_tensor([2.0])
+
+
+def made_on_the_device(m, x, n):
+    return x + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+
+
+def moved(m, x, n):
+    return x + torch.ones(4).to(x.device)
+
+
+def host_tensor(m, x, n):
+    return x + torch.ones(4)
+
+
+def host_indices(m, x, n):
+    return x[torch.tensor([0, 1])]
+
+
+def nonzero(m, x, n):
+    return x.nonzero()
+
+
+def unique(m, x, n):
+    return x.unique()
+
+
+def boolean_index(m, x, n):
+    return x[x > 0]
+
+
+def repeated(m, x, n):
+    return torch.repeat_interleave(x[:2], n)
+
+
+def own_generator(m, x, n):
+    return x + torch.rand(4, device=x.device, generator=torch.Generator())
+
+
+OFFENDERS = {
+    item: "host sync", tolist: "host sync", to_int: "host sync", index: "host sync", sized_by_a_tensor: "host sync",
+    printed: "host sync", branch: "branch", compared: "branch", contained: "branch", cpu: "copy to host",
+    to_cpu: "copy to host", numpy: "copy to host", new_tensor: "copy to device", made_on_the_device: "copy to device",
+    moved: "copy to device", host_tensor: "host tensor", host_indices: "host tensor",
+    nonzero: "data-dependent shape", unique: "data-dependent shape", boolean_index: "data-dependent shape",
+    repeated: "data-dependent shape", own_generator: "own generator",
+}  # fmt: skip
+
+
+def dropped_in_eval(m, x, n):
+    return nn.functional.dropout(x, 0.5, training=False)
+
+
+def repeated_to_a_size(m, x, n):
+    return torch.repeat_interleave(x[:2], n, output_size=4)
+
+
+def host_arithmetic(m, x, n):
+    return x * torch.arange(3).tolist()[-1] * torch.ones(2).sum()
+
+
+def attention(m, x, n):
+    q = x[None, None, :, None].expand(1, 1, 4, 8)
+    return nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+HARMLESS = [dropped_in_eval, repeated_to_a_size, host_arithmetic, attention]
+
+
+def call():
+    return torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1, 3])
+
+
+@given(st.lists(st.sampled_from([*OFFENDERS, *HARMLESS]), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_all_offenders_are_found_at_once_and_nothing_else(functions):
+    def forward(m, x, n):
+        for function in functions:
+            function(m, x, n)
+
+    expected = {(OFFENDERS[function], function.__name__) for function in functions if function in OFFENDERS}
+    came = found(forward, call())
+    assert set(came) == expected
+    assert len(came) == len(expected)  # a line that ran several times is one finding
+
+
+@pytest.mark.parametrize("function", [*OFFENDERS, *HARMLESS])
+def test_the_doctor_finds_what_a_capture_refuses(function):
+    example = call()
+    findings = list(vg.diagnose(Of(function), example))
+    with nullcontext() if function in HARMLESS else pytest.raises(vg.CaptureError) as error:
+        TapeCapture().capture(lambda: function(None, *example), "the test")
+    assert len(findings) == (function in OFFENDERS)
+    assert all(finding.what in str(error.value) for finding in findings)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = Of(lambda m, x, n: x.split(n.tolist())[0] if n is not None else x)
+
+    def forward(self, x, n):
+        self.attn(x, n)
+        return x
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x, n):
+        longest = n.max().item()
+        for block in self.blocks:
+            x = block(x, n)
+        return x * longest
+
+
+def test_a_finding_names_line_module_count_reason_and_buffer():
+    calls = [(torch.ones(4), torch.tensor(lengths)) for lengths in ([3, 1], [2, 2])]
+    longest, split, frozen_split, frozen_longest = vg.diagnose(Tower(), *calls)
+    assert (longest.kind, longest.line.function, longest.line.source) == (
+        "host sync",
+        "forward",
+        "longest = n.max().item()",
+    )
+    assert longest.line.file == __file__
+    assert (longest.declaration, longest.modules, longest.count, longest.blocks) == ("MaxSeqlen", ("",), 1, True)
+    assert "host does not run at a replay" in longest.why
+    assert (split.kind, split.modules, split.count) == ("host sync", ("blocks.*.attn",), 3)
+    assert "CuSeqlens" in split.declaration
+    assert (frozen_split.kind, frozen_split.line, frozen_split.modules) == ("frozen value", split.line, split.modules)
+    assert (frozen_longest.kind, frozen_longest.line.source) == ("frozen value", "return x * longest")
+
+
+def test_what_runs_on_after_an_offender_is_still_told_apart():
+    """On the CPU a copy returns the same tensor: afterwards one of them is the host's, and the other is not."""
+
+    def forward(m, x):
+        on_host = x.cpu()
+        number = on_host.sum().item()  # of the host: no sync
+        back = on_host.to(x.device)
+        back.sum().item()
+        x.sum().item()
+        return x + back * number
+
+    kinds = [kind for kind, _ in found(forward, torch.ones(4))]
+    assert kinds == ["copy to host", "copy to device", "host sync", "host sync"]
+
+
+def test_calls_are_dicts_tuples_or_single_arguments():
+    def forward(m, x, scale=1.0):
+        return x * scale
+
+    for one in (torch.ones(4), (torch.ones(4), 2.0), {"x": torch.ones(4), "scale": 2.0}):
+        assert vg.diagnose(Of(forward), one).ok
+    with pytest.raises(vg.InputError, match="needs example calls"):
+        vg.diagnose(Of(forward))
+
+
+def layouts(*lengths):
+    """Calls of as many rows."""
+    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
+
+
+def frozen(function, *calls):
+    return [f for f in vg.diagnose(Of(function), *calls) if f.kind.startswith("frozen")]
+
+
+def test_a_max_seqlen_read_on_the_host_is_named_where_it_is_used():
+    def forward(m, x, lengths):
+        longest = lengths.max().item()
+        return x.clamp(max=longest)
+
+    (value,) = frozen(forward, *layouts([3, 5], [6, 2]))
+    assert value.line.source == "return x.clamp(max=longest)"
+    assert "max of aten.clamp.default is 5 in call 1, 6 in call 2, read from a tensor at" in value.what
+    assert value.what.endswith(f"test_doctor.py:{forward.__code__.co_firstlineno + 1}")
+    assert not value.remedy.startswith("Declare vg")
+
+
+def test_an_arange_sized_in_python_is_named():
+    def forward(m, x, lengths):
+        return torch.arange(max(lengths), device=x.device)
+
+    calls = [{"x": torch.ones(8, 4), "lengths": own} for own in ([3, 5], [6, 2])]
+    (value,) = frozen(forward, *calls)
+    assert "end of aten.arange.default is 5 in call 1, 6 in call 2" in value.what
+    assert value.declaration == "MaxSeqlen"
+
+
+def test_a_branch_on_the_number_of_images_is_named():
+    def forward(m, x, lengths):
+        x = x * 2
+        if len(lengths) > 2:
+            x = x + 1
+            x = x.relu()
+        return x
+
+    (value,) = frozen(forward, *layouts([3, 5], [2, 2, 4]))
+    assert (value.kind, value.line.source) == ("frozen branch", "if len(lengths) > 2:")
+    assert value.what == "it ran 0 operations in call 1, 2 operations in call 2"
+
+
+def test_a_loop_over_items_is_named_once_with_all_it_calls():
+    def forward(m, x, lengths):
+        total = torch.zeros_like(x)
+        for length in lengths.unbind():
+            total = total + norm(x * length)
+        return total
+
+    (value,) = frozen(forward, *layouts([3, 5], [2, 2, 4]))
+    assert value.line.source == "for length in lengths.unbind():"
+    assert value.what == "it ran 8 operations in call 1, 12 operations in call 2"
+
+
+def norm(x):
+    if x.dim() > 1:
+        x = x - x.mean()
+    return x
+
+
+def test_an_early_return_is_named_by_what_follows_it():
+    def forward(m, x, lengths):
+        x = x * 2
+        if len(lengths) == 1:
+            return x
+        x = x + 1
+        return x.relu()
+
+    (value,) = frozen(forward, *layouts([8], [3, 5]))
+    assert (value.kind, value.line.source) == ("frozen branch", "x = x + 1")
+
+
+def test_what_follows_from_sizes_is_not_named():
+    def forward(m, x, lengths):
+        items, rows = len(lengths), len(x)
+        cu_seqlens = torch.zeros(items + 1, dtype=torch.int32, device=x.device)
+        cu_seqlens[1:] = lengths.cumsum(0)
+        queries = m.weight.repeat(items * 2, 1).view(items, 2, 4)
+        position = torch.arange(rows, device=x.device).reshape(2, -1)
+        table = torch.meshgrid(torch.arange(items, device=x.device), lengths, indexing="ij")
+        return cu_seqlens, queries, position, table
+
+    assert vg.diagnose(Of(forward), *layouts([3, 5], [2, 2, 4], [8], [1, 1, 1, 5])).ok
+
+
+def test_rows_of_another_number_are_not_compared_and_the_report_says_so():
+    def forward(m, x, lengths):
+        return x.clamp(max=len(x))
+
+    diagnosis = vg.diagnose(Of(forward), *layouts([3, 5], [6, 1]))
+    assert diagnosis.ok
+    assert "no other call has rows of the same shape" in str(diagnosis)
+    assert not vg.diagnose(Of(forward), *layouts([3, 5], [6, 2])).notes
+
+
+def test_arguments_that_are_numbers_are_named():
+    def forward(m, x, max_seqlen):
+        return x.clamp(max=max_seqlen)
+
+    (value,) = frozen(forward, *({"x": torch.ones(4), "max_seqlen": n} for n in (3, 4)))
+    assert value.what.endswith("the argument 'max_seqlen'")
+    assert value.declaration == "MaxSeqlen"
+
+
+def test_a_host_scalar_that_follows_the_layout_is_named():
+    def forward(m, x, lengths):
+        return x / torch.tensor(float(max(lengths)))
+
+    (value,) = frozen(forward, *({"x": torch.ones(8), "lengths": own} for own in ([3, 5], [6, 2])))
+    assert "other of aten.div.Tensor is 5.0 in call 1, 6.0 in call 2" in value.what
+
+
+def test_a_number_that_changes_from_run_to_run_is_named():
+    generator = random.Random(0)
+
+    def forward(m, x):
+        return x * generator.random()
+
+    (value,) = frozen(forward, torch.ones(4))
+    assert "the first run of call 1" in value.what
+
+
+def test_a_layout_that_is_the_same_shows_nothing():
+    def forward(m, x, lengths):
+        return [part * 2 for part in x.split(lengths.tolist())]
+
+    assert not frozen(forward, *layouts([3, 5], [3, 5]))
+
+
+def cached_once(m, x):
+    if not hasattr(m, "table"):
+        m.table = torch.arange(4.0, device=x.device)
+    return x[0] + m.table
+
+
+def cached_by_size(m, x):
+    m.tables = getattr(m, "tables", {})
+    if x.shape[0] not in m.tables:
+        m.tables[x.shape[0]] = torch.ones(x.shape, device=x.device)
+    return x + m.tables[x.shape[0]]
+
+
+def remembered(m, x):
+    m.last = x * 2
+    return m.last + 1
+
+
+def input_changed(m, x):
+    return x.add_(1)
+
+
+def weight_changed(m, x):
+    m.weight.mul_(2)
+    return x + m.weight
+
+
+def dropped(m, x):
+    return nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "says", "blocks"),
+    [
+        (cached_once, "lazy cache", "float32 [4], made in the first run of call 1", False),
+        (remembered, "kept memory", "it keeps float32 [2, 4]", False),
+        (input_changed, "input written", "writes into the argument 0", False),
+        (weight_changed, "state written", "writes into the module's weight", True),
+        (dropped, "random numbers", "draws random numbers", False),
+    ],
+)
+def test_what_a_run_leaves_behind_is_told(function, kind, says, blocks):
+    diagnosis = vg.diagnose(Of(function), torch.ones(2, 4))
+    (finding,) = diagnosis
+    assert (finding.kind, finding.line.function) == (kind, function.__name__)
+    assert says in finding.what
+    assert finding.blocks == blocks == (not diagnosis.ok)
+
+
+def test_a_cache_that_another_layout_fills_anew_stands_in_the_way():
+    first, second = vg.diagnose(Of(cached_by_size), torch.ones(2, 4), torch.ones(3, 4))
+    assert [f.kind for f in (first, second)] == ["cache by layout", "lazy cache"]
+    assert "call 2" in first.what
+
+
+def test_tensors_of_a_call_stay_as_they_were():
+    x = torch.ones(4)
+    vg.diagnose(Of(input_changed), x)
+    assert x.tolist() == [1.0] * 4
+
+
+def test_running_statistics_are_state():
+    diagnosis = vg.diagnose(nn.BatchNorm1d(4).train(), torch.randn(8, 4))
+    assert {f.kind for f in diagnosis} == {"state written"}
+    assert "num_batches_tracked" in diagnosis.findings[0].what
+
+
+def test_a_module_that_raises_raises():
+    def forward(m, x):
+        return x @ x[:1, :3]
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        vg.diagnose(Of(forward), torch.ones(2, 4))
+    assert vg.diagnose(Of(lambda m, x: x * 2), torch.ones(2)).ok  # nothing watches any more
+
+
+def test_a_diagnosis_is_text_with_colour_and_json():
+    diagnosis = vg.diagnose(Tower(), (torch.ones(4), torch.tensor([3, 1])))
+    text = str(diagnosis)
+    assert text.startswith("Tower, 1 call: 2 findings stand in the way of a graph")
+    for words in (
+        "1. host sync: ",
+        "longest = n.max().item()",
+        "(blocks.*.attn)",
+        "3 times a call",
+        "Declare MaxSeqlen.",
+    ):
+        assert words in text
+    assert "\x1b" not in text
+    assert "\x1b[31mhost sync\x1b[0m" in diagnosis.text(color=True)
+    told = json.loads(diagnosis.to_json())
+    assert told["ok"] is diagnosis.ok is False
+    assert [f["kind"] for f in told["findings"]] == [f.kind for f in diagnosis]
+    assert told["findings"][0]["line"]["source"] == "longest = n.max().item()"
+    assert len(diagnosis) == 2
+
+
+FACTORIES = """
+    import torch
+
+    class Reads(torch.nn.Module):
+        def forward(self, x):
+            return x * x.max().item()
+
+    def bad():
+        return Reads(), torch.ones(3)
+
+    def good():
+        return torch.nn.Linear(3, 3), (torch.ones(2, 3),)
+
+    def nothing():
+        return torch.nn.Linear(3, 3)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "factories.py").write_text(textwrap.dedent(FACTORIES))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("factories", None)
+
+
+def test_the_command_says_by_its_status_whether_something_stands_in_the_way(factories, capsys):
+    assert main(["doctor", "factories:bad"]) == 1
+    text = capsys.readouterr().out
+    assert "return x * x.max().item()" in text
+    assert "\x1b" not in text  # no terminal
+    assert main(["doctor", "factories:bad", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert main(["doctor", "factories:good"]) == 0
+    assert capsys.readouterr().out.startswith("Linear, 1 call: nothing stands in the way of a graph\n")
+
+
+def test_a_terminal_gets_colour_unless_it_wants_none(factories, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main(["doctor", "factories:bad"])
+    assert "\x1b[31m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(["doctor", "factories:bad"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("factories", "expected package.module:function"),
+        ("nowhere:bad", "cannot be found"),
+        ("factories:nowhere", "cannot be found"),
+        ("factories:nothing", "expected a tuple (module, call, call, ...)"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_a_factory(factories, capsys, factory, says):
+    with pytest.raises(SystemExit) as exit:
+        main(["doctor", factory])
+    assert exit.value.code == 2
+    assert says in capsys.readouterr().err
