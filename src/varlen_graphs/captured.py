@@ -175,7 +175,7 @@ class Captured:
 
     def _key(self, statics: dict[str, Any]) -> Key:
         if not self._graphs:
-            self._state.forget_adapters()
+            self._state.look_anew()
         return static_key(statics), self._state.adapters()
 
     def check_rows(self, rows: Tensor) -> None:

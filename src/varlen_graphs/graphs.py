@@ -51,7 +51,7 @@ class Graphs:
         failed: Why budgets were left out.
         extents: What each tensor of the output is.
         per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
-        read: What the graphs read, without what they made.
+        read: What the graphs read that is neither the arena nor what checks it.
         rebuild: Puts tensors in the places of the output, in a new object.
 
     Raises:
@@ -88,7 +88,8 @@ class Graphs:
             self._graphs.clear()  # whoever keeps the traceback does not keep the memory
             raise
         self._held = [*self._memory.held.values()]
-        self.read = [*self._memory.read.values()]
+        own = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *deferred.memory)}
+        self.read = [tensor for address, tensor in self._memory.read.items() if address not in own]
         del self._memory
 
     def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:

@@ -1,6 +1,7 @@
 """Whether the memory that graphs read is still where, and what, it was when they were captured."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from itertools import cycle
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -18,8 +19,12 @@ SAMPLE = 8
 """At least so many tensors and submodules are looked at in each call."""
 
 
-class _Registrations:
-    """Counts what is set on any module of the process: parameters, buffers and submodules."""
+class _Events:
+    """Counts what may void graphs: what is set on any module of the process, and storages resized in place.
+
+    Torch has hooks for parameters, buffers and submodules, and none for `UntypedStorage.resize_`, by which sharding frees
+    the memory of weights: a function that counts is put around it.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,12 +37,21 @@ class _Registrations:
             torch_module.register_module_parameter_registration_hook(self._one_more)
             torch_module.register_module_buffer_registration_hook(self._one_more)
             torch_module.register_module_module_registration_hook(self._one_more)
+            torch.UntypedStorage.resize_ = self._counted(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
 
-    def _one_more(self, module: nn.Module, name: str, value: Any) -> None:
+    def _one_more(self, *event: Any) -> None:
         self.count += 1
 
+    def _counted(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(resize)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return resize(*args, **kwargs)
 
-_REGISTRATIONS = _Registrations()
+        return counted
+
+
+_EVENTS = _Events()
 
 
 class Guard:
@@ -70,15 +84,17 @@ class Guard:
             _Slot(f"{prefix}{name}", values, name, value) for prefix, values in places for name, value in values.items()
         ]
         known = {id(slot.value) for slot in slots}
-        slots += _slots_outside([tensor for tensor in read if id(tensor) not in known], module)
+        outside = _slots_outside([tensor for tensor in read if id(tensor) not in known], module)
+        slots += outside
         self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
         self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
         self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
-        _REGISTRATIONS.begin()
-        self._seen = _REGISTRATIONS.count
+        _EVENTS.begin()
+        self._seen = _EVENTS.count
         count = min(CALLS, -(-len(slots) // SAMPLE))
-        self._samples = [_Sample([*slots[:1], *slots[at::count]]) for at in range(count)]
+        always = [*outside[:SAMPLE], *slots[:1]]  # memory outside is the likeliest to go
+        self._samples = [_Sample([*always, *slots[at::count]]) for at in range(count)]
         self._turns = cycle(self._samples)
 
     def change(self) -> str | None:
@@ -93,18 +109,18 @@ class Guard:
         """The same, looking at a part of it, another part at each call; and at all if that has changed, or may have.
 
         What changes all weights (moving, casting or loading the module) is found at once, and so is what is set on a
-        module, as adapters are. A change of a single tensor (`param.data = ...`) is found within `CALLS` calls: looking
+        module, as adapters are, and a storage that was resized. A change of a single tensor (`param.data = ...`) is found within `CALLS` calls: looking
         at all of some hundred weights takes longer than the rest of a call. Where there are at most `SAMPLE`, all are
         looked at in each call. Shapes and strides are compared by `change` alone.
         """
         sample = next(self._turns, None)
         if (
-            self._seen == _REGISTRATIONS.count
+            self._seen == _EVENTS.count
             and (sample is None or sample.same())
             and not any(len(values) != size for values, size in self._growing)
         ):
             return None
-        self._seen = _REGISTRATIONS.count
+        self._seen = _EVENTS.count
         return self.change()
 
 
