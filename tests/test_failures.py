@@ -110,7 +110,10 @@ def test_whatever_fails_calls_are_answered(fault, sizes, calls, unseen):
 def test_what_fails_at_every_budget_is_raised(name):
     encoder = faulty(FAULTS[name], SIZES)
     error, message = {
-        "memory": (vg.CaptureError, r"(?s)no budget could be captured, because memory is short: .*20.00 GiB.*smaller bud"),
+        "memory": (
+            vg.CaptureError,
+            r"(?s)no budget could be captured, because memory is short: .*20.00 GiB.*smaller bud",
+        ),
         "host memory": (vg.CaptureError, "no budget could be captured, because memory is short: RuntimeError: "),
         "refused": (vg.CaptureError, "(?s)Tensor.item reads a tensor on the host.*in refused: return.*MaxSeqlen"),
         "error": (ValueError, "no grid of so many blocks"),
