@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests import strategies
 from varlen_graphs.costs import Costs
+from varlen_graphs.in_use import InUse
 from varlen_graphs.packing import Pack
 from varlen_graphs.plan import Planner
 
@@ -69,7 +70,7 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
 
 def planner(costs):
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
-    return Planner(spec, costs, "eager", 1)
+    return Planner(spec, InUse(costs), "eager", 1)
 
 
 def replay_of(budget, items=1):
@@ -124,7 +125,7 @@ def test_a_report_shows_budgets_times_and_counts():
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
-    text = report("the encoder", costs, stats, {"captured in": 1.25})
+    text = report("the encoder", InUse(costs), stats, {"captured in": 1.25})
     assert "captured in 1.25 s" in text
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
@@ -133,7 +134,13 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes 9.00 ms or more" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
-    assert report("new", Costs.in_rows([small]), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
+    assert report("new", InUse(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
+        "512",
+        "8",
+        "8",
+        "-",
+        "0",
+    ]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():

@@ -59,6 +59,11 @@ class Arena:
             for buffer in self._spec.host_buffers
         }
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """All tensors there are."""
+        return [self.rows, self._flat, *self._host.values()]
+
     def check(self, rows: Tensor) -> None:
         """Whether rows could be copied in.
 

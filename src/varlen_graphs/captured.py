@@ -1,9 +1,10 @@
 """What an encoder holds from capture to release."""
 
+import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,14 @@ from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import StaticKey, static_key
 from varlen_graphs.capture.base import Backend
-from varlen_graphs.capture.memory import Weights
+from varlen_graphs.capture.guard import Guard
+from varlen_graphs.capture.owners import with_owners
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.costs import Costs
 from varlen_graphs.deferred import Deferred
-from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
+from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
@@ -26,6 +28,8 @@ from varlen_graphs.table import ItemTable
 
 MANY_KEYS = 8
 """After so many sets of static arguments a warning says what they cost."""
+
+LOGGER = logging.getLogger("varlen_graphs")
 
 Key = tuple[StaticKey, Hashable]
 """What graphs are kept by: static arguments, and the adapters at work."""
@@ -43,13 +47,15 @@ class Captured:
         forward: What to capture.
         state: The state to capture in.
         pool: Where.
-        learn: Told what replays cost, once it was measured.
+        in_use: Told what replays cost, once it was measured, and which budgets could not be captured.
+        on_change: What happens when memory that graphs read is found elsewhere.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
         deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first capture took.
+        kept: Tensors that captured runs made and somebody keeps, for people.
     """
 
     def __init__(
@@ -60,20 +66,23 @@ class Captured:
         forward: Forward,
         state: State,
         pool: Pool,
-        learn: Callable[[Costs], None],
+        in_use: InUse,
+        on_change: Literal["error", "recapture"],
     ) -> None:
         self.arena: Arena | None = None
         self.deferred: Deferred | None = None
         self.staged = False
         self.seconds: dict[str, float] = {}
+        self.kept: list[str] = []
         self._module = module
         self._spec = spec
         self._budgets = budgets
         self._forward = forward
         self._state = state
         self._pool = pool
-        self._learn = learn
-        self._weights: Weights | None = None
+        self._in_use = in_use
+        self._on_change = on_change
+        self._guard: Guard | None = None
         self._graphs: dict[Key, Graphs] = {}
 
     def __len__(self) -> int:
@@ -82,8 +91,15 @@ class Captured:
     def graphs(
         self, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
-        """The graphs for these static arguments, captured if this is the first call with them."""
+        """The graphs for these static arguments, captured if this is the first call with them.
+
+        Raises:
+            StaleGraphError: What they read was found elsewhere, with `on_change="error"`. A part of it is looked at,
+                another part at each call.
+        """
         self._check_not_staged()
+        if self._guard is not None and (what := self._guard.change_soon()):
+            self._changed(what)
         key = self._key(statics)
         found = self._graphs.get(key)
         return found or self._capture(key, statics, row_shape, device, backend)
@@ -91,8 +107,13 @@ class Captured:
     def _capture(
         self, key: Key, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
-        self.check_weights()
+        self.check_memory()
         self._state.warn_of_training()
+        budgets = [budget for budget in self._budgets if budget not in self._in_use.out]
+        if not budgets:
+            raise CaptureError(
+                f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
+            )
 
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
@@ -104,16 +125,20 @@ class Captured:
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
             start = time.perf_counter()
-            self._graphs[key] = Graphs(self._spec.declared, arena, self.deferred, self._budgets, forward, backend)
-            self.arena = arena
-            self._weights = self._weights or Weights(self._module)  # after the module's caches were filled
+            graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
+            self._graphs[key], self.arena = graphs, arena
+            # After the module's caches were filled.
+            self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])
+            self._tell_failed(graphs)
+            self._tell_kept(graphs, backend)
             if len(self._graphs) == 1:
                 captured = time.perf_counter()
                 self.seconds = {"captured, kernels compiled, in": captured - start}
                 if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    self._learn(measure(self._graphs[key], self._forward, self._budgets, statics))
+                    captured_budgets = [budget for budget in budgets if budget in graphs]
+                    self._in_use.learn(measure(graphs, self._forward, captured_budgets, statics))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(
@@ -121,7 +146,28 @@ class Captured:
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout",
                 stacklevel=6,
             )
-        return self._graphs[key]
+        return graphs
+
+    def _tell_failed(self, graphs: Graphs) -> None:
+        """Take budgets out of use that could not be captured."""
+        for budget, reason in graphs.failed.items():
+            self._in_use.put_out(budget, reason)
+            warnings.warn(
+                f"the graph of {budget.rows} rows could not be captured and is out of use: other budgets take its calls"
+                f", and what none of them holds runs eager; {reason}",
+                stacklevel=7,
+            )
+
+    def _tell_kept(self, graphs: Graphs, backend: Backend) -> None:
+        """Name what the captured runs made and somebody keeps."""
+        self.kept = with_owners(graphs.kept(backend), self._module)
+        if self.kept:
+            warnings.warn(
+                f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
+                "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "
+                "anything else; return what is needed as an output, and drop the rest",
+                stacklevel=7,
+            )
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
@@ -129,7 +175,7 @@ class Captured:
 
     def _key(self, statics: dict[str, Any]) -> Key:
         if not self._graphs:
-            self._state.forget_adapters()
+            self._state.look_anew()
         return static_key(statics), self._state.adapters()
 
     def check_rows(self, rows: Tensor) -> None:
@@ -145,7 +191,10 @@ class Captured:
         else:
             device, expected = self._forward.device or rows.device, self._forward.row_dtype
         if rows.device != device:
-            self.check_weights()
+            with self._pool.exclusive():
+                self.check_memory()
+            device = self._forward.device or rows.device
+        if rows.device != device:
             raise InputError(
                 f"{name} is on {rows.device}, the module on {device}; move it first, for example {name}.to('{device}')"
             )
@@ -172,31 +221,38 @@ class Captured:
             )
         return torch.empty(*none, *packed.shape, dtype=self._forward.row_dtype, device=device)
 
-    def check_weights(self) -> None:
-        """Whether all weights are where they were.
+    def check_memory(self) -> None:
+        """Whether all that graphs read is where, and what, it was at capture; if not, graphs may be dropped.
 
         Raises:
-            StaleGraphError: Some were moved or replaced.
+            StaleGraphError: It is not, with `on_change="error"`.
         """
-        if self._weights is not None:
-            self._weights.check()
+        if self._guard is not None and (what := self._guard.change()):
+            self._changed(what)
 
-    def check_some_weights(self) -> None:
-        """The same for a part of them, another part at each call.
-
-        Raises:
-            StaleGraphError: Some were moved or replaced.
-        """
-        if self._weights is not None:
-            self._weights.check_some()
+    def _changed(self, what: str) -> None:
+        what += (
+            " since the graphs were captured (module.to(...), load_state_dict(assign=True), param.data = ..., "
+            "untyped_storage().resize_(0)), and graphs read the memory it had"
+        )
+        if self._on_change == "error":
+            raise StaleGraphError(
+                f"{what}; call encoder.release(), and the next call captures anew, or make the encoder with "
+                "on_change='recapture'. Changing weights in place needs nothing"
+            )
+        LOGGER.warning("%s: graphs are released, and captured anew", what)
+        self.release()
 
     def release(self) -> None:
-        """Drop everything."""
+        """Drop everything, once the last replay has run."""
         self._check_not_staged()
+        self._pool.synchronize()
         self._pool.advance()
         self._graphs.clear()
         self.arena = None
-        self._weights = None
+        self.kept = []
+        self._guard = None
+        self._in_use.put_all_in()
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""

@@ -44,13 +44,12 @@ class CompiledForward:
         import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import RecompileError
 
-        if self._compiled_at is None:
-            self._compiled_at = budget
+        compile_at = self._compiled_at or budget
         # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant. All
         # encoders of a process share one line of code here, and beyond some recompilations of it torch would give up.
         settings = {
             "specialize_float": True,
-            "error_on_recompile": budget != self._compiled_at,
+            "error_on_recompile": budget != compile_at,
             "recompile_limit": sys.maxsize,
             "accumulated_recompile_limit": sys.maxsize,
         }
@@ -63,6 +62,7 @@ class CompiledForward:
                     f"compile=True would compile once for each budget, because of {error}; leave it out, or compute "
                     "what depends on the budget in a buffer"
                 ) from error
+        self._compiled_at = compile_at
         if self.seconds is None:
             self.seconds = time.perf_counter() - start
         return output

@@ -42,6 +42,11 @@ class Deferred:
         self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
         self._told = 0
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """What graphs read and write here."""
+        return [self.veil, self._padding, self._status]
+
     def check(self, header: Tensor, table: Tensor, budget: Budget) -> None:
         """Check the table of a budget as its header asks for: the first operation of a graph.
 

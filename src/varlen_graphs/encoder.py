@@ -18,10 +18,11 @@ from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.padded import pack_rows
 from varlen_graphs.plan import Planner
-from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
+from varlen_graphs.replay import EAGER_IS_FASTER, Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
@@ -39,7 +40,10 @@ class GraphedEncoder:
 
     Graphs are captured at the first call, or by `capture()`. A replay does not sync with the host. Weights may change
     in place at any time. Moving, casting or reloading the module raises `StaleGraphError` at the next call; replacing
-    a single one of hundreds of weights does within 64 calls. Calls from several threads take turns.
+    a single one of hundreds of weights does within 64 calls, and at `check()`. Calls from several threads take turns.
+
+    A budget whose graph cannot be captured is out of use, with a warning: larger ones take its calls, or several
+    smaller ones do, and what no budget in use holds runs eager. Where none can be captured, the error is raised.
 
     Items that are described on the GPU (integers `[items, 3]`, or lengths `[items]`, columns too) are not copied to the
     host where one budget holds so many rows and items whatever they are. The GPU checks them: if they are wrong, the
@@ -62,6 +66,9 @@ class GraphedEncoder:
             segments. A call that breaks it is wrong, as above, if its budget is too small.
         compile: Whether torch's compiler fuses the forward first: once, for all budgets. It takes some tens of seconds,
             at the first capture. The tape and eager calls run the forward as it is.
+        on_change: What happens when memory that graphs read is found elsewhere, or is read as something else:
+            `"error"`, or `"recapture"`: the graphs are released, and captured anew in the same call, which is logged as
+            a warning of `varlen_graphs`.
         off: Tells of the module why a call made now must run without graphs, or `None`: asked at each call, for what
             changes the number of outputs by their content, such as the pruning of video tokens. The reason is counted
             in `stats.eager`, and outputs are as the module gives them.
@@ -91,11 +98,13 @@ class GraphedEncoder:
         outputs: Literal["owned", "borrowed"] = "owned",
         min_segment_rows: int = 1,
         compile: bool = False,
+        on_change: Literal["error", "recapture"] = "error",
         off: Callable[[nn.Module], str | None] | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
         _check_choice("outputs", outputs, ("owned", "borrowed"))
+        _check_choice("on_change", on_change, ("error", "recapture"))
         self.module = module
         self.spec = buffer_spec
         self.budgets = resolve_budgets(budgets, buffer_spec.row_multiple)
@@ -104,15 +113,16 @@ class GraphedEncoder:
         self.stats = Stats()
         self._off = off
         self._lends = outputs == "borrowed"
-        self._planner = Planner(buffer_spec, Costs.in_rows(self.budgets), on_miss, min_segment_rows)
+        self._in_use = InUse(Costs.in_rows(self.budgets))
+        self._planner = Planner(buffer_spec, self._in_use, on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
         self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(
-            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._planner.learn
+            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._in_use, on_change
         )
-        self._replays = Replays(self._captured, self._forward, self.pool, self.stats, self._lends)
+        self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +137,8 @@ class GraphedEncoder:
                 layout only the GPU has seen.
             BudgetError: An item that fits no budget, with `on_miss="error"`.
             CaptureError: The first call found something that cannot be captured.
-            StaleGraphError: Weights were moved or replaced since the capture.
+            StaleGraphError: Weights, or what else graphs read, were moved or replaced since the capture, or the process
+                was forked.
         """
         self._replays.tell_deferred()
         call = self._bind(args, kwargs)
@@ -139,7 +150,7 @@ class GraphedEncoder:
         self.stats.count_call(len(layout))
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
-            reason, backend = TOO_LARGE, None
+            reason, backend = self._replays.too_large, None
         elif packs and self._planner.eager_is_faster(packs, layout) and self._captured.is_timed(call.statics):
             reason, backend = EAGER_IS_FASTER, None
         if backend is None:
@@ -185,13 +196,15 @@ class GraphedEncoder:
         example = packed.as_argument(self._captured.no_rows())
         call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
         items = self.spec.read_layout(call.description, ())
-        budget = self._planner.whole(items)  # which bounds what is allocated, with a graph or without
+        self._planner.whole(items)  # bounds what is allocated, with a graph or without
         reason, backend = self._choice.of(call)
         self.stats.count_call(len(items))
         if backend is not None:
-            with self._replays.stage(call, items, budget, backend) as stage:
-                yield stage
-            return
+            with self._replays.stage(call, items, backend) as stage:
+                if stage is not None:
+                    yield stage
+                    return
+            reason = self._replays.too_large
         self.stats.count_eager(reason)
         rows = example.new_empty(self.spec.argument_shape(items, call.rows))
         call.original[packed.name], call.rows = rows, packed.rows_first(rows)
@@ -202,11 +215,17 @@ class GraphedEncoder:
     def check(self) -> None:
         """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
 
+        Looks at all memory that graphs read, too, where a call looks at a part of it.
+
         Raises:
             LayoutError: The items of a call made no sense, did not match its rows, or broke a promise.
+            StaleGraphError: Memory that graphs read is elsewhere, or read as something else than at capture. With
+                `on_change="recapture"` they are released instead, and the next call captures them.
         """
         self.pool.synchronize()
         self._replays.tell_deferred()
+        with self.pool.exclusive():
+            self._captured.check_memory()
 
     def capture(self, **statics: Any) -> "GraphedEncoder":
         """Capture the graphs now, for calls with these static arguments. Does nothing where calls run eager.
@@ -233,7 +252,7 @@ class GraphedEncoder:
 
     def report(self) -> str:
         """Budgets, the times measured for them, replays, padding and eager runs, as a table for people."""
-        return report(repr(self), self._planner.costs, self.stats, self._captured.seconds)
+        return report(repr(self), self._in_use, self.stats, self._captured.seconds, self._captured.kept)
 
     def release(self) -> None:
         """Free graphs and arena, once what was queued has run: this waits for the last replay.
@@ -242,7 +261,6 @@ class GraphedEncoder:
         an H200) stays.
         """
         with self.pool.exclusive():
-            self.pool.synchronize()
             self._captured.release()
 
     def poison(self) -> None:

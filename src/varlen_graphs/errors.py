@@ -33,4 +33,4 @@ class StaleOutputError(VarlenGraphsError, RuntimeError):
 
 
 class StaleGraphError(VarlenGraphsError, RuntimeError):
-    """Memory that captured graphs read was moved or replaced since the capture."""
+    """Graphs that do not hold any more: memory that they read was moved or replaced, or the process was forked."""

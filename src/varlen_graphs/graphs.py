@@ -1,7 +1,10 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
+import gc
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -11,9 +14,10 @@ from tqdm import tqdm
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import CAPTURING, Backend, Graph
-from varlen_graphs.capture.memory import ReadMemory
+from varlen_graphs.capture.memory import ReadMemory, forget_frames, is_out_of_memory
 from varlen_graphs.deferred import Deferred
-from varlen_graphs.errors import CaptureError, SpecError
+from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.extents import Extent
 from varlen_graphs.kernels.attention.timing import measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
 from varlen_graphs.table import ItemTable
@@ -31,6 +35,9 @@ class Graphs:
     Outputs stay where each graph computes them, in memory that the other graphs of the pool use too: they are to be
     copied out before the next replay.
 
+    A budget whose capture fails is left out. If it is the largest, the smallest is tried next: where that fails as
+    well, the forward cannot be captured. Memory may be short for large budgets only, so then all are tried.
+
     Args:
         declared: What the forward's output is.
         arena: Where the forward finds its inputs.
@@ -41,10 +48,20 @@ class Graphs:
 
     Attributes:
         arena: As given.
+        failed: Why budgets were left out.
         extents: What each tensor of the output is.
         per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
+        read: What the graphs read that is neither the arena nor what checks it.
         rebuild: Puts tensors in the places of the output, in a new object.
+
+    Raises:
+        CaptureError: No budget could be captured.
+        Exception: What the forward raised at the largest budget and at the smallest.
     """
+
+    per_square: float
+    extents: Sequence[Extent]
+    rebuild: Callable[[Sequence[Tensor]], Any]
 
     def __init__(
         self,
@@ -56,45 +73,103 @@ class Graphs:
         backend: Backend,
     ) -> None:
         self.arena = arena
+        self.failed: dict[Budget, str] = {}
         self._graphs: dict[Budget, Graph] = {}
-        memory = ReadMemory(arena.rows.device, "the module")
-        form = None
+        self._memory = ReadMemory(arena.rows.device, "the module")
+        self._form: _Form | None = None
         entries = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
             parts = _probe(forward, probe, declared)
             entries = entries or _entries(parts)
             _check_entries(_entries(parts), entries)
-        for budget in tqdm(sorted(budgets, reverse=True), desc="capturing", unit="graph", delay=2, leave=False):
-            with CAPTURING:
-                arena.load_sample(budget)
-                warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
-                with measuring() as attention:
-                    warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
-                with memory:
-                    parts = warm_up()
-                if form is None:
-                    form = _Form(parts)
-                    self.per_square = attention.per_square
-                form.check(parts)
-                del parts
-                memory.hold_state()
-                run = partial(_run, forward, arena, deferred, declared, budget)
-                graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
-                form.check_captured(graph.outputs)
-                self._graphs[budget] = graph
-        assert form is not None  # noqa: S101 - there is at least one budget
-        self._held = [*memory.held.values()]
-        self.extents = form.extents
-        self.rebuild = form.rebuild
+        try:
+            self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend))
+        except BaseException:
+            self._graphs.clear()  # whoever keeps the traceback does not keep the memory
+            raise
+        self._held = [*self._memory.held.values()]
+        own = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *deferred.memory)}
+        self.read = [tensor for address, tensor in self._memory.read.items() if address not in own]
+        del self._memory
+
+    def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:
+        """Capture what can be captured."""
+        waiting = deque(sorted(budgets, reverse=True))
+        first: Exception | None = None
+        for _ in tqdm(range(len(waiting)), desc="capturing", unit="graph", delay=2, leave=False):
+            budget = waiting.popleft()
+            try:
+                capture(budget)
+            except Exception as error:
+                if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
+                    raise  # of the declaration, which is the same for all
+                self.failed[budget] = _first_lines(error)
+                if is_out_of_memory(error):
+                    forget_frames(error)
+                    if self.arena.rows.is_cuda:
+                        torch.cuda.empty_cache()
+                elif not self._graphs:
+                    if first is not None:
+                        raise first from None
+                    first = error
+                    waiting.rotate(1)  # the smallest comes next
+            else:
+                if first is not None:
+                    forget_frames(first)
+                    first = None
+        if not self._graphs:
+            raise first or CaptureError(
+                f"no budget could be captured, because memory is short: {self.failed[min(budgets)]}\n"
+                "Give the encoder smaller budgets, or free memory first."
+            )
+
+    def _capture(
+        self, declared: Declared, deferred: Deferred, forward: BoundForward, backend: Backend, budget: Budget
+    ) -> None:
+        """Capture a budget, after two runs of it."""
+        memory, arena = self._memory, self.arena
+        with CAPTURING:
+            arena.load_sample(budget)
+            warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
+            with measuring() as attention:
+                warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+            with memory:
+                parts = warm_up()
+            form = self._form or _Form(parts)
+            form.check(parts)
+            del parts
+            memory.hold_state()
+            run = partial(_run, forward, arena, deferred, declared, budget)
+            graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+            form.check_captured(graph.outputs)
+        if self._form is None:
+            self._form = form
+            self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
+        self._graphs[budget] = graph
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def __contains__(self, budget: Budget) -> bool:
+        return budget in self._graphs
+
+    def kept(self, backend: Backend) -> list[Tensor]:
+        """Tensors that the captured runs made and somebody keeps, outputs aside."""
+        if backend.kept([*self._graphs.values()]):
+            gc.collect()  # of those in cycles nobody does
+        return backend.kept([*self._graphs.values()])
 
     def replay(self, budget: Budget) -> list[Tensor]:
         """Replay what the arena holds; the outputs, padding included, stay valid until the next replay in the pool."""
         graph = self._graphs[budget]
         graph.replay()
         return graph.outputs
+
+
+def _first_lines(error: Exception) -> str:
+    """What went wrong and where, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()[:2]]
+    return shorten(" ".join([*([] if isinstance(error, CaptureError) else [f"{type(error).__name__}:"]), *lines]), 300)
 
 
 def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], declared: Declared) -> Parts:

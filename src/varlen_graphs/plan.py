@@ -8,6 +8,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.call import Call
 from varlen_graphs.costs import MARGIN, Costs
 from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Load, Pack, cheapest, pack, single, total_cost
 from varlen_graphs.spec import BufferSpec
@@ -19,13 +20,13 @@ class Planner:
 
     Attributes:
         spec: What items need of a budget.
-        costs: The budgets, and what replays of them cost; measured costs take the place of assumed ones.
+        in_use: The budgets, and what replays of them cost; measured costs take the place of assumed ones.
         on_miss: What becomes of an item that no budget holds.
         min_segment_rows: What frames or windows that the host cannot see are promised to have on average.
     """
 
     spec: BufferSpec
-    costs: Costs
+    in_use: InUse
     on_miss: Literal["eager", "error"]
     min_segment_rows: int
 
@@ -33,9 +34,10 @@ class Planner:
         if self.min_segment_rows < 1:
             raise SpecError(f"min_segment_rows={self.min_segment_rows}: expected an integer of at least 1")
 
-    def learn(self, costs: Costs) -> None:
-        """Plan by these costs from now on."""
-        self.costs = costs
+    @property
+    def costs(self) -> Costs:
+        """The budgets in use, and what replays of them cost."""
+        return self.in_use.costs
 
     def packs(self, layout: Layout) -> list[Pack]:
         """The replays of a call, at the least cost.
@@ -55,8 +57,8 @@ class Planner:
             sizes = [layout.items[i][:3] for i in group]
             what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
             raise BudgetError(
-                f"{what} and needs {demands[misses[0]]}, but the largest budget is {costs.budgets[-1]}; add a larger "
-                "budget, or set on_miss='eager'"
+                f"{what} and needs {demands[misses[0]]}, but {self.in_use.describe()}; add a larger budget, or set "
+                "on_miss='eager'"
             )
         if not layout.grouped:
             return packs
@@ -68,7 +70,7 @@ class Planner:
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
         costs, rows = self.costs, layout.size
-        if not costs.measured or rows > costs.budgets[-1].rows or any(one.budget is None for one in packs):
+        if not costs.measured or any(one.budget is None for one in packs) or rows > costs.budgets[-1].rows:
             return False
         graphed = (1 - MARGIN) * total_cost(packs, costs)
         if graphed <= costs.exact(rows):  # attention is the same for both
@@ -76,18 +78,18 @@ class Planner:
         squares = self.spec.needs.squares(layout)
         return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)
 
-    def whole(self, layout: Layout) -> Budget:
-        """The budget of one replay of everything.
+    def whole(self, layout: Layout) -> Budget | None:
+        """The budget of one replay of everything; `None` where those that would hold it are out of use.
 
         Raises:
             BudgetError: There is none.
         """
         load = self.spec.needs.load(layout)
         budget = cheapest(load, self.costs)
-        if budget is None:
+        if budget is None and not any(out.holds(*load) for out in self.in_use.out):
             raise BudgetError(
-                f"a stage is one replay, but no budget holds {load}: the largest is {self.costs.budgets[-1]}; add a "
-                "larger one, stage fewer items at a time, or call the encoder with the rows, which splits them"
+                f"a stage is one replay, but no budget holds {load}: {self.in_use.describe()}; add a larger one, stage "
+                "fewer items at a time, or call the encoder with the rows, which splits them"
             )
         return budget
 

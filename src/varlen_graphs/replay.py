@@ -19,10 +19,12 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten, with_padding
 from varlen_graphs.packing import Pack, Span
+from varlen_graphs.plan import Planner
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
 
 TOO_LARGE = "larger than every budget"
+TOO_LARGE_IN_USE = "larger than every budget in use"
 EAGER_IS_FASTER = "faster without padding"
 
 
@@ -31,14 +33,18 @@ class Replays:
 
     Args:
         captured: Where graphs come from.
+        planner: Plans anew where a budget went out of use after a call was planned.
         forward: Runs the items that no budget holds.
         pool: Whose turn it is.
         stats: Counts.
         lends: Whether the output of a call that is one replay stays in the memory of its graph.
     """
 
-    def __init__(self, captured: Captured, forward: Forward, pool: Pool, stats: Stats, lends: bool) -> None:
+    def __init__(
+        self, captured: Captured, planner: Planner, forward: Forward, pool: Pool, stats: Stats, lends: bool
+    ) -> None:
         self._captured = captured
+        self._planner = planner
         self._forward = forward
         self._pool = pool
         self._stats = stats
@@ -50,6 +56,8 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
+            if any(one.budget and one.budget not in graphs for one in packs):
+                packs = self._planner.packs(layout)
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
                 if one.budget is None:
@@ -59,11 +67,9 @@ class Replays:
                     graphs.arena.load_layout(part, one.budget)
                     outputs = self._replay(graphs, one.budget, part.total)
                     if self._lends and not call.length and spans[0][0] == collected.everything:
-                        self._captured.check_some_weights()
                         return Lent(graphs, outputs, collected.everything, self._pool)
                 collected.take(outputs, graphs.extents, spans)
             tensors = with_padding(collected.tensors, graphs.extents, layout.rows, call.length)
-            self._captured.check_some_weights()  # while the GPU works; what graphs read is held either way
             output = graphs.rebuild(tensors)
         return Borrowed(output) if self._lends else output
 
@@ -74,6 +80,9 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
+            if budget not in graphs:
+                layout = self._forward.spec.read_layout(call.description, rows.shape)
+                return self.run(call, layout, self._planner.packs(layout), backend)
             deferred = self._captured.deferred
             assert deferred is not None  # noqa: S101 - graphs have one
             deferred.calls += 1
@@ -82,23 +91,28 @@ class Replays:
             # A call that is wrong must not pass for one that is right.
             collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
             deferred.fetch()
-            self._captured.check_some_weights()
             output = graphs.rebuild(collected.tensors)
         return Borrowed(output) if self._lends else output
 
     @contextmanager
-    def stage(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Iterator[Stage]:
-        """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example."""
+    def stage(self, call: Call, layout: Layout, backend: Backend) -> Iterator[Stage | None]:
+        """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example.
+
+        `None` where the budgets that would hold the items are out of use.
+        """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             graphs = self._graphs(call, call.rows, backend)
+            budget = self._planner.whole(layout)
+            if budget is None:
+                yield None
+                return
 
             def run() -> Any:
                 self._captured.staged = False
                 graphs.arena.load_layout(layout, budget)
                 outputs = self._replay(graphs, budget, layout.total)
                 collected.take(outputs, graphs.extents, [(collected.everything, collected.everything)])
-                self._captured.check_some_weights()
                 return graphs.rebuild(collected.tensors)
 
             self._captured.staged = True
@@ -108,6 +122,11 @@ class Replays:
                     yield stage
             finally:
                 self._captured.staged = False
+
+    @property
+    def too_large(self) -> str:
+        """Why an item runs without a graph."""
+        return TOO_LARGE_IN_USE if self._planner.in_use.out else TOO_LARGE
 
     def tell_deferred(self) -> None:
         """Raise what was wrong with layouts that only the GPU has seen, as far as it is known by now.
@@ -133,7 +152,7 @@ class Replays:
 
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:
         """Run the one item of a pack without a graph."""
-        self._stats.count_eager(TOO_LARGE)
+        self._stats.count_eager(self.too_large)
         spec = self._forward.spec
         output = self._forward.exact(spec.row_extent.part(call.rows, where), part, call.statics)
         return flatten(output, spec.declared).tensors

@@ -1,25 +1,30 @@
 """What an encoder is made of and did so far, for people."""
 
-from varlen_graphs.costs import Costs
+from collections.abc import Sequence
+
+from varlen_graphs.in_use import InUse
 from varlen_graphs.stats import Stats
 
 
-def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> str:
+def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float], kept: Sequence[str] = ()) -> str:
     """A table of the budgets, and what happened.
 
     Args:
         name: What to call the encoder.
-        costs: The budgets, and what was measured of them.
+        in_use: The budgets, and what was measured of them.
         stats: The counters.
         seconds: What was done before the first replay, and how long each part took.
+        kept: Tensors that captured runs made and somebody keeps.
     """
+    costs = in_use.costs
     lines = [name]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    for budget in sorted(costs.replays):
-        cost = f"{costs.replays[budget]:.3f}" if costs.measured else "-"
+    for budget in sorted([*costs.replays, *in_use.out]):
+        cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
+        note = f"  out of use: {in_use.out[budget]}" if budget in in_use.out else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2
@@ -35,4 +40,5 @@ def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> 
         f"{stats.padding_share:.1%} padding",
     ]
     lines += [f"{count} runs without a graph: {reason}" for reason, count in stats.eager.most_common()]
+    lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

@@ -32,15 +32,12 @@ class State:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._adapted: list[dict[str, Any]] | None = None
         self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
         self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
         self._scripts = [m for m in self._modules if "training" not in vars(m)]
         self._training = self._training_now()
         self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
-        self._hooks = [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
-        self._hooks_seen = -1
+        self.look_anew()
 
     def why_eager(self, device_type: str) -> str | None:
         """Why no graph can answer a call made now, if so."""
@@ -64,9 +61,12 @@ class State:
             [tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted] if self._adapted else ()
         )
 
-    def forget_adapters(self) -> None:
-        """Look anew for layers with adapters: some may have come or gone since the last capture."""
-        self._adapted = None
+    def look_anew(self) -> None:
+        """Find hooks and adapters of submodules that may have come since the last capture, or gone."""
+        self._adapted: list[dict[str, Any]] | None = None
+        self._hooks = [hooks for m in self._module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        self._hooks_seen = -1
 
     def _training_now(self) -> list[bool]:
         return [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)]

@@ -1,15 +1,15 @@
 """Capture as CUDA graphs."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.capture.lines import raising_line
-from varlen_graphs.capture.memory import left_to_pool
+from varlen_graphs.capture.memory import forget_frames, left_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError
@@ -43,30 +43,51 @@ class CudaCapture:
     def capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
         """Capture one `run`, which was run before for warm-up.
 
+        A capture that another thread invalidates is tried once more. So is one that runs out of memory, because a
+        capture cannot free what the allocator keeps for others.
+
         Raises:
-            CaptureError: CUDA refuses something in `run`, or has no memory left. The original error is its cause.
+            CaptureError: CUDA refuses something in `run`. The original error is its cause.
+            torch.OutOfMemoryError: There is no memory left.
         """
         with _collector_paused(), torch.cuda.device(self._pool.device):
-            graph, handle, stream = self._pool.new_graph()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                try:
-                    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
-                    try:
-                        outputs = run()
-                    finally:
+            try:
+                return self._capture(run, name)
+            except RuntimeError as error:
+                if not _may_pass(error):
+                    raise _told(error, name) from error
+                forget_frames(error)
+            torch.cuda.empty_cache()
+            try:
+                return self._capture(run, name)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise _told(error, name) from error
+
+    def _capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
+        graph, handle, stream = self._pool.new_graph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            try:
+                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                outputs = run()
+                self._end(graph, handle)
+            except BaseException:  # an interrupt too must not leave the stream capturing
+                if torch.cuda.is_current_stream_capturing():
+                    with suppress(RuntimeError):  # that the capture was invalid; what made it so is being told
                         self._end(graph, handle)
-                    memsets_to_kernels(graph, stream)
-                    graph.instantiate()
-                except RuntimeError as error:
-                    # The end of a capture that CUDA has invalidated fails too: the error before it is the one to tell.
-                    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-                    remedy = _OUT_OF_MEMORY if isinstance(first, torch.cuda.OutOfMemoryError) else _REFUSED
-                    line = raising_line(first.__traceback__)
-                    raise CaptureError(f"{name} could not be captured: {first}\n  at {line}\n{remedy}") from error
-            self._pool.add(graph)
-            torch.cuda.current_stream().wait_stream(stream)
-            return CudaGraph(graph, name, left_to_pool(outputs))
+                raise
+            memsets_to_kernels(graph, stream)
+            graph.instantiate()
+        self._pool.add(graph)
+        torch.cuda.current_stream().wait_stream(stream)
+        return CudaGraph(graph, name, left_to_pool(outputs))
+
+    def kept(self, graphs: Sequence[CudaGraph]) -> list[Tensor]:
+        """Tensors that live in the pool; what cuBLAS has there is none. Looks at all objects of the process."""
+        outputs = {id(output) for graph in graphs for output in graph.outputs}
+        return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
 
     def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """End a capture, also one that CUDA has invalidated: torch then stops before it has left capture mode."""
@@ -86,7 +107,16 @@ class CudaCapture:
             raise
 
 
-_OUT_OF_MEMORY = "Give the encoder a smaller largest budget, or free memory first."
+def _may_pass(error: RuntimeError) -> bool:
+    """Whether a second try may succeed. What `run` does wrong itself is told at once, and not as a previous error."""
+    return isinstance(error, torch.OutOfMemoryError) or "previous error during capture" in str(error)
+
+
+def _told(error: RuntimeError, name: str) -> CaptureError:
+    line = raising_line(error.__traceback__)
+    return CaptureError(f"{name} could not be captured: {error}\n  at {line}\n{_REFUSED}")
+
+
 _REFUSED = (
     "A graph holds only work that is queued on the GPU: no .item(), .tolist() or .cpu(), no shape that depends on "
     "data, no copy from pageable memory. vg.diagnose(module, call) names every such line, and the buffer to declare in "

@@ -1,5 +1,7 @@
 """Memory that graphs share, and the turn-taking this asks for."""
 
+import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -7,9 +9,11 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from varlen_graphs.capture.memory import device_bytes
-from varlen_graphs.errors import SpecError
+from varlen_graphs.capture.owners import PLAIN
+from varlen_graphs.errors import SpecError, StaleGraphError
 
 
 class Pool:
@@ -36,17 +40,33 @@ class Pool:
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
         self._lent_on: torch.cuda.Stream | None = None
+        self._forks = _forks.count
 
     def bind(self, device: torch.device) -> None:
         """Fix the device, at the first encoder.
 
         Raises:
             SpecError: The pool is in use on another device.
+            StaleGraphError: It was in use before this process was forked.
         """
         if self.device is None:
-            self.device = device
+            self.device, self._forks = device, _forks.count
         elif self.device != device:
             raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if self._inherited:
+            raise StaleGraphError(
+                "this process was forked from one where the encoder, or another one of its pool, was in use; graphs and"
+                " CUDA do not survive that: start workers with multiprocessing's 'spawn', or make the encoder in the"
+                " worker"
+            )
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether another process used this pool, from which this one was forked."""
+        return self.device is not None and self._forks != _forks.count
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
         """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on.
@@ -72,7 +92,12 @@ class Pool:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """The pool's turn: what is queued inside runs after all that was queued inside before."""
+        """The pool's turn: what is queued inside runs after all that was queued inside before.
+
+        Raises:
+            StaleGraphError: The pool was in use before this process was forked; its lock may be held for good.
+        """
+        self._check_process()
         with self.lock:
             if self.device is None or self.device.type != "cuda":
                 yield
@@ -101,8 +126,8 @@ class Pool:
         return self.turn
 
     def synchronize(self) -> None:
-        """Wait for the end of the last replay."""
-        if self._done is not None:
+        """Wait for the end of the last replay; in a forked process there is none."""
+        if self._done is not None and not self._inherited:
             self._done.synchronize()
 
     def poison(self) -> None:
@@ -114,6 +139,32 @@ class Pool:
                 if tuple(segment["segment_pool_id"]) in self._handles:
                     device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
 
+    def kept(self) -> list[Tensor]:
+        """The tensors of the process that live in the pool. Looks at all objects there are."""
+        live = [
+            range(block["address"], block["address"] + block["size"])
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) in self._handles
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+        tensors = [found for found in gc.get_objects() if type(found) in PLAIN and found.is_cuda]
+        return [t for t in tensors if any(t.untyped_storage().data_ptr() in block for block in live)]
+
+
+class _Forks:
+    """Counts the forks that lead to this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._one_more)
+
+    def _one_more(self) -> None:
+        self.count += 1
+
+
+_forks = _Forks()
 
 _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 

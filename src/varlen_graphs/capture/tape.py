@@ -11,7 +11,8 @@ Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 """
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Tape:
         self.outputs: list[Tensor] = []
         self.operations: list[_Operation] = []
         self.allocated: list[Tensor] = []
+        self.made: list[weakref.ref[Tensor]] = []
 
     def __len__(self) -> int:
         """How many operations a replay runs."""
@@ -86,6 +88,15 @@ class TapeCapture:
             tape.outputs = run()
         return tape
 
+    def kept(self, graphs: Sequence[Tape]) -> list[Tensor]:
+        """Tensors, views too, of memory that recorded runs allocated, which somebody beside the tapes keeps."""
+        kept = []
+        for tape in graphs:
+            outputs = set(map(id, tape.outputs))
+            alive = (tensor for reference in tape.made if (tensor := reference()) is not None)
+            kept += [tensor for tensor in alive if id(tensor) not in outputs]
+        return kept
+
 
 class _Recorder(Watch):
     """Writes dispatched operations to a tape."""
@@ -93,6 +104,7 @@ class _Recorder(Watch):
     def __init__(self, tape: Tape, name: str) -> None:
         super().__init__(torch.device("cpu"), name)
         self._tape = tape
+        self._own: set[int] = set()  # the storages that the run allocated
 
     def seen(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -105,6 +117,12 @@ class _Recorder(Watch):
             statics.append(result.detach() if fresh else None)
         fresh_results = [static for static in statics if static is not None]
         self._tape.allocated += fresh_results
+        self._own.update(static.untyped_storage()._cdata for static in fresh_results)
+        self._tape.made += [
+            weakref.ref(result)
+            for result in results
+            if isinstance(result, Tensor) and result.untyped_storage()._cdata in self._own
+        ]
         mutable = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
         if func in _UNWRITTEN or not (fresh_results or mutable):
             return  # an allocation, or a view

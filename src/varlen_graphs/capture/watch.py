@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):
         self._device = device
         self._name = name
         self._made_on_host: dict[int, Tensor] = {}  # by storage, kept alive, so that the key stays unique
-        self._functions = _Functions(self)
+        self._functions: Any = None
         self._stance: Any = None
 
     def __enter__(self) -> Any:
@@ -53,13 +53,15 @@ class Watch(TorchDispatchMode):
         self.thread = threading.get_ident()
         self._stance = torch.compiler.set_stance("force_eager")
         self._stance.__enter__()
-        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        self._functions = _Functions(self)
+        self._functions.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """Stop watching."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*error)
+        self._functions = None  # it refers to this, and what was watched must not wait for a collection
         self._stance.__exit__(*error)
 
     def seen(

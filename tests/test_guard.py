@@ -1,0 +1,241 @@
+"""Memory that graphs read, and memory they write: what happens to it between capture and replay is found or held."""
+
+import gc
+import logging
+import re
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.encoders import Attention, attention_encoder, attention_spec
+from tests.towers import distance, equal_bits
+from varlen_graphs.capture.guard import CALLS
+
+SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+
+
+def rows_for(lengths, seed=0):
+    return torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
+
+
+class Reaching(Attention):
+    """Reads tensors that are no parameters or buffers: an attribute, one in a dict in a list, and one of a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.full((8,), 3.0)
+        self.caches = [{"bias": torch.full((8,), 0.5)}]
+        hidden = torch.full((8,), 2.0)
+        self.last = lambda x: x * hidden
+        self.weights = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))  # so that a call looks at a part of them
+        self.requires_grad_(False)
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return self.last(super().forward(x, cu_seqlens, max_seqlen) * self.factor + self.caches[0]["bias"])
+
+
+def hidden_of(module):
+    return module.last.__closure__[0].cell_contents
+
+
+CHANGES = {
+    "a parameter has new data": (lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data.clone()), "'qkv.weight'"),
+    "a parameter is of another dtype": (
+        lambda m: setattr(m.qkv.bias, "data", m.qkv.bias.data.view(torch.int32)),
+        "'qkv.bias' is int32 .* now, and was float32",
+    ),
+    "a parameter is set": (lambda m: m.qkv.bias.set_(m.qkv.bias.clone()), "'qkv.bias' was moved or replaced"),
+    "a parameter is freed": (lambda m: m.qkv.bias.untyped_storage().resize_(0), "'qkv.bias' was freed"),
+    "a parameter is resized": (lambda m: m.qkv.weight.untyped_storage().resize_(10**6), "'qkv.weight' was moved"),
+    "the module is cast": (lambda m: m.double(), "was moved or replaced"),
+    "an attribute is freed": (lambda m: m.factor.untyped_storage().resize_(0), "'factor' was freed"),
+    "an attribute is set": (lambda m: m.factor.set_(torch.ones(8)), "'factor' was moved or replaced"),
+    "an attribute has new data": (lambda m: setattr(m.factor, "data", torch.ones(8)), "'factor' was moved or replaced"),
+    "a tensor in containers is freed": (
+        lambda m: m.caches[0]["bias"].untyped_storage().resize_(0),
+        re.escape("\"caches[0]['bias']\" was freed"),
+    ),
+    "a tensor of a closure is freed": (lambda m: hidden_of(m).untyped_storage().resize_(0), "'last.hidden' was freed"),
+    "a tensor of a closure is set": (lambda m: hidden_of(m).set_(torch.ones(8)), "'last.hidden' was moved or replaced"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_whatever_happens_to_memory_that_graphs_read_is_found_soon_or_when_asked(change, message):
+    for ask in (True, False):
+        encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+        encoder(rows, lengths=[6])
+        encoder.check()
+        change(encoder.module)
+        with pytest.raises(vg.StaleGraphError, match=message + r".*call encoder.release\(\).*on_change=.recapture."):
+            _ = encoder.check() if ask else [encoder(rows, lengths=[6]) for _ in range(CALLS)]
+
+
+def test_another_shape_of_the_same_memory_is_found_when_asked():
+    encoder, rows = attention_encoder([64]), rows_for([6])
+    encoder(rows, lengths=[6])
+    weight = encoder.module.qkv.weight
+    weight.data = weight.data.view(8, 24).mT
+    with pytest.raises(vg.StaleGraphError, match=r"'qkv.weight' is float32 \[24, 8\] with strides \[1, 24\] now"):
+        encoder.check()
+
+
+def test_freed_memory_is_not_replayed():
+    """Where a call looks at everything there is, it looks before it replays."""
+    encoder, rows = attention_encoder([64]), rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.module.qkv.weight.untyped_storage().resize_(0)
+    before = encoder.stats.replays.total()
+    for call in (lambda: encoder(rows, lengths=[6]), lambda: encoder(rows, lengths=torch.tensor([6]))):
+        with pytest.raises(vg.StaleGraphError):
+            call()
+    assert encoder.stats.replays.total() == before
+
+
+def test_a_cache_that_is_replaced_is_held_and_goes_on_being_read():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    held = weakref.ref(encoder.module.factor.untyped_storage())
+    encoder.module.factor = torch.zeros(8)
+    gc.collect()
+    assert held() is not None
+    assert all(torch.equal(encoder(rows, lengths=[6]), expected) for _ in range(CALLS))
+    encoder.check()
+    encoder.release()
+    gc.collect()
+    assert held() is None
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_values_that_change_in_place_are_followed_wherever_they_are():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    encoder(rows, lengths=[6])
+    module = encoder.module
+    for tensor in (module.factor, module.caches[0]["bias"], hidden_of(module)):
+        tensor.mul_(-2)
+        assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    encoder.check()
+
+
+# on_change="recapture"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.double(),
+        lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
+        lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data + 1),
+        lambda m: setattr(m, "qkv", nn.Linear(8, 24)),
+        lambda m: m.qkv.register_parameter("bias", None),
+        lambda m: m.register_parameter("extra", nn.Parameter(torch.ones(3))),
+    ],
+)
+@pytest.mark.parametrize("staged", [False, True], ids=["call", "stage"])
+def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, caplog):
+    encoder, rows = attention_encoder(spec=SHAPED, on_change="recapture"), rows_for([6])
+    encoder(rows, lengths=[6], scale=2.0)
+    encoder(rows, lengths=[6])
+    with torch.no_grad():
+        change(encoder.module)
+    with caplog.at_level(logging.WARNING, "varlen_graphs"):
+        if staged:
+            with encoder.stage([6]) as stage:
+                stage.rows.copy_(rows)
+            got = stage.output
+        else:
+            got = encoder(rows, lengths=[6])
+        assert distance(got, encoder.eager(rows, lengths=[6])) < 1e-6
+        assert distance(encoder(rows, lengths=[6], scale=2.0), encoder.eager(rows, lengths=[6], scale=2.0)) < 1e-6
+    (record,) = caplog.records
+    assert re.search(r"(was moved or replaced|got or lost a part) since .*: graphs are released", record.getMessage())
+    assert not encoder.stats.eager
+    assert repr(encoder).endswith("4 captured)")
+
+
+def test_a_check_releases_and_the_next_call_captures():
+    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    handle = attention_encoder(pool=encoder.pool, outputs="borrowed")(rows, lengths=[6])
+    encoder(rows, lengths=[6])
+    encoder.module.double()
+    encoder.check()
+    assert repr(encoder).endswith("0 captured)")
+    assert not handle.valid
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
+    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.module.qkv = nn.Linear(8, 24)
+    encoder(rows, lengths=[6])
+    seen = []
+    encoder.module.qkv.register_forward_hook(lambda *args: seen.append(1))
+    encoder(rows, lengths=[6])
+    assert seen
+    assert encoder.stats.eager == {"forward hooks": 1}
+
+
+def test_other_answers_to_a_change_are_refused():
+    with pytest.raises(vg.SpecError, match="on_change='ignore': expected one of 'error', 'recapture'"):
+        attention_encoder(on_change="ignore")
+
+
+# What else lives in the memory of graphs
+
+
+class Keeping(Attention):
+    """Keeps what it computes, in several ways."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+        self.kept = []
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        out = super().forward(x, cu_seqlens, max_seqlen)
+        self.keep(self, out)
+        return out
+
+
+BOX = {}
+KEEPS = {
+    "an attribute": (lambda m, out: setattr(m, "seen", out * 2), "'seen', float32 [64, 8]"),
+    "a view": (lambda m, out: setattr(m.qkv, "first", (out * 2)[:3]), "'qkv.first', float32 [3, 8]"),
+    "the output": (lambda m, out: setattr(m, "output", out), "'output', float32 [64, 8]"),
+    "a list": (lambda m, out: setattr(m, "kept", [out.sum(0)]), "'kept[0]', float32 [8]"),
+    "elsewhere": (lambda m, out: BOX.update(out=out.mean(1)), "float32 [64], not reachable from the module"),
+}
+
+
+@pytest.mark.parametrize(("keep", "name"), KEEPS.values(), ids=KEEPS.keys())
+def test_what_is_kept_in_the_memory_of_graphs_is_named_with_its_owner(keep, name):
+    encoder, rows = attention_encoder([64], module=Keeping(keep)), rows_for([6])
+    with pytest.warns(UserWarning, match="1 tensors were made while graphs were captured, and are kept: ") as warned:
+        encoder(rows, lengths=[6])
+    assert name in str(warned[0].message)
+    assert f"kept in the memory of graphs, which replays overwrite: {name}" in encoder.report()
+    BOX.clear()
+    encoder.release()
+    assert "kept in" not in encoder.report()
+
+
+def test_a_module_that_keeps_nothing_is_not_blamed(recwarn):
+    class Cyclic(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            parts = [super().forward(x, cu_seqlens, max_seqlen)]
+            parts.append(parts)  # goes with the next collection only
+            return parts[0]
+
+    def fill_once(module, out):
+        if not module.kept:
+            module.kept.append(out * 2)  # in the warm-up: that is held, and no memory of graphs
+
+    for module in (Attention(), Cyclic(), Keeping(fill_once)):
+        encoder, rows = attention_encoder(module=module), rows_for([6])
+        assert equal_bits(encoder(rows, lengths=[6]), encoder(rows, lengths=[6]))
+        assert "kept in" not in encoder.report()
+    assert not recwarn
