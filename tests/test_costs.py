@@ -124,7 +124,7 @@ def test_a_report_shows_budgets_times_and_counts():
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
-    text = report("the encoder", costs, stats, {"captured in": 1.25})
+    text = report("the encoder", planner(costs), stats, {"captured in": 1.25})
     assert "captured in 1.25 s" in text
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]

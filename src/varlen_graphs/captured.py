@@ -84,7 +84,7 @@ class Captured:
     ) -> Graphs:
         """The graphs for these static arguments, captured if this is the first call with them."""
         self._check_not_staged()
-        key = self._key(statics)
+        key = self.key(statics)
         found = self._graphs.get(key)
         return found or self._capture(key, statics, row_shape, device, backend)
 
@@ -125,9 +125,10 @@ class Captured:
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
-        return next(iter(self._graphs), None) == self._key(statics)
+        return next(iter(self._graphs), None) == self.key(statics)
 
-    def _key(self, statics: dict[str, Any]) -> Key:
+    def key(self, statics: dict[str, Any]) -> Key:
+        """What the graphs for these static arguments are kept by."""
         if not self._graphs:
             self._state.forget_adapters()
         return static_key(statics), self._state.adapters()

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from varlen_graphs.budgets import Budget
 
@@ -58,7 +58,7 @@ class Costs:
         by_cost = sorted(self.budgets, key=replays.__getitem__)
         self._rows = [budget.rows for budget in self.budgets]
         self._at_least = [[budget for budget in by_cost if budget.rows >= rows] for rows in self._rows]
-        self._lines = self._lines_below(by_cost[0])
+        self._lines = self._lines_below(by_cost[0]) if by_cost else []
         self._unsplit = {budget: self._unsplit_from(budget) for budget in self.budgets}
         # Of budgets with as many rows the costlier one: it holds more items or segments, and a call may need them.
         self._steps = sorted({budget.rows: replays[budget] for budget in by_cost}.items())
@@ -67,6 +67,11 @@ class Costs:
     def in_rows(cls, budgets: Sequence[Budget]) -> "Costs":
         """What is assumed until something is measured: no budget is dropped for it, and eager never wins."""
         return cls({budget: budget.rows + REPLAY_ROWS for budget in budgets})
+
+    def without(self, refused: Container[Budget]) -> "Costs":
+        """The same of the other budgets, which may be none."""
+        rest = {budget: cost for budget, cost in self.replays.items() if budget not in refused}
+        return Costs(rest, self.per_square, self.host, self._eager_factor)
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""

@@ -34,3 +34,7 @@ class StaleOutputError(VarlenGraphsError, RuntimeError):
 
 class StaleGraphError(VarlenGraphsError, RuntimeError):
     """Memory that captured graphs read was moved or replaced since the capture."""
+
+
+class VerificationError(VarlenGraphsError, RuntimeError):
+    """Graphs give something else than the module does, or what they give depends on what padding holds."""

@@ -1,7 +1,8 @@
 """A call as replays: rows and items in, graphs, outputs out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
 
 TOO_LARGE = "larger than every budget"
+OUT_OF_USE = "larger than every budget in use"
 EAGER_IS_FASTER = "faster without padding"
 
 
@@ -87,8 +89,18 @@ class Replays:
         return Borrowed(output) if self._lends else output
 
     @contextmanager
-    def stage(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Iterator[Stage]:
-        """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example."""
+    def stage(
+        self,
+        call: Call,
+        layout: Layout,
+        budget: Budget,
+        backend: Backend,
+        checked: Callable[[Tensor, Callable[[], Any]], Any] | None = None,
+    ) -> Iterator[Stage]:
+        """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example.
+
+        `checked` is given the rows and what replays them, and returns the output.
+        """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             graphs = self._graphs(call, call.rows, backend)
@@ -103,8 +115,8 @@ class Replays:
 
             self._captured.staged = True
             try:
-                rows = graphs.arena.part(collected.everything, budget)
-                with staged(self._forward.spec.packed.as_argument(rows), run) as stage:
+                rows = self._forward.spec.packed.as_argument(graphs.arena.part(collected.everything, budget))
+                with staged(rows, partial(checked, rows, run) if checked else run) as stage:
                     yield stage
             finally:
                 self._captured.staged = False

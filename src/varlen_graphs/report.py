@@ -1,25 +1,26 @@
 """What an encoder is made of and did so far, for people."""
 
-from varlen_graphs.costs import Costs
+from varlen_graphs.plan import Planner
 from varlen_graphs.stats import Stats
 
 
-def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> str:
+def report(name: str, planner: Planner, stats: Stats, seconds: dict[str, float]) -> str:
     """A table of the budgets, and what happened.
 
     Args:
         name: What to call the encoder.
-        costs: The budgets, and what was measured of them.
+        planner: The budgets, what was measured of them, and which are out of use.
         stats: The counters.
         seconds: What was done before the first replay, and how long each part took.
     """
-    lines = [name]
+    lines, costs = [name], planner.all_costs
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
     for budget in sorted(costs.replays):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured else "-"
-        note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
+        note = "  not used: a larger one takes no longer" if budget in planner.costs.dropped else ""
+        note = f"  out of use: {planner.refused[budget]}" if budget in planner.refused else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2
@@ -34,5 +35,7 @@ def report(name: str, costs: Costs, stats: Stats, seconds: dict[str, float]) -> 
         f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "
         f"{stats.padding_share:.1%} padding",
     ]
+    if stats.checked:
+        lines += [f"{stats.checked.total()} replays compared with the module itself, {stats.wrong.total()} wrong"]
     lines += [f"{count} runs without a graph: {reason}" for reason, count in stats.eager.most_common()]
     return "\n".join(lines)
