@@ -312,9 +312,9 @@ class GraphedEncoder:
         given = self._tolerance if tolerance is None else tolerance
         limit = limit_of(given, self._forward, pairs[0][0].call.rows.device)
         replays = Replays(self._captured, self._forward, self.pool, Stats(), lends=False)
-        verifier = Verifier(self._captured, self._forward, self._planner, replays, limit)
+        verifier = Verifier(self._captured, self._forward, self._planner, replays, limit, pairs)
         with torch.no_grad(), self.pool.exclusive():
-            return verifier.verify(pairs)
+            return verifier.verify()
 
     def _example(self, arguments: Mapping[str, Any]) -> Example:
         call = self._bind((), dict(arguments))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import Call
@@ -51,9 +53,19 @@ class Diagnosis:
         layout: Its items.
         pack: Which of them are replayed.
         budget: In which budget.
+        filling: Rows that padding holds in the one run; NaN in the other.
     """
 
-    def __init__(self, forward: Forward, arena: Arena, call: Call, layout: Layout, pack: Pack, budget: Budget) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        arena: Arena,
+        call: Call,
+        layout: Layout,
+        pack: Pack,
+        budget: Budget,
+        filling: Tensor,
+    ) -> None:
         self._forward = forward
         self._statics = call.statics
         self._part = pack.layout(layout)
@@ -61,7 +73,7 @@ class Diagnosis:
         arena.load_layout(self._part, budget)
         own, self._table, self._host = arena.view(budget)
         self._padded = []
-        for fill in (partial(arena.fill, call.rows), arena.poison):
+        for fill in (partial(arena.fill, filling), arena.poison):
             fill()
             arena.load_rows(call.rows, spans, budget)
             self._padded.append(own.clone())

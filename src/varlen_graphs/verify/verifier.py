@@ -54,6 +54,7 @@ class Verifier:
         planner: Chooses budgets.
         replays: Replays calls; what it gives is owned.
         tolerance: How far an output may be from the module's own.
+        examples: The calls, each with another one of the same items and other rows.
     """
 
     def __init__(
@@ -63,26 +64,28 @@ class Verifier:
         planner: Planner,
         replays: Replays,
         tolerance: float,
+        examples: Sequence[tuple[Example, Example]],
     ) -> None:
         self._captured = captured
         self._forward = forward
         self._planner = planner
         self._replays = replays
         self._tolerance = tolerance
+        self._examples = sorted(examples, key=lambda pair: pair[0].layout.size)
+        self._largest = self._examples[-1][1]
         self._error = 0.0  # the largest so far
 
-    def verify(self, examples: Sequence[tuple[Example, Example]]) -> Verified:
-        """Verify calls, each given with another one of the same items and other rows.
+    def verify(self) -> Verified:
+        """Verify the calls, from the smallest to the largest.
 
         Raises:
             InputError: A call that no budget holds.
             VerificationError: Something is wrong; the message has the evidence.
             StaleGraphError: Weights were moved or replaced since the capture.
         """
-        examples = sorted(examples, key=lambda pair: pair[0].layout.size)
-        largest, checked = examples[-1][1], set[Budget]()
+        checked = set[Budget]()
         self._captured.check_weights()
-        for example, other in examples:
+        for example, other in self._examples:
             order, shuffled = permuted(example)
             ways = self._ways(example)
             if not ways:
@@ -93,7 +96,7 @@ class Verifier:
                 shuffled_packs = [Pack(one.budget, sorted(map(order.index, one.items))) for one in packs]
                 over_nan = self._over_nan(example, packs)
                 self._check(example, packs, over_nan, expected)
-                again, over_rows = self._over_nan(example, packs), self._over_rows_of(largest, example, packs)
+                again, over_rows = self._over_nan(example, packs), self._over_rows(example, packs)
                 self._check_same(example, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
                 self._check_same(example, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
                 self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
@@ -101,7 +104,9 @@ class Verifier:
                 checked.update(one.budget for one in packs if one.budget is not None)
         self._captured.check_weights()
         unchecked = self._planner.all_costs.replays.keys() - checked
-        return Verified(len(examples), tuple(sorted(checked)), tuple(sorted(unchecked)), self._error, self._tolerance)
+        return Verified(
+            len(self._examples), tuple(sorted(checked)), tuple(sorted(unchecked)), self._error, self._tolerance
+        )
 
     def _ways(self, example: Example) -> list[Sequence[Pack]]:
         """The ways to replay a call: whole in every budget that holds it, and split if its plan is to split it."""
@@ -138,11 +143,11 @@ class Verifier:
         self._captured.poison()
         return self._replay(example, packs)
 
-    def _over_rows_of(self, largest: Example, example: Example, packs: Sequence[Pack]) -> Parts:
+    def _over_rows(self, example: Example, packs: Sequence[Pack]) -> Parts:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
-        self._replay(largest, self._ways(largest)[-1])
+        self._replay(self._largest, self._ways(self._largest)[-1])
         if self._captured.arena is not None:
-            self._captured.arena.fill(largest.call.rows)
+            self._captured.arena.fill(self._largest.call.rows)
         return self._replay(example, packs)
 
     def _check(
@@ -179,5 +184,6 @@ class Verifier:
         cause = DECLARED
         if pack.budget is not None and arena is not None:
             where = f"{pack.budget}, replaying items {few(pack.layout(example.layout))}"
-            cause = why(Diagnosis(self._forward, arena, call, example.layout, pack, pack.budget))
+            filling = self._largest.call.rows
+            cause = why(Diagnosis(self._forward, arena, call, example.layout, pack, pack.budget, filling))
         raise VerificationError(f"wrong in {where}: {what}\n{cause}")
