@@ -157,8 +157,8 @@ class GraphedEncoder:
         reason, backend = self._choice.of(call)
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
-            packs = [Pack(budget, range(call.items))]
-            if self._checks is not None and self._checks.due(call, packs):
+            if self._checks is not None and self._checks.due(call, [budget]):
+                packs = [Pack(budget, range(call.items))]
                 return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
             return self._replays.run_unseen(call, budget, backend)
         layout = self._read_layout(call)
@@ -171,7 +171,7 @@ class GraphedEncoder:
         if backend is None:
             self.stats.count_eager(reason)
             return self._run_eager(call, layout)
-        if self._checks is not None and self._checks.due(call, packs):
+        if self._checks is not None and self._checks.due(call, [one.budget for one in packs]):
             replay = partial(self._replays.run, call, layout, packs, backend)
             return self._checks.run(call, packs, replay, layout)
         return self._replays.run(call, layout, packs, backend)
@@ -219,7 +219,7 @@ class GraphedEncoder:
         budget = self._planner.whole(items) if backend is not None else None
         if backend is not None and budget is not None:
             checked = None
-            if self._checks is not None and self._checks.due(call, [Pack(budget, range(len(items)))]):
+            if self._checks is not None and self._checks.due(call, [budget]):
                 checked = partial(self._checks.run_stage, call, items, budget)
             with self._replays.stage(call, items, budget, backend, checked) as stage:
                 yield stage

@@ -67,12 +67,12 @@ class InService:
         self._planner = planner
         self._pool = pool
         self._stats = stats
-        self._right: Counter[tuple[Key, Budget | None]] = Counter()
+        self._done: Counter[tuple[Key, Budget | None]] = Counter()
 
-    def due(self, call: Call, packs: Sequence[Pack]) -> bool:
-        """Whether a call is to be compared: fewer than `calls` were right, of a graph that answers it."""
+    def due(self, call: Call, budgets: Sequence[Budget | None]) -> bool:
+        """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
         key = self._captured.key(call.statics)
-        return any(one.budget is not None and self._right[key, one.budget] < self._calls for one in packs)
+        return any(budget is not None and self._done[key, budget] < self._calls for budget in budgets)
 
     def run(self, call: Call, packs: Sequence[Pack], replay: Callable[[], Any], layout: Layout | None = None) -> Any:
         """Replay and compare. Syncs.
@@ -114,10 +114,11 @@ class InService:
     def forget(self) -> None:
         """Begin anew: the graphs were released."""
         self.distrusts_forward = False
-        self._right.clear()
+        self._done.clear()
 
     def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
         """What a call gives: `output`, or what the module itself gives if that is something else."""
+        key = self._captured.key(call.statics)
         try:
             expected = Expected(self._forward.reference(call, layout), layout, call.length)
             found = self._differences(expected, call, layout, output)
@@ -125,17 +126,18 @@ class InService:
             if self._strict:
                 raise
             LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
+            self._done.update((key, one.budget) for one in packs)
             return output
         limit = limit_of(self._tolerance, self._forward, call.rows.device)
-        key = self._captured.key(call.statics)
         wrong: dict[Budget, str] = {}
         for one in packs:
             if one.budget is not None:
                 worst = max(found[item] for item in one.items)
                 right = worst.error <= limit
                 self._stats.count_check(one.budget, right)
-                self._right[key, one.budget] += right
-                if not right:
+                if right:
+                    self._done[key, one.budget] += 1
+                else:  # and stays due, for calls of other threads that were planned before
                     wrong[one.budget] = (
                         f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"

@@ -117,7 +117,11 @@ class Verifier:
         return [packs, *ways] if len(packs) > 1 and any(one.budget for one in packs) else ways
 
     def _reference(self, example: Example) -> Any:
-        return self._forward.reference(example.call, example.layout)
+        try:
+            return self._forward.reference(example.call, example.layout)
+        except Exception as error:
+            error.add_note("varlen_graphs ran the module itself with a call to verify; give calls that it answers")
+            raise
 
     def _expected(self, example: Example, form: Parts) -> Expected:
         """What the module itself gives of a call, in the form of a replay of it: the same whenever it is asked."""
