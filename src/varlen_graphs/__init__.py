@@ -40,6 +40,7 @@ from varlen_graphs.errors import (
     StaleGraphError,
     StaleOutputError,
     VarlenGraphsError,
+    VerificationError,
 )
 from varlen_graphs.extents import Entries, FrameRows, Groups, Items, Rows
 from varlen_graphs.grids import GridHW, GridTHW, Lengths
@@ -56,6 +57,7 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
+from varlen_graphs.verify.verifier import Verified
 
 __version__ = "0.1.0"
 
@@ -113,6 +115,8 @@ __all__ = [
     "Stats",
     "TileSchedule",
     "VarlenGraphsError",
+    "VerificationError",
+    "Verified",
     "WindowIndex",
     "Windows",
     "add_sincos",

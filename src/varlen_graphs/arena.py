@@ -82,6 +82,12 @@ class Arena:
         if self.rows.is_floating_point():
             poison(self.rows)
 
+    def fill(self, rows: Tensor) -> None:
+        """Overwrite floating rows with those of a call, over and over. Queued on the current stream; no sync."""
+        if self.rows.is_floating_point():
+            own = rows.reshape(-1, *self.rows.shape[1:])
+            self.rows.copy_(own[torch.arange(len(self.rows), device=own.device) % len(own)])
+
     def _pad(self, dtype: torch.dtype) -> int:
         return 0 if dtype.is_floating_point else self._spec.packed.pad
 

@@ -85,6 +85,8 @@ class Signature:
         self._replaced = forward is not None
         # Its own attributes, as they will be: those of transformers take a microsecond each to get.
         self._settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
+        ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ordinary}
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -106,7 +108,6 @@ class Signature:
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
         self._optional = frozenset(column.name for column in spec.layout.columns if column.default is not None)
-        ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._required = [
             name
             for name, parameter in captured.items()
@@ -182,6 +183,12 @@ class Signature:
     def original_takes_call(self) -> bool:
         """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
         return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
+
+    def original_answers(self, call: Call) -> bool:
+        """Whether the module itself, not what is captured in its place, can be run with the arguments of this call."""
+        came = call.original.keys()
+        takes = self._replaced and self._declared <= self._module_takes and self._module_needs <= came
+        return takes and (self._module_takes_any or came <= self._module_takes)
 
     def _original_takes(self, name: str) -> bool:
         """Whether an argument that what is captured lacks could go to the module itself."""

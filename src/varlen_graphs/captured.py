@@ -56,6 +56,7 @@ class Captured:
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first capture took.
         kept: Tensors that captured runs made and somebody keeps, for people.
+        releases: How often graphs were dropped.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Captured:
         self.staged = False
         self.seconds: dict[str, float] = {}
         self.kept: list[str] = []
+        self.releases = 0
         self._module = module
         self._spec = spec
         self._budgets = budgets
@@ -100,7 +102,7 @@ class Captured:
         self._check_not_staged()
         if self._guard is not None and (what := self._guard.change_soon()):
             self._changed(what)
-        key = self._key(statics)
+        key = self.key(statics)
         found = self._graphs.get(key)
         return found or self._capture(key, statics, row_shape, device, backend)
 
@@ -171,9 +173,10 @@ class Captured:
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
-        return next(iter(self._graphs), None) == self._key(statics)
+        return next(iter(self._graphs), None) == self.key(statics)
 
-    def _key(self, statics: dict[str, Any]) -> Key:
+    def key(self, statics: dict[str, Any]) -> Key:
+        """What the graphs for these static arguments are kept by."""
         if not self._graphs:
             self._state.look_anew()
         return static_key(statics), self._state.adapters()
@@ -248,6 +251,7 @@ class Captured:
         self._check_not_staged()
         self._pool.synchronize()
         self._pool.advance()
+        self.releases += 1
         self._graphs.clear()
         self.arena = None
         self.kept = []

@@ -1,8 +1,9 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,6 +21,7 @@ from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
+from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows
 from varlen_graphs.plan import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, Replays
@@ -28,6 +30,10 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
+from varlen_graphs.verify.compare import limit_of
+from varlen_graphs.verify.examples import Example, with_other_rows
+from varlen_graphs.verify.in_service import InService
+from varlen_graphs.verify.verifier import Verified, Verifier
 
 
 class GraphedEncoder:
@@ -72,6 +78,12 @@ class GraphedEncoder:
         off: Tells of the module why a call made now must run without graphs, or `None`: asked at each call, for what
             changes the number of outputs by their content, such as the pruning of video tokens. The reason is counted
             in `stats.eager`, and outputs are as the module gives them.
+        verify: So many first calls of each budget, of each set of static arguments, are compared with the module itself
+            run eager. A budget that is wrong is not used any more: its calls get other budgets, or run eager. The call
+            that found it gets the eager output, `report()` and `stats` show it, and the logger `varlen_graphs` tells
+            the evidence. Each of these calls takes an eager one more, syncs, and copies items on the GPU to the host.
+        strict: Whether a call whose graph is wrong raises `VerificationError` instead.
+        tolerance: How far outputs may be from the module's own, relative L2 of each item; see `verify`.
 
     Attributes:
         module: As given.
@@ -100,9 +112,14 @@ class GraphedEncoder:
         compile: bool = False,
         on_change: Literal["error", "recapture"] = "error",
         off: Callable[[nn.Module], str | None] | None = None,
+        verify: int = 0,
+        strict: bool = False,
+        tolerance: float | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
+        if not isinstance(verify, int) or verify < 0:
+            raise SpecError(f"verify={verify!r}: expected how many calls of each budget to compare, 0 for none")
         _check_choice("outputs", outputs, ("owned", "borrowed"))
         _check_choice("on_change", on_change, ("error", "recapture"))
         self.module = module
@@ -123,6 +140,12 @@ class GraphedEncoder:
             module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._in_use, on_change
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
+        self._tolerance = tolerance
+        self._checks = (
+            InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
+            if verify
+            else None
+        )
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -145,6 +168,9 @@ class GraphedEncoder:
         reason, backend = self._choice.of(call)
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
+            if self._checks is not None:
+                packs = [Pack(budget, range(call.items))]
+                return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
             return self._replays.run_unseen(call, budget, backend)
         layout = self._read_layout(call)
         self.stats.count_call(len(layout))
@@ -156,6 +182,9 @@ class GraphedEncoder:
         if backend is None:
             self.stats.count_eager(reason)
             return self._run_eager(call, layout)
+        if self._checks is not None:
+            replay = partial(self._replays.run, call, layout, packs, backend)
+            return self._checks.run(call, packs, replay, layout)
         return self._replays.run(call, layout, packs, backend)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +229,8 @@ class GraphedEncoder:
         reason, backend = self._choice.of(call)
         self.stats.count_call(len(items))
         if backend is not None:
-            with self._replays.stage(call, items, backend) as stage:
+            checked = None if self._checks is None else partial(self._checks.run_stage, call, items)
+            with self._replays.stage(call, items, backend, checked) as stage:
                 if stage is not None:
                     yield stage
                     return
@@ -209,7 +239,7 @@ class GraphedEncoder:
         rows = example.new_empty(self.spec.argument_shape(items, call.rows))
         call.original[packed.name], call.rows = rows, packed.rows_first(rows)
         hooked = self._state.has_hooks()
-        with torch.no_grad(), staged(rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
+        with torch.no_grad(), staged(rows, lambda: self._without_graph(call, items, hooked)) as stage:
             yield stage
 
     def check(self) -> None:
@@ -263,6 +293,48 @@ class GraphedEncoder:
         with self.pool.exclusive():
             self._captured.release()
 
+    def verify(self, calls: Iterable[Mapping[str, Any]], *, tolerance: float | None = None) -> Verified:
+        """Prove on example calls that graphs give what the module itself gives, run eager and unpadded.
+
+            print(encoder.verify([{"pixel_values": pixels, "grid_thw": [(1, 14, 14), (4, 8, 10)]}]))
+
+        Every call is replayed in each budget that holds it, with NaN in the pool, the arena and all floating padding;
+        again; over the rows of the largest call; with its items in another order; and with other rows. What the module
+        itself gives is that of its own `forward` where it takes the call, and of what is captured elsewhere. Whatever
+        is wrong is looked for without a graph, operation by operation, and named with the line that runs it.
+
+        For tests and for the start of a service: it takes some replays and an eager run or two of each call and budget,
+        syncs, captures if nothing is captured, and has the pool's turn meanwhile. What was lent is void.
+
+        Args:
+            calls: Calls by their keyword arguments, the rows among them. They should fill each budget that matters.
+            tolerance: How far outputs may be from the module's own, relative L2 of each item. By default 1e-5, of
+                float16 and TF32 5e-3, of bfloat16 3e-2.
+
+        Raises:
+            VerificationError: An output is wrong, or depends on what padding holds; the message says where and why.
+            InputError: A call that runs eager, or that no budget holds.
+            StaleGraphError: Weights were moved or replaced since the capture: all are looked at.
+        """
+        pairs = [
+            (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
+        ]
+        if not pairs:
+            raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
+        given = self._tolerance if tolerance is None else tolerance
+        limit = limit_of(given, self._forward, pairs[0][0].call.rows.device)
+        replays = Replays(self._captured, self._planner, self._forward, self.pool, Stats(), lends=False)
+        verifier = Verifier(self._captured, self._forward, self._planner, replays, limit, pairs)
+        with torch.no_grad(), self.pool.exclusive():
+            return verifier.verify()
+
+    def _example(self, arguments: Mapping[str, Any]) -> Example:
+        call = self._bind((), dict(arguments))
+        reason, backend = self._choice.of(call)
+        if backend is None:
+            raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
+        return Example(call, self._read_layout(call), backend)
+
     def poison(self) -> None:
         """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.
 
@@ -288,8 +360,13 @@ class GraphedEncoder:
         return layout
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
-        output = self._forward.without_graph(call, layout, self._state.has_hooks())
+        output = self._without_graph(call, layout, self._state.has_hooks())
         return Borrowed(output) if self._lends else output
+
+    def _without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
+        if self._checks is not None and self._checks.distrusts_forward:
+            return self._forward.reference(call, layout)
+        return self._forward.without_graph(call, layout, hooked)
 
     def __repr__(self) -> str:
         name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"

@@ -34,3 +34,7 @@ class StaleOutputError(VarlenGraphsError, RuntimeError):
 
 class StaleGraphError(VarlenGraphsError, RuntimeError):
     """Graphs that do not hold any more: memory that they read was moved or replaced, or the process was forked."""
+
+
+class VerificationError(VarlenGraphsError, RuntimeError):
+    """Graphs give something else than the module does, or what they give depends on what padding holds."""

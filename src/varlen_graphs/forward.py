@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,7 @@ class Forward:
         compile: Whether graphs capture what torch's compiler makes of it. The compiler sees what follows the buffers.
 
     Attributes:
+        module: As given.
         spec: As given.
         compiled: What the compiler made of it, if it was asked for.
     """
@@ -43,7 +45,7 @@ class Forward:
         signature: Signature,
         compile: bool,
     ) -> None:
-        self._module = module
+        self.module = module
         self._module_forward = module.forward
         self._function = function
         self.spec = spec
@@ -53,17 +55,18 @@ class Forward:
     @property
     def device(self) -> torch.device | None:
         """Where the module is now, as its first parameter or buffer tells."""
-        first = next(chain(self._module.parameters(), self._module.buffers()), None)
+        first = next(chain(self.module.parameters(), self.module.buffers()), None)
         return None if first is None else first.device
 
     @property
     def row_dtype(self) -> torch.dtype:
         """The dtype in which rows are kept, which is that in which the module sees them unless they are normalised."""
-        return self.spec.packed.dtype or self._module_dtype
+        return self.spec.packed.dtype or self.module_dtype
 
     @property
-    def _module_dtype(self) -> torch.dtype:
-        floating = (p.dtype for p in self._module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+    def module_dtype(self) -> torch.dtype:
+        """The dtype of the first floating parameter of the module."""
+        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
     def __call__(
@@ -84,13 +87,13 @@ class Forward:
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
-        arguments |= {b.name: b.produce(table, self._module) for b in spec.buffers if isinstance(b, Buffer)}
+        arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         if compiled and self.compiled:
             return self.compiled(table.budget, **arguments)
         return self._run(**arguments)
 
     def _run(self, **arguments: Any) -> Any:
-        return self._function(self._module, **arguments) if self._function else self._call_module(**arguments)
+        return self._function(self.module, **arguments) if self._function else self._call_module(**arguments)
 
     def exact(
         self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
@@ -123,11 +126,23 @@ class Forward:
             return self.original(call)
         if hooked and self._function is not None:
             warnings.warn(
-                f"{type(self._module).__name__} has forward hooks, but the function that runs in its place takes other "
+                f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments than it does: hooks on parts that this function does not call see nothing",
                 stacklevel=5,
             )
         return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
+
+    def reference(self, call: Call, layout: Layout) -> Any:
+        """What a call is to give: by the module itself where it takes the call, by what is captured elsewhere.
+
+        Of rows of its own: what is run may write into them.
+        """
+        call = replace(call, rows=call.rows.clone())
+        if not self._signature.original_answers(call):
+            return self.exact(call.rows, layout, call.statics, length=call.length)
+        name, dtype = self.spec.packed.name, self.row_dtype
+        call.original = call.original | {name: call.original[name].to(dtype, copy=True)}
+        return self.original(call)
 
     def original(self, call: Call) -> Any:
         """Run the module itself with the arguments as they came, rows normalised if they are to be."""
@@ -144,14 +159,14 @@ class Forward:
 
     def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
         """Rows that lie in these dimensions, one after another or in a batch, as the module takes them."""
-        return normalize(rows.flatten(0, len(dims) - 1), self._module_dtype).view(rows.shape)
+        return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
 
     def _call_module(self, **arguments: Any) -> Any:
         """Run the module, also where an encoder of it was put in the place of its `forward`.
 
         Accelerate keeps as `_old_forward` what it put a forward of its own around.
         """
-        own = vars(self._module)
+        own = vars(self.module)
         found = (getattr(own.get(name), "module", None) for name in ("forward", "_old_forward"))
-        installed = any(module is self._module for module in found)
-        return self._module_forward(**arguments) if installed else self._module(**arguments)
+        installed = any(module is self.module for module in found)
+        return self._module_forward(**arguments) if installed else self.module(**arguments)

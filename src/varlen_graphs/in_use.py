@@ -2,6 +2,7 @@
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
+from varlen_graphs.packing import Demand, Load
 
 
 class InUse:
@@ -37,6 +38,10 @@ class InUse:
         if self.out:
             self.out = {}
             self.costs = self._assumed
+
+    def lacks(self, needed: Demand | Load) -> bool:
+        """Whether a budget that is out of use would hold what is needed."""
+        return any(out.holds(needed.rows, needed.items, needed.segments, needed.longest) for out in self.out)
 
     def describe(self) -> str:
         """How far budgets reach, for messages."""

@@ -54,6 +54,9 @@ def extents(declared: Declared) -> list[Extent]:
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
+Path = tuple[str | int, ...]
+"""Where a tensor is in an output: names of fields and indices, from the outside in."""
+
 
 @dataclasses.dataclass
 class Parts:
@@ -62,12 +65,14 @@ class Parts:
     Attributes:
         tensors: Its tensors.
         extents: What each of them is.
+        paths: Where each of them is.
         constants: Its Python values.
         rebuild: Puts other tensors in the places of its own in a new object. Holds none of its tensors.
     """
 
     tensors: list[Tensor]
     extents: list[Extent]
+    paths: list[Path]
     constants: list[Any]
     rebuild: Rebuild
 
@@ -128,19 +133,38 @@ def flatten(output: Any, declared: Declared) -> Parts:
     Raises:
         SpecError: A declaration does not match the output, or the output holds an object of another kind.
     """
-    parts = Parts([], [], [], rebuild=lambda tensors: None)
-    parts.rebuild = _visit(output, declared, "output", parts)
+    parts = Parts([], [], [], [], rebuild=lambda tensors: None)
+    parts.rebuild = _visit(output, declared, (), parts)
     return parts
 
 
-def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
+def at(output: Any, path: Path) -> Any:
+    """What is at a place of an output; `None` where it has no such place."""
+    for step in path:
+        if isinstance(output, Mapping):
+            output = output.get(step)
+        elif isinstance(step, str):
+            output = getattr(output, step, None)
+        else:
+            output = output[step] if isinstance(output, tuple | list) and step < len(output) else None
+    return output
+
+
+def name_of(path: Path) -> str:
+    """What messages call a place of an output."""
+    return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in path)
+
+
+def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
         if not isinstance(declared, Extent):
             raise SpecError(
-                f"{path} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or Entries(...)"
+                f"{name_of(path)} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or "
+                "Entries(...)"
             )
         parts.tensors.append(part)
         parts.extents.append(declared)
+        parts.paths.append(path)
         return operator.itemgetter(len(parts.tensors) - 1)
     if isinstance(part, CONSTANTS):
         parts.constants.append(part)
@@ -157,14 +181,14 @@ def _visit(part: Any, declared: Declared, path: str, parts: Parts) -> Rebuild:
     if isinstance(part, tuple | list):
         each = [declared] * len(part) if isinstance(declared, Extent) else declared
         if isinstance(each, Outputs) or len(each) != len(part):
-            raise SpecError(f"{path} has {len(part)} parts but is declared as {declared!r}")
-        entries = [_visit(p, d, f"{path}[{i}]", parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
+            raise SpecError(f"{name_of(path)} has {len(part)} parts but is declared as {declared!r}")
+        entries = [_visit(p, d, (*path, i), parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
         if hasattr(part, "_fields"):
             return lambda tensors: kind(*(make(tensors) for make in entries))
         return lambda tensors: kind(make(tensors) for make in entries)
     raise SpecError(
-        f"{path} is a {kind.__name__}, which may hide tensors: expected tensors, Python values, and tuples, lists, "
-        "mappings and dataclasses of them; return one of these, or pass forward= with a function that does"
+        f"{name_of(path)} is a {kind.__name__}, which may hide tensors: expected tensors, Python values, and tuples, "
+        "lists, mappings and dataclasses of them; return one of these, or pass forward= with a function that does"
     )
 
 
@@ -193,19 +217,20 @@ def _constructor(kind: type, fields: Mapping[str, Any]) -> Callable[[dict[str, A
     return construct
 
 
-def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: str, parts: Parts) -> dict[str, Rebuild]:
+def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: Path, parts: Parts) -> dict[str, Rebuild]:
     if isinstance(declared, Extent):
         declared = Outputs(**dict.fromkeys(fields, declared))
     if not isinstance(declared, Outputs):
-        raise SpecError(f"{path} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)")
+        raise SpecError(
+            f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
+        )
     unknown = [name for name in declared.fields if name not in fields]
     missing = [name for name in fields if name not in declared.fields and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(
-            f"{path} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; declared but "
-            f"absent: {unknown or 'none'}; expected one declaration for each field with tensors"
+            f"{name_of(path)} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; "
+            f"declared but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
         )
     return {
-        name: _visit(field, declared.fields.get(name, Rows()), f"{path}.{name}", parts)
-        for name, field in fields.items()
+        name: _visit(field, declared.fields.get(name, Rows()), (*path, name), parts) for name, field in fields.items()
     }

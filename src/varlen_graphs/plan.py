@@ -43,7 +43,7 @@ class Planner:
         """The replays of a call, at the least cost.
 
         Raises:
-            BudgetError: An item that no budget holds, with `on_miss="error"`.
+            BudgetError: An item that no budget holds, in use or not, with `on_miss="error"`.
         """
         costs = self.costs
         one = single(self.spec.needs.load(layout), costs)
@@ -51,7 +51,7 @@ class Planner:
             return [Pack(one, range(len(layout)))]
         demands = [self.spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
         packs = pack(demands, costs)
-        misses = [one.items[0] for one in packs if one.budget is None]
+        misses = [one.items[0] for one in packs if one.budget is None and not self.in_use.lacks(demands[one.items[0]])]
         if misses and self.on_miss == "error":
             group = layout.groups[misses[0]]
             sizes = [layout.items[i][:3] for i in group]
@@ -86,7 +86,7 @@ class Planner:
         """
         load = self.spec.needs.load(layout)
         budget = cheapest(load, self.costs)
-        if budget is None and not any(out.holds(*load) for out in self.in_use.out):
+        if budget is None and not self.in_use.lacks(load):
             raise BudgetError(
                 f"a stage is one replay, but no budget holds {load}: {self.in_use.describe()}; add a larger one, stage "
                 "fewer items at a time, or call the encoder with the rows, which splits them"

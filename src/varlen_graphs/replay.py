@@ -1,7 +1,8 @@
 """A call as replays: rows and items in, graphs, outputs out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if any(one.budget and one.budget not in graphs for one in packs):
+            if any(one.budget is not None and self._is_out(one.budget, graphs) for one in packs):
                 packs = self._planner.packs(layout)
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
@@ -80,7 +81,7 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if budget not in graphs:
+            if self._is_out(budget, graphs):
                 layout = self._forward.spec.read_layout(call.description, rows.shape)
                 return self.run(call, layout, self._planner.packs(layout), backend)
             deferred = self._captured.deferred
@@ -95,10 +96,17 @@ class Replays:
         return Borrowed(output) if self._lends else output
 
     @contextmanager
-    def stage(self, call: Call, layout: Layout, backend: Backend) -> Iterator[Stage | None]:
+    def stage(
+        self,
+        call: Call,
+        layout: Layout,
+        backend: Backend,
+        checked: Callable[[Budget, Tensor, Callable[[], Any]], Any] | None = None,
+    ) -> Iterator[Stage | None]:
         """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example.
 
-        `None` where the budgets that would hold the items are out of use.
+        `None` where the budgets that would hold the items are out of use. `checked` is given the budget, the rows and
+        what replays them, and returns the output.
         """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
@@ -117,8 +125,8 @@ class Replays:
 
             self._captured.staged = True
             try:
-                rows = graphs.arena.part(collected.everything, budget)
-                with staged(self._forward.spec.packed.as_argument(rows), run) as stage:
+                rows = self._forward.spec.packed.as_argument(graphs.arena.part(collected.everything, budget))
+                with staged(rows, partial(checked, budget, rows, run) if checked else run) as stage:
                     yield stage
             finally:
                 self._captured.staged = False
@@ -136,6 +144,10 @@ class Replays:
         """
         if self._captured.deferred is not None:
             self._captured.deferred.tell()
+
+    def _is_out(self, budget: Budget, graphs: Graphs) -> bool:
+        """Whether a budget is out of use: the call was planned ahead of the capture, or of another call's checks."""
+        return budget not in graphs or budget in self._planner.in_use.out
 
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
         """What answers a call. From here on its memory is written, which voids what was lent of it."""

@@ -39,6 +39,8 @@ def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float], ke
         f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "
         f"{stats.padding_share:.1%} padding",
     ]
+    if stats.checked:
+        lines += [f"{stats.checked.total()} replays compared with the module itself, {stats.wrong.total()} wrong"]
     lines += [f"{count} runs without a graph: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

@@ -18,6 +18,8 @@ class Stats:
         eager: Runs without a graph, by reason.
         rows: Active rows that were replayed.
         padding: Rows of padding that were replayed with them.
+        checked: Replays of each budget that were compared with the module itself, with `verify=`.
+        wrong: Those that gave something else.
     """
 
     calls: int = 0
@@ -26,6 +28,8 @@ class Stats:
     eager: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     padding: int = 0
+    checked: Counter[Budget] = field(default_factory=Counter)
+    wrong: Counter[Budget] = field(default_factory=Counter)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def count_call(self, items: int) -> None:
@@ -45,6 +49,12 @@ class Stats:
             self.replays[budget] += 1
             self.rows += active
             self.padding += budget.rows - active
+
+    def count_check(self, budget: Budget, right: bool) -> None:
+        """Count a replay that was compared with the module itself."""
+        with self._lock:
+            self.checked[budget] += 1
+            self.wrong[budget] += not right
 
     @property
     def padding_share(self) -> float:

@@ -1,0 +1,181 @@
+"""Checks the first calls of each graph in service, and takes budgets out of use whose graphs are wrong."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.borrowed import Borrowed
+from varlen_graphs.budgets import Budget
+from varlen_graphs.call import Call
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.captured import Captured, Key
+from varlen_graphs.errors import LayoutError, VerificationError
+from varlen_graphs.forward import Forward
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import flatten
+from varlen_graphs.packing import Pack
+from varlen_graphs.padded import pack_rows, pad_rows
+from varlen_graphs.plan import Planner
+from varlen_graphs.stats import Stats
+from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
+
+LOGGER = logging.getLogger("varlen_graphs")
+
+
+class InService:
+    """Compares what calls gave with what the module itself gives, run eager.
+
+    A budget whose output is further from it than the tolerance goes out of use. If the forward that graphs
+    are captured of is wrong without a graph too, every budget is.
+
+    Args:
+        calls: How many calls of each budget are compared, of each set of graphs.
+        strict: Whether a call that is wrong raises.
+        given: How far an output may be from the module's own; `None` is what the dtype asks for.
+        captured: Tells which graphs answer a call.
+        forward: Runs the module.
+        planner: Plans calls; its budgets go out of use.
+        pool: Whose turn is kept until a call is compared.
+        stats: Counts.
+    """
+
+    def __init__(
+        self,
+        calls: int,
+        strict: bool,
+        given: float | None,
+        captured: Captured,
+        forward: Forward,
+        planner: Planner,
+        pool: Pool,
+        stats: Stats,
+    ) -> None:
+        self._distrusted = -1
+        self._calls = calls
+        self._strict = strict
+        self._tolerance = given
+        self._captured = captured
+        self._forward = forward
+        self._planner = planner
+        self._pool = pool
+        self._stats = stats
+        self._done: Counter[tuple[int, Key, Budget | None]] = Counter()  # graphs that are released begin anew
+
+    def run(self, call: Call, packs: Sequence[Pack], replay: Callable[[], Any], layout: Layout | None = None) -> Any:
+        """Replay, and compare if calls of the same graph are still to be compared: then this syncs.
+
+        Args:
+            call: The call.
+            packs: Its replays, as planned. A budget that went out of use since then is another one in the replay.
+            replay: Runs them.
+            layout: The items; `None` where they are on the GPU, and copied to the host here.
+
+        Returns:
+            What the replay gave; what the module itself gives if that is wrong.
+
+        Raises:
+            VerificationError: The replay is wrong, with `strict`.
+        """
+        with torch.no_grad(), self._pool.exclusive():
+            budgets = {one.budget for one in packs if one.budget is not None}
+            if not (self._is_due(call, budgets) or self._any_out(budgets)):
+                return replay()
+            output = replay()
+            if layout is None:
+                try:
+                    layout = self._forward.spec.read_layout(call.description, call.rows.shape)
+                except LayoutError:
+                    return output  # which is NaN, and the graph tells why
+            if self._any_out(budgets):  # as the replay found it, which may have captured
+                packs = self._planner.packs(layout)
+            came = output.output if isinstance(output, Borrowed) else output
+            right = self._compared(call, layout, packs, came)
+            if right is came:
+                return output
+            return Borrowed(right) if isinstance(output, Borrowed) else right
+
+    def run_stage(self, call: Call, layout: Layout, budget: Budget, rows: Tensor, replay: Callable[[], Any]) -> Any:
+        """The same for a stage, whose rows, as the argument of a call, the caller has written; if it is due."""
+        if not self._is_due(call, {budget}):
+            return replay()
+        packed = self._forward.spec.packed
+        if layout.length:  # what lies past the items was never written
+            rows = pad_rows(pack_rows(rows, layout.rows), layout.rows, layout.length)
+        rows = rows.clone()
+        call = replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
+        return self.run(call, [Pack(budget, range(len(layout)))], replay, layout)
+
+    @property
+    def distrusts_forward(self) -> bool:
+        """Whether only the module itself is right."""
+        return self._distrusted == self._captured.releases
+
+    def _is_due(self, call: Call, budgets: Iterable[Budget]) -> bool:
+        """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
+        graphs = self._graphs_of(call)
+        return any(self._done[*graphs, budget] < self._calls for budget in budgets)
+
+    def _any_out(self, budgets: Iterable[Budget]) -> bool:
+        return any(budget in self._planner.in_use.out for budget in budgets)
+
+    def _graphs_of(self, call: Call) -> tuple[int, Key]:
+        """Which graphs answer a call."""
+        return self._captured.releases, self._captured.key(call.statics)
+
+    def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
+        """What a call gives: `output`, or what the module itself gives if that is something else."""
+        graphs = self._graphs_of(call)
+        try:
+            expected = Expected(self._forward.reference(call, layout), layout, call.length)
+            found = self._differences(expected, call, layout, output)
+        except Exception as error:  # of the module's own code, or the device's memory
+            if self._strict:
+                raise
+            LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
+            self._done.update((*graphs, one.budget) for one in packs)
+            return output
+        limit = limit_of(self._tolerance, self._forward, call.rows.device)
+        wrong: dict[Budget, str] = {}
+        for one in packs:
+            if one.budget is not None:
+                worst = max(found[item] for item in one.items)
+                right = worst.error <= limit
+                self._stats.count_check(one.budget, right)
+                if right:
+                    self._done[*graphs, one.budget] += 1
+                else:  # and stays due, for calls of other threads that were planned before
+                    wrong[one.budget] = (
+                        f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "
+                        f"{limit:.0e}), in a call of items {few(layout)}"
+                    )
+        if not wrong:
+            return output
+        exact = self._forward.exact(call.rows.clone(), layout, call.statics, length=call.length)
+        self._refuse(wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
+        return expected.output
+
+    def _differences(self, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
+        parts = flatten(output, self._forward.spec.declared)
+        return expected.differences(parts, layout, range(len(layout)), call.length)
+
+    def _refuse(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
+        """Take budgets out of use, and tell of each once; all of them where graphs are not what is wrong."""
+        in_use = self._planner.in_use
+        for budget, why in wrong.items():
+            if budget not in in_use.out:
+                LOGGER.error("%s is out of use: %s", budget, why)
+            in_use.put_out(budget, why)
+        if not forward_is_right:
+            self._distrusted = self._captured.releases
+            why = next(iter(wrong.values()))
+            LOGGER.error("no budget is used any more: without a graph the declared buffers and forward= give this too")
+            for budget in [*in_use.costs.replays, *wrong]:
+                in_use.put_out(budget, f"without a graph too, {why}")
+        if self._strict:
+            budget, why = next(iter(wrong.items()))
+            raise VerificationError(f"{budget} is wrong, and out of use: {why}; encoder.verify tells what is wrong")
