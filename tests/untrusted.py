@@ -231,7 +231,9 @@ def device_attacks(draw):
     edges = st.sampled_from([edge for edge in EDGES if -(2**63) <= edge < 2**63]) | st.integers(0, 9)
     items = draw(st.lists(st.lists(edges, min_size=sides, max_size=sides), min_size=1, max_size=6))
     if draw(st.booleans()):  # with as many rows as come, so that only something else can be wrong
-        items = draw(st.lists(st.lists(st.integers(0, 3), min_size=sides, max_size=sides), max_size=3))
+        items = draw(
+            st.lists(st.lists(st.sampled_from([1, 2, 1, 2, 3, 0]), min_size=sides, max_size=sides), max_size=3)
+        )
         rest = ROWS - sum(map(math.prod, items))
         last = draw(st.sampled_from([[1, 1, rest], [1, 2, rest // 2], [rest // 4, 2, 2], [-1, -1, rest]]))
         items.append(last[-sides:] if sides < 3 else last)
