@@ -106,6 +106,7 @@ def attack(name, arguments, device="cpu"):
         encoder.check()
         assert output.isfinite().all()
         assert output.shape == attacked.rows.shape
+        assert is_legal(name, (attacked.good | arguments)["layout"])
     except vg.VarlenGraphsError as error:
         assert len(str(error)) < 1500  # noqa: PT017 - not every value is wrong
         assert output is None or output.isnan().all()
@@ -113,6 +114,19 @@ def attack(name, arguments, device="cpu"):
     if name in ON_DEVICE:  # the same of items that the host does not look at
         unseen = {argument: torch.tensor(value, device=device) for argument, value in attacked.good.items()}
         assert relative(encoder(attacked.rows, **unseen), attacked.expected) < 1e-3
+
+
+def is_legal(name, layout):
+    """Whether a layout of the right form describes the rows that come."""
+    layout = layout.tolist() if hasattr(layout, "tolist") else layout
+    if name == "mask":
+        return all(sorted(marks, reverse=True) == [*marks] and marks[0] == 1 and len(marks) == 6 for marks in layout)
+    items = [item if isinstance(item, list | tuple) else [item] for item in layout]
+    sound = all(side >= 1 for item in items for side in item)
+    if name in ("padded_lengths", "batch_to_pack"):
+        return sound and len(items) == 2 and all(length <= 6 for (length,) in items)
+    merged = name != "grid" or all(h % 2 == w % 2 == 0 for _, h, w in items)
+    return sound and merged and sum(math.prod(item) for item in items) == ROWS
 
 
 EDGES = [
@@ -216,6 +230,13 @@ def device_attacks(draw):
     sides = {"grid": 3, "sizes": 2}.get(name, 1)
     edges = st.sampled_from([edge for edge in EDGES if -(2**63) <= edge < 2**63]) | st.integers(0, 9)
     items = draw(st.lists(st.lists(edges, min_size=sides, max_size=sides), min_size=1, max_size=6))
+    if draw(st.booleans()):  # with as many rows as come, so that only something else can be wrong
+        items = draw(
+            st.lists(st.lists(st.sampled_from([1, 2, 1, 2, 3, 0]), min_size=sides, max_size=sides), max_size=3)
+        )
+        rest = ROWS - sum(map(math.prod, items))
+        last = draw(st.sampled_from([[1, 1, rest], [1, 2, rest // 2], [rest // 4, 2, 2], [-1, -1, rest]]))
+        items.append(last[-sides:] if sides < 3 else last)
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint64]))
     layout = torch.tensor(items).to(dtype)
     arguments = {"layout": layout if sides > 1 else layout.squeeze(1)}

@@ -16,7 +16,6 @@ EXACT_ITEMS = 6
 RUN_ITEMS = 64
 """Up to this many items the heuristic looks at all runs of neighbours, whose number grows with the square."""
 
-
 OPEN_PACKS = 32
 """How many packs the heuristic keeps open, so that its time grows with the items, and not with their square."""
 

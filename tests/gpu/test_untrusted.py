@@ -8,9 +8,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from tests.test_untrusted import NEARLY
 from tests.untrusted import attack, attacks, device_attacks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+
+@pytest.mark.parametrize(("name", "layout"), NEARLY.values(), ids=NEARLY.keys())
+def test_rows_are_counted_with_care(name, layout):
+    attack(name, {"layout": torch.tensor(layout, device="cuda")}, device="cuda")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
