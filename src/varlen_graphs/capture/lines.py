@@ -1,6 +1,7 @@
 """Lines of the user's code, told from the frames of a stack."""
 
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-_PACKAGE = Path(__file__).parent.parent
-_LIBRARIES = (str(Path(torch.__file__).parent), str(_PACKAGE / "capture"), str(_PACKAGE / "doctor"))
+_TORCH, _CAPTURE = Path(torch.__file__).parent, Path(__file__).parent
+_DOCTOR = f"{_CAPTURE.with_name('doctor')}{os.sep}"
+_LIBRARIES = (f"{_TORCH}{os.sep}", f"{_TORCH.with_name('triton')}{os.sep}", f"{_CAPTURE}{os.sep}", _DOCTOR)
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
@@ -40,7 +42,7 @@ UNKNOWN = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """The running lines that are neither torch's nor those of this folder or the doctor's, the innermost first.
+    """The running lines that are neither torch's, Triton's nor this library's captures and doctor, the innermost first.
 
     Ends where the doctor itself was called.
     """
@@ -50,7 +52,7 @@ def user_lines() -> Iterator[Line]:
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
             found = True
             yield _line(frame, frame.f_lineno)
-        elif found and frame.f_code.co_filename.startswith(_LIBRARIES[2]):
+        elif found and frame.f_code.co_filename.startswith(_DOCTOR):
             return
         frame = frame.f_back
 
