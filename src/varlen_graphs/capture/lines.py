@@ -10,9 +10,18 @@ from typing import NamedTuple
 
 import torch
 
-_TORCH, _CAPTURE = Path(torch.__file__).parent, Path(__file__).parent
-_DOCTOR = f"{_CAPTURE.with_name('doctor')}{os.sep}"
-_LIBRARIES = (f"{_TORCH}{os.sep}", f"{_TORCH.with_name('triton')}{os.sep}", f"{_CAPTURE}{os.sep}", _DOCTOR)
+_PACKAGE = Path(__file__).parent.parent
+_DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
+_LIBRARIES = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
+    f"{_PACKAGE / 'capture'}{os.sep}",
+    f"{_PACKAGE / 'kernels'}{os.sep}",
+    f"{_PACKAGE / 'attention.py'}",
+    _DOCTOR,
+)
+"""Whose lines are not the user's: torch's, Triton's, and what of this library a module calls or is watched by."""
+
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
@@ -42,10 +51,7 @@ UNKNOWN = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """The running lines that are neither torch's, Triton's nor this library's captures and doctor, the innermost first.
-
-    Ends where the doctor itself was called.
-    """
+    """The user's lines that are running, the innermost first, up to where the doctor itself was called."""
     frame: FrameType | None = sys._getframe(1)
     found = False
     while frame is not None:
