@@ -31,13 +31,13 @@ def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
     came to be. It follows if in all calls it is the same multiple of one size, or one more, or one less: a size of the
     call, of the tensors at hand, or one that Python had read from another tensor.
     """
-    found = []
-    for site in dict.fromkeys(site for call in calls for site in call.run.operations):
-        for alike in _ran_as_often(site, calls):
-            for operations in zip(*(call.run.operations[site] for call in alike), strict=True):
-                if what := _changed_values(site, operations, alike):
-                    found.append(Sighting("frozen value", what, site.lines[0], operations[0].module))
-    return found
+    return [
+        Sighting("frozen value", what, site.lines[0], operations[0].module)
+        for site in dict.fromkeys(site for call in calls for site in call.run.operations)
+        for alike in _ran_as_often(site, calls)
+        for operations in zip(*(call.run.operations[site] for call in alike), strict=True)
+        if (what := _changed_values(site, operations, alike))
+    ]
 
 
 def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
