@@ -1,7 +1,9 @@
 """The doctor: everything that stands in the way of a graph, at once and by line."""
 
 import json
+import os
 import random
+import subprocess
 import sys
 import textwrap
 from contextlib import nullcontext
@@ -469,6 +471,34 @@ def test_a_diagnosis_is_text_with_colour_and_json():
     assert [f["kind"] for f in told["findings"]] == [f.kind for f in diagnosis]
     assert told["findings"][0]["line"]["source"] == "longest = n.max().item()"
     assert len(diagnosis) == 2
+
+
+LAUNCH = """
+    import torch, triton, triton.language as tl
+    import varlen_graphs as vg
+
+    @triton.jit
+    def scale(x, out, longest, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at) * longest)
+
+    class Scale(torch.nn.Module):
+        def forward(self, x, longest):
+            out = torch.empty_like(x)
+            scale[lambda meta: (len(x) // meta["BLOCK"],)](x, out, longest, BLOCK=4)
+            return out
+
+    (finding,) = vg.diagnose(Scale(), *((torch.ones(4), longest) for longest in (3, 5)))
+    assert finding.kind == "frozen value", finding
+    assert "longest of the kernel scale is 3 in call 1, 5 in call 2, the argument '1'" in finding.what, finding
+    assert finding.line.function == "forward"
+"""
+
+
+def test_arguments_of_a_triton_launch_are_compared(tmp_path):
+    script = tmp_path / "launch.py"  # the interpreter reads a kernel's source, and its switch, when it is decorated
+    script.write_text(textwrap.dedent(LAUNCH))
+    subprocess.run([sys.executable, str(script)], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
 
 
 FACTORIES = """

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
 @contextmanager
-def triton_launches(launched: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call `launched(kernel, args, kwargs)` before each launch, of whatever thread; `kwargs` has the grid."""
+def triton_launches(
+    launching: Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]],
+) -> Iterator[None]:
+    """Launch within `launching(kernel, args, kwargs)`, whatever thread it is; `kwargs` has the grid."""
     classes = []
     if "triton" in sys.modules:
         from triton.runtime.interpreter import InterpretedFunction
@@ -19,8 +21,8 @@ def triton_launches(launched: Callable[[Any, tuple[Any, ...], dict[str, Any]], N
 
     def told(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            launched(self, args, kwargs)
-            return original(self, *args, **kwargs)
+            with launching(self, args, kwargs):
+                return original(self, *args, **kwargs)
 
         return run
 

@@ -1,6 +1,7 @@
 """Lines of the user's code, told from the frames of a stack."""
 
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,17 @@ from typing import NamedTuple
 import torch
 
 _PACKAGE = Path(__file__).parent.parent
-_LIBRARIES = (str(Path(torch.__file__).parent), str(_PACKAGE / "capture"), str(_PACKAGE / "doctor"))
+_DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
+_LIBRARIES = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
+    f"{_PACKAGE / 'capture'}{os.sep}",
+    f"{_PACKAGE / 'kernels'}{os.sep}",
+    f"{_PACKAGE / 'attention.py'}",
+    _DOCTOR,
+)
+"""Whose lines are not the user's: torch's, Triton's, and what of this library a module calls or is watched by."""
+
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
@@ -40,17 +51,14 @@ UNKNOWN = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """The running lines that are neither torch's nor those of this folder or the doctor's, the innermost first.
-
-    Ends where the doctor itself was called.
-    """
+    """The user's lines that are running, the innermost first, up to where the doctor itself was called."""
     frame: FrameType | None = sys._getframe(1)
     found = False
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
             found = True
             yield _line(frame, frame.f_lineno)
-        elif found and frame.f_code.co_filename.startswith(_LIBRARIES[2]):
+        elif found and frame.f_code.co_filename.startswith(_DOCTOR):
             return
         frame = frame.f_back
 

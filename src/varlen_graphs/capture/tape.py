@@ -13,6 +13,7 @@ Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        with torch.inference_mode(False), torch.no_grad(), recorder, triton_launches(recorder.launched):
+        with torch.inference_mode(False), torch.no_grad(), recorder, triton_launches(recorder.launching):
             tape.outputs = run()
         return tape
 
@@ -129,11 +130,12 @@ class _Recorder(Watch):
         args, kwargs = tree_map_only(Tensor, self._alias, (args, kwargs))
         self._tape.operations.append(_Operation(func, args, kwargs, statics))
 
-    def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def launching(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
         """Refuse a Triton launch that no operator announces: the tape would miss what it writes."""
         if not self.inside and self.thread == threading.get_ident():
             what = f"it launches the Triton kernel {getattr(kernel, '__name__', kernel)!r} outside of any operator"
             self.refuse(Offence("raw kernel", what))
+        return nullcontext()
 
     def _alias(self, tensor: Tensor) -> Tensor:
         """What a graph would keep of an argument: the memory of a device tensor, the value of a host scalar."""

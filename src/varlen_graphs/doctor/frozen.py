@@ -1,6 +1,6 @@
 """What a graph would freeze: numbers and branches that are not the same for all layouts of as many rows."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from varlen_graphs.capture.lines import Line
@@ -31,12 +31,13 @@ def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
     came to be. It follows if in all calls it is the same multiple of one size, or one more, or one less: a size of the
     call, of the tensors at hand, or one that Python had read from another tensor.
     """
-    found = []
-    for site in dict.fromkeys(site for call in calls for site in call.run.operations):
-        for alike in _ran_as_often(site, calls):
-            for operations in zip(*(call.run.operations[site] for call in alike), strict=True):
-                found += _changed_values(site, operations, alike)
-    return found
+    return [
+        Sighting("frozen value", what, site.lines[0], operations[0].module)
+        for site in dict.fromkeys(site for call in calls for site in call.run.operations)
+        for alike in _ran_as_often(site, calls)
+        for operations in zip(*(call.run.operations[site] for call in alike), strict=True)
+        if (what := _changed_values(site, operations, alike))
+    ]
 
 
 def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
@@ -67,10 +68,11 @@ def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
     decided |= {min(line for line, _ in own): [site for _, site in own] for own in undecided.values()}
     sightings = []
     for line, sites in decided.items():
-        counts = [f"{sum(_count(call, site) for site in sites)} operations in {call.name}" for call in calls]
-        what = f"it ran {', '.join(counts)}"
-        modules = dict.fromkeys(path for call in calls for site in sites for path in call.run.functions.get(site, ()))
-        sightings += [Sighting("frozen branch", what, line, module) for module in modules]
+        counts = [sum(_count(call, site) for site in sites) for call in calls]
+        ran = [f"{n} operation{'s' * (n != 1)} in {call.name}" for n, call in zip(counts, calls, strict=True)]
+        modules = {path for call in calls for site in sites for path in call.run.functions.get(site, ())}
+        what = f"it ran {', '.join(ran)}"
+        sightings += [Sighting("frozen branch", what, line, module) for module in _outermost(modules)]
     return sightings
 
 
@@ -82,15 +84,24 @@ def _ran_as_often(site: Site, calls: Sequence[Observed]) -> list[list[Observed]]
     return [alike for count, alike in groups.items() if count and len(alike) > 1]
 
 
-def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence[Observed]) -> list[Sighting]:
-    found = []
+def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence[Observed]) -> str:
+    """What is not the same in one operation of each call, in words."""
+    changed = []
     for name in dict.fromkeys(name for operation in operations for name in operation.values):
         values = [operation.values.get(name) for operation in operations]
         if any(value != values[0] for value in values) and not _explained(values, operations, calls):
             pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
-            what = f"{name} of {site.name} is {', '.join(pairs)}{_origin(values, site, calls)}"
-            found.append(Sighting("frozen value", what, site.lines[0], operations[0].module))
-    return found
+            changed.append(f"{name} of {site.name} is {', '.join(pairs)}{_origin(values, site, calls)}")
+    return "; ".join(changed)
+
+
+def _outermost(paths: Set[str]) -> list[str]:
+    """Those of paths of submodules that are inside of no other."""
+    return sorted(path for path in paths if not any(_is_inside(path, other) for other in paths))
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def _outside_in(site: Site) -> list[tuple[int, Line]]:

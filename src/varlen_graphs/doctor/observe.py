@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -123,7 +123,7 @@ def observe(run: Callable[[], Any], running: Running, device: torch.device, owne
         owners: What there is before the run, by `storage_key`: a kind, for when it is written, and a name.
     """
     observer = _Observer(running, device, owners)
-    with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launched):
+    with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launching):
         run()
     if observer.alive():
         gc.collect()  # what only cycles hold is not kept
@@ -192,14 +192,15 @@ class _Observer(Watch):
             self._note_sizes(result)
         return result
 
-    def launched(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def launching(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
         """Note a Triton launch that no operator announces."""
         if self.inside or self.thread != threading.get_ident():
-            return
+            return nullcontext()
         named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
         if callable(named.get("grid")):
             named["grid"] = tuple(named["grid"](named))
         self._note_operation(f"the kernel {kernel.__name__}", named)
+        return self._set_aside()  # the interpreter of Triton copies tensors
 
     def seen(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
