@@ -182,7 +182,8 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(at, interrupt):
 
     encoder = attention_encoder(module=Interrupted(), spec=SHAPED)
     rows = rows_for([6])
-    with pytest.raises(interrupt) if at < 5 or interrupt is not ZeroDivisionError else pytest.warns(UserWarning):
+    one_left = at > 4 and interrupt is ZeroDivisionError  # the largest budget was captured by then
+    with pytest.warns(UserWarning, match="out of use") if one_left else pytest.raises(interrupt):
         encoder.capture()
     at = 10**9
     other = attention_encoder()

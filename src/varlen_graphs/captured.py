@@ -137,8 +137,8 @@ class Captured:
                 if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    captured_budgets = [budget for budget in budgets if budget in graphs]
-                    self._in_use.learn(measure(graphs, self._forward, captured_budgets, statics))
+                    timed = [budget for budget in budgets if budget not in graphs.failed]
+                    self._in_use.learn(measure(graphs, self._forward, timed, statics))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(

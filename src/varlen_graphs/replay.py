@@ -56,7 +56,7 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if any(one.budget and one.budget not in graphs for one in packs):
+            if any(map(self._is_out, packs)):
                 packs = self._planner.packs(layout)
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
@@ -80,7 +80,7 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if budget not in graphs:
+            if budget in self._planner.in_use.out:
                 layout = self._forward.spec.read_layout(call.description, rows.shape)
                 return self.run(call, layout, self._planner.packs(layout), backend)
             deferred = self._captured.deferred
@@ -124,6 +124,10 @@ class Replays:
             finally:
                 self._captured.staged = False
 
+    def _is_out(self, one: Pack) -> bool:
+        """Whether the budget of a pack went out of use after the call was planned."""
+        return one.budget in self._planner.in_use.out
+
     @property
     def too_large(self) -> str:
         """Why an item runs without a graph."""
@@ -134,7 +138,9 @@ class Replays:
 
         Raises:
             LayoutError: Something was.
+            StaleGraphError: The graphs are those of a process from which this one was forked.
         """
+        self._pool.check_process()
         if self._captured.deferred is not None:
             self._captured.deferred.tell()
 
