@@ -265,6 +265,9 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
             assert distance(encoder(rows, lengths=layout), encoder.eager(rows, lengths=lengths)) < 1e-6
     assert encoder.stats.eager == {"larger than every budget in use": 6}
     assert encoder.report().count("out of use: for a test") == 2
+    with encoder.stage([6], scale=2.0) as stage:
+        stage.rows.copy_(rows_for([6]))
+    assert distance(stage.output, encoder.eager(rows_for([6]), lengths=[6], scale=2.0)) < 1e-6
     with pytest.raises(vg.CaptureError, match=r"none is in use; .* for a test; encoder.release\(\) puts all in use"):
         encoder.capture(scale=2.0)
     encoder.release()

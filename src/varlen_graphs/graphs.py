@@ -1,8 +1,7 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
-import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -55,6 +54,7 @@ class Graphs:
         rebuild: Puts tensors in the places of the output, in a new object.
 
     Raises:
+        SpecError: The output is not what was declared.
         CaptureError: No budget could be captured.
         Exception: What the forward raised at the largest budget and at the smallest.
     """
@@ -150,11 +150,8 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def kept(self, backend: Backend) -> list[Tensor]:
-        """Tensors that the captured runs made and somebody keeps, outputs aside."""
-        if backend.kept([*self._graphs.values()]):
-            gc.collect()  # of those in cycles nobody does
-        return backend.kept([*self._graphs.values()])
+    def __iter__(self) -> Iterator[Graph]:
+        return iter(self._graphs.values())
 
     def replay(self, budget: Budget) -> list[Tensor]:
         """Replay what the arena holds; the outputs, padding included, stay valid until the next replay in the pool."""

@@ -56,8 +56,8 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if any(map(self._is_out, packs)):
-                packs = self._planner.packs(layout)
+            if (out := self._planner.in_use.out) and any(one.budget in out for one in packs):
+                packs = self._planner.packs(layout)  # a budget went out of use after the call was planned
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
                 if one.budget is None:
@@ -102,9 +102,10 @@ class Replays:
         """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
-            self._planner.whole(layout)
-            graphs = self._graphs(call, call.rows, backend)
             budget = self._planner.whole(layout)
+            if budget is not None:
+                graphs = self._graphs(call, call.rows, backend)
+                budget = self._planner.whole(layout)  # a capture may have put it out of use
             if budget is None:
                 yield None
                 return
@@ -123,10 +124,6 @@ class Replays:
                     yield stage
             finally:
                 self._captured.staged = False
-
-    def _is_out(self, one: Pack) -> bool:
-        """Whether the budget of a pack went out of use after the call was planned."""
-        return one.budget in self._planner.in_use.out
 
     @property
     def too_large(self) -> str:

@@ -94,15 +94,16 @@ class Guard:
         self._seen = _EVENTS.count
         count = min(CALLS, -(-len(slots) // SAMPLE))
         always = [*outside[:SAMPLE], *slots[:1]]  # memory outside is the likeliest to go
-        self._samples = [_Sample([*always, *slots[at::count]]) for at in range(count)]
-        self._turns = cycle(self._samples)
+        self._all = _Sample(slots)
+        self._turns = cycle([_Sample([*always, *slots[at::count]]) for at in range(count)])
 
     def change(self) -> str | None:
         """What is not as it was, of all there is."""
-        found = next((what for sample in self._samples for what in sample.changes()), None)
+        seen, found = _EVENTS.count, next(self._all.changes(), None)
         if found is None:
             grown = next((path for path, values, size in self._sizes if len(values) != size), None)
             found = None if grown is None else f"{grown or 'the module'!r} got or lost a part"
+        self._seen = seen if found is None else -1  # after a change everything is looked at until it is as it was
         return found
 
     def change_soon(self) -> str | None:
@@ -120,7 +121,6 @@ class Guard:
             and not any(len(values) != size for values, size in self._growing)
         ):
             return None
-        self._seen = _EVENTS.count
         return self.change()
 
 
