@@ -83,16 +83,31 @@ def test_another_shape_of_the_same_memory_is_found_when_asked():
         encoder.check()
 
 
-def test_freed_memory_is_not_replayed():
-    """Where a call looks at everything there is, it looks before it replays."""
-    encoder, rows = attention_encoder([64]), rows_for([6])
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_freed_memory_is_not_replayed_however_often_one_tries(at):
+    """Of whatever weight: a call that looks at a part of them is told that a storage was resized."""
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
     encoder(rows, lengths=[6])
-    encoder.module.qkv.weight.untyped_storage().resize_(0)
+    encoder.module.weights[at].weight.untyped_storage().resize_(0)
     before = encoder.stats.replays.total()
-    for call in (lambda: encoder(rows, lengths=[6]), lambda: encoder(rows, lengths=torch.tensor([6]))):
-        with pytest.raises(vg.StaleGraphError):
+    for call in (lambda: encoder(rows, lengths=[6]), lambda: encoder(rows, lengths=torch.tensor([6]))) * 3:
+        with pytest.raises(vg.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
             call()
     assert encoder.stats.replays.total() == before
+
+
+def test_what_was_found_once_is_found_by_every_call_until_it_is_as_it_was():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    weight = encoder.module.weights[50].weight
+    data, weight.data = weight.data, weight.data.clone()
+    with pytest.raises(vg.StaleGraphError):
+        encoder.check()
+    for _ in range(3):
+        with pytest.raises(vg.StaleGraphError, match=r"'weights.50.weight' was moved or replaced"):
+            encoder(rows, lengths=[6])
+    weight.data = data
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
 
 
 def test_a_cache_that_is_replaced_is_held_and_goes_on_being_read():
@@ -195,8 +210,8 @@ class Keeping(Attention):
         self.keep = keep
         self.kept = []
 
-    def forward(self, x, cu_seqlens, max_seqlen):
-        out = super().forward(x, cu_seqlens, max_seqlen)
+    def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+        out = super().forward(x, cu_seqlens, max_seqlen, scale)
         self.keep(self, out)
         return out
 
@@ -219,6 +234,9 @@ def test_what_is_kept_in_the_memory_of_graphs_is_named_with_its_owner(keep, name
     assert name in str(warned[0].message)
     assert f"kept in the memory of graphs, which replays overwrite: {name}" in encoder.report()
     BOX.clear()
+    if name.startswith("'"):
+        encoder(rows, lengths=[6], scale=2.0)  # what the first capture made is replaced by what the second one makes
+        assert encoder.report().count("kept in the memory of graphs") == 1
     encoder.release()
     assert "kept in" not in encoder.report()
 

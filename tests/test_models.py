@@ -214,6 +214,16 @@ def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(c
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_weights_that_went_elsewhere_are_captured_anew_if_asked():
+    model = wrapped(whole_model(), on_change="recapture")
+    tower = model.model.visual
+    tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
+    model.half()
+    got = pooled(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)))
+    assert got.dtype == torch.float16
+    assert vg.encoders(model)["model.visual"].stats.replays.total() == 2
+
+
 def test_weights_loaded_in_place_are_followed():
     model, other = wrapped(whole_model()), whole_model()
     with torch.no_grad():

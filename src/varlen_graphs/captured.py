@@ -1,5 +1,6 @@
 """What an encoder holds from capture to release."""
 
+import gc
 import logging
 import time
 import warnings
@@ -132,15 +133,15 @@ class Captured:
             # After the module's caches were filled.
             self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])
             self._tell_failed(graphs)
-            self._tell_kept(graphs, backend)
+            self._tell_kept(backend)
             if len(self._graphs) == 1:
                 captured = time.perf_counter()
                 self.seconds = {"captured, kernels compiled, in": captured - start}
                 if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    captured_budgets = [budget for budget in budgets if budget in graphs]
-                    self._in_use.learn(measure(graphs, self._forward, captured_budgets, statics))
+                    timed = [budget for budget in budgets if budget not in graphs.failed]
+                    self._in_use.learn(measure(graphs, self._forward, timed, statics))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(
@@ -160,10 +161,13 @@ class Captured:
                 stacklevel=7,
             )
 
-    def _tell_kept(self, graphs: Graphs, backend: Backend) -> None:
+    def _tell_kept(self, backend: Backend) -> None:
         """Name what the captured runs made and somebody keeps."""
-        self.kept = with_owners(graphs.kept(backend), self._module)
-        if self.kept:
+        graphs = [graph for each in self._graphs.values() for graph in each]
+        if backend.kept(graphs):
+            gc.collect()  # what is in a cycle only, nobody keeps
+        before, self.kept = self.kept, with_owners(backend.kept(graphs), self._module)
+        if set(self.kept).difference(before):
             warnings.warn(
                 f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
                 "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "

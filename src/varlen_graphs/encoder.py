@@ -267,6 +267,7 @@ class GraphedEncoder:
             InputError: A static argument the module does not take.
             CaptureError: Something in the module cannot be captured, or the module's state is not that of construction.
         """
+        self.pool.check_process()
         example = self._captured.no_rows()
         bound, beyond = self._signature.bind_statics(statics)
         reason = beyond or self._state.change(example.device.type)

@@ -1,8 +1,7 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
-import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -55,6 +54,7 @@ class Graphs:
         rebuild: Puts tensors in the places of the output, in a new object.
 
     Raises:
+        SpecError: The output is not what was declared.
         CaptureError: No budget could be captured.
         Exception: What the forward raised at the largest budget and at the smallest.
     """
@@ -103,7 +103,7 @@ class Graphs:
             except Exception as error:
                 if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
                     raise  # of the declaration, which is the same for all
-                self.failed[budget] = _first_lines(error)
+                self.failed[budget] = _reason(error)
                 if is_out_of_memory(error):
                     forget_frames(error)
                     if self.arena.rows.is_cuda:
@@ -150,14 +150,8 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def __contains__(self, budget: Budget) -> bool:
-        return budget in self._graphs
-
-    def kept(self, backend: Backend) -> list[Tensor]:
-        """Tensors that the captured runs made and somebody keeps, outputs aside."""
-        if backend.kept([*self._graphs.values()]):
-            gc.collect()  # of those in cycles nobody does
-        return backend.kept([*self._graphs.values()])
+    def __iter__(self) -> Iterator[Graph]:
+        return iter(self._graphs.values())
 
     def replay(self, budget: Budget) -> list[Tensor]:
         """Replay what the arena holds; the outputs, padding included, stay valid until the next replay in the pool."""
@@ -166,10 +160,12 @@ class Graphs:
         return graph.outputs
 
 
-def _first_lines(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What went wrong and where, in one line."""
-    lines = [line.strip() for line in str(error).splitlines()[:2]]
-    return shorten(" ".join([*([] if isinstance(error, CaptureError) else [f"{type(error).__name__}:"]), *lines]), 300)
+    what, *rest = str(error).splitlines() or [""]
+    where = next((line for line in rest if line.startswith("  at ")), "")
+    kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "
+    return shorten(f"{kind}{what}{where}", 400)
 
 
 def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], declared: Declared) -> Parts:

@@ -57,8 +57,8 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if any(one.budget is not None and self._is_out(one.budget, graphs) for one in packs):
-                packs = self._planner.packs(layout)
+            if (out := self._planner.in_use.out) and any(one.budget in out for one in packs):
+                packs = self._planner.packs(layout)  # a budget went out of use after the call was planned
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
                 if one.budget is None:
@@ -81,7 +81,7 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if self._is_out(budget, graphs):
+            if budget in self._planner.in_use.out:
                 layout = self._forward.spec.read_layout(call.description, rows.shape)
                 return self.run(call, layout, self._planner.packs(layout), backend)
             deferred = self._captured.deferred
@@ -110,8 +110,10 @@ class Replays:
         """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
-            graphs = self._graphs(call, call.rows, backend)
             budget = self._planner.whole(layout)
+            if budget is not None:
+                graphs = self._graphs(call, call.rows, backend)
+                budget = self._planner.whole(layout)  # a capture may have put it out of use
             if budget is None:
                 yield None
                 return
@@ -141,13 +143,11 @@ class Replays:
 
         Raises:
             LayoutError: Something was.
+            StaleGraphError: The graphs are those of a process from which this one was forked.
         """
+        self._pool.check_process()
         if self._captured.deferred is not None:
             self._captured.deferred.tell()
-
-    def _is_out(self, budget: Budget, graphs: Graphs) -> bool:
-        """Whether a budget is out of use: the call was planned ahead of the capture, or of another call's checks."""
-        return budget not in graphs or budget in self._planner.in_use.out
 
     def _graphs(self, call: Call, rows: Tensor, backend: Backend) -> Graphs:
         """What answers a call. From here on its memory is written, which voids what was lent of it."""

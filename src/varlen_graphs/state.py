@@ -32,6 +32,7 @@ class State:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._adapted: list[dict[str, Any]] | None = None
         self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
         self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
         self._scripts = [m for m in self._modules if "training" not in vars(m)]
@@ -63,7 +64,7 @@ class State:
 
     def look_anew(self) -> None:
         """Find hooks and adapters of submodules that may have come since the last capture, or gone."""
-        self._adapted: list[dict[str, Any]] | None = None
+        self._adapted = None
         self._hooks = [hooks for m in self._module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
         self._hooks_seen = -1

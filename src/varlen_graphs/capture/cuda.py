@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.lines import raising_line
-from varlen_graphs.capture.memory import forget_frames, left_to_pool
+from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, left_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError
@@ -109,7 +109,7 @@ class CudaCapture:
 
 def _may_pass(error: RuntimeError) -> bool:
     """Whether a second try may succeed. What `run` does wrong itself is told at once, and not as a previous error."""
-    return isinstance(error, torch.OutOfMemoryError) or "previous error during capture" in str(error)
+    return is_out_of_memory(error) or "previous error during capture" in str(error)
 
 
 def _told(error: RuntimeError, name: str) -> CaptureError:

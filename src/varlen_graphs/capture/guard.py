@@ -22,8 +22,8 @@ SAMPLE = 8
 class _Events:
     """Counts what may void graphs: what is set on any module of the process, and storages resized in place.
 
-    Torch has hooks for parameters, buffers and submodules, and none for `UntypedStorage.resize_`, by which sharding frees
-    the memory of weights: a function that counts is put around it.
+    Torch has hooks for parameters, buffers and submodules, and none for `UntypedStorage.resize_`, by which sharding
+    frees the memory of weights: a function that counts is put around it.
     """
 
     def __init__(self) -> None:
@@ -94,24 +94,25 @@ class Guard:
         self._seen = _EVENTS.count
         count = min(CALLS, -(-len(slots) // SAMPLE))
         always = [*outside[:SAMPLE], *slots[:1]]  # memory outside is the likeliest to go
-        self._samples = [_Sample([*always, *slots[at::count]]) for at in range(count)]
-        self._turns = cycle(self._samples)
+        self._all = _Sample(slots)
+        self._turns = cycle([_Sample([*always, *slots[at::count]]) for at in range(count)])
 
     def change(self) -> str | None:
         """What is not as it was, of all there is."""
-        found = next((what for sample in self._samples for what in sample.changes()), None)
+        seen, found = _EVENTS.count, next(self._all.changes(), None)
         if found is None:
             grown = next((path for path, values, size in self._sizes if len(values) != size), None)
             found = None if grown is None else f"{grown or 'the module'!r} got or lost a part"
+        self._seen = seen if found is None else -1  # after a change everything is looked at until it is as it was
         return found
 
     def change_soon(self) -> str | None:
         """The same, looking at a part of it, another part at each call; and at all if that has changed, or may have.
 
         What changes all weights (moving, casting or loading the module) is found at once, and so is what is set on a
-        module, as adapters are, and a storage that was resized. A change of a single tensor (`param.data = ...`) is found within `CALLS` calls: looking
-        at all of some hundred weights takes longer than the rest of a call. Where there are at most `SAMPLE`, all are
-        looked at in each call. Shapes and strides are compared by `change` alone.
+        module, as adapters are, and a storage that was resized. A change of a single tensor (`param.data = ...`) is
+        found within `CALLS` calls: looking at all of some hundred weights takes longer than the rest of a call. Where
+        there are at most `SAMPLE`, all are looked at in each call. Shapes and strides are compared by `change` alone.
         """
         sample = next(self._turns, None)
         if (
@@ -120,7 +121,6 @@ class Guard:
             and not any(len(values) != size for values, size in self._growing)
         ):
             return None
-        self._seen = _EVENTS.count
         return self.change()
 
 
@@ -169,17 +169,21 @@ class _Sample:
         """What happened to those that are not."""
         before = dict(zip(map(id, self._tensors), zip(self._addresses, self._forms, strict=True), strict=True))
         for path, owner, name, value in self._slots:
-            address, form = before.get(id(value), (0, ""))
+            address, form = before.get(id(value), (0, ()))
             if owner.get(name) is not value:
                 yield f"{path!r} was moved or replaced"
             elif isinstance(value, Tensor) and value.data_ptr() != address:
                 yield f"{path!r} was {'moved or replaced' if value.data_ptr() else 'freed'}"
             elif isinstance(value, Tensor) and _form(value) != form:
-                yield f"{path!r} is {_form(value)} now, and was {form}"
+                yield f"{path!r} is {_described(*_form(value))} now, and was {_described(*form)}"
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{describe(tensor)} with strides {list(tensor.stride())}"
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _described(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
 
 
 def _grows(module: nn.Module) -> bool:

@@ -106,4 +106,5 @@ def forget_frames(error: BaseException) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory is short, of a GPU or of the host."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+    short = ("out of memory", "not enough memory")  # torch has a class for the first of several places only
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in short)

@@ -47,15 +47,18 @@ class Pool:
 
         Raises:
             SpecError: The pool is in use on another device.
-            StaleGraphError: It was in use before this process was forked.
         """
         if self.device is None:
             self.device, self._forks = device, _forks.count
         elif self.device != device:
             raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
-        self._check_process()
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Whether this is the process that used the pool first. In another one not even pinned memory may be read.
+
+        Raises:
+            StaleGraphError: This process was forked from that one.
+        """
         if self._inherited:
             raise StaleGraphError(
                 "this process was forked from one where the encoder, or another one of its pool, was in use; graphs and"
@@ -97,7 +100,7 @@ class Pool:
         Raises:
             StaleGraphError: The pool was in use before this process was forked; its lock may be held for good.
         """
-        self._check_process()
+        self.check_process()
         with self.lock:
             if self.device is None or self.device.type != "cuda":
                 yield
