@@ -107,7 +107,7 @@ class Planner:
 
     def _refuses(self, needed: Demand | Load) -> bool:
         """Whether a budget that is out of use would hold what is needed."""
-        return any(b.holds(needed.rows, needed.items, needed.segments, needed.longest) for b in self.refused)
+        return any(b.holds(needed.rows, needed.items, needed.segments, needed.longest) for b in [*self.refused])
 
     def unseen(self, call: Call) -> Budget | None:
         """The budget of one replay of items that only the GPU has seen.

@@ -156,7 +156,7 @@ class InService:
         """Take budgets out of use, and tell of each once; all of them where graphs are not what is wrong."""
         for budget, why in wrong.items():
             if budget not in self._planner.refused:
-                LOGGER.error("%s is out of use: %s", budget, why)
+                LOGGER.error("%s is out of use: %s; encoder.verify([call]) tells more", budget, why)
             self._planner.refuse(budget, why)
         if not forward_is_right:
             self.distrusts_forward = True
