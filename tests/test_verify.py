@@ -1,7 +1,6 @@
 """`encoder.verify`, and calls that are compared in service."""
 
 import logging
-import threading
 
 import pytest
 import torch
@@ -11,7 +10,10 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.encoders import Attention, attention_encoder, attention_spec
+from tests.test_groups import clips_encoder
+from tests.threads import run_in_threads
 from tests.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, siglip2_tower
+from varlen_graphs.verify import operations
 
 BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
 POSITIONS = [vg.RowPositions("position_ids")]
@@ -91,6 +93,37 @@ def test_integer_rows_are_verified():
     assert token_encoder().verify(calls).calls == 2
 
 
+@pytest.mark.parametrize("outputs", [vg.Items(), vg.Items(rows=2, rows_dim=1)])
+def test_outputs_an_item_columns_and_buffers_of_the_host_are_verified(outputs):
+    """Of each item the sum of its rows, times what its column and the host say."""
+
+    class Sums(nn.Module):
+        def forward(self, x, item, kind, weight):
+            sums = x.new_zeros(len(kind) + 1, 8).index_add(0, item, x * weight[:, None])[:-1] * kind[:, None]
+            return sums if outputs.rows == 1 else sums.view(1, -1, 4)
+
+    def item(table):
+        return torch.where(table.row_active, table.row_item, table.budget.items)
+
+    def weight(layout):
+        return torch.tensor([1.0 / rows for rows in layout.rows for _ in range(rows)])
+
+    spec = vg.BufferSpec(
+        "x",
+        vg.Lengths(columns=(vg.Column("kind"),)),
+        [vg.DeviceBuffer("item", item), vg.HostBuffer("weight", weight, shape=("rows",), dtype=torch.float32)],
+        outputs,
+    )
+    encoder = vg.GraphedEncoder(Sums(), BUDGETS, spec, backend="tape")
+    assert encoder.verify([call | {"kind": [*range(1, len(call["lengths"]) + 1)]} for call in CALLS]).calls == 3
+
+
+def test_groups_of_items_are_verified_and_kept_together():
+    cases = [([(2, 3), (4, 4), (1, 5)], [[1, 2], [-1]]), ([(3, 3)], [-1]), ([(5, 5), (2, 2), (1, 1)], [3, [4, 5]])]
+    calls = [{"x": rows_for([h * w for h, w in sizes]), "sizes": sizes, "times": times} for sizes, times in cases]
+    assert clips_encoder([vg.Budget(32, items=3), vg.Budget(64, items=6, max_seqlen=48)]).verify(calls).calls == 3
+
+
 def test_padded_batches_are_verified():
     class Text(nn.Module):
         def __init__(self):
@@ -142,6 +175,12 @@ def test_a_recipe_of_padded_batches_is_held_against_the_tower_itself():
 
 
 # What is wrong
+
+
+def test_the_operation_is_named_whatever_is_kept_at_a_time(monkeypatch):
+    whole = refused(encoder_of(Pooled()))
+    monkeypatch.setattr(operations, "MOST_BYTES", 1)
+    assert refused(encoder_of(Pooled())) == whole
 
 
 def refused(encoder, calls=CALLS):
@@ -345,6 +384,15 @@ def test_calls_that_cannot_be_verified_are_refused(calls, options, message):
         attention_encoder(**options).verify(calls)
 
 
+def test_rows_that_are_being_written_are_not_poisoned():
+    encoder = encoder_of(nn.Linear(8, 8), forward=lambda m, x: m(x))
+    with encoder.stage([5, 9]) as stage:
+        stage.rows.copy_(CALLS[1]["x"])
+        with pytest.raises(vg.InputError, match="this thread is writing rows"):
+            encoder.verify(CALLS)
+    assert distance(stage.output, encoder.eager(**CALLS[1])) < 1e-6
+
+
 def test_a_tolerance_may_be_given():
     with pytest.raises(vg.VerificationError, match=r"tolerance 1e-12"):
         attention_encoder().verify(CALLS, tolerance=1e-12)
@@ -514,14 +562,10 @@ def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
     encoder = encoder_of(WrongAt64(), verify=2)
     expected, worst = right(encoder.module, CALLS[1]), []
 
-    def work():
+    def work(number):
         worst.append(max(distance(encoder(**CALLS[1]), expected) for _ in range(5)))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work)
     assert len(worst) == 4
     assert max(worst) < 1e-6
 

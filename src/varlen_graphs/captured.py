@@ -264,6 +264,7 @@ class Captured:
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""
+        self._check_not_staged()
         self._pool.advance()
         if self.arena is not None:
             self.arena.poison()

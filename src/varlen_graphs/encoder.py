@@ -30,7 +30,6 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
-from varlen_graphs.verify.compare import limit_of
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
@@ -300,12 +299,11 @@ class GraphedEncoder:
             print(encoder.verify([{"pixel_values": pixels, "grid_thw": [(1, 14, 14), (4, 8, 10)]}]))
 
         Every call is replayed in each budget that holds it, with NaN in the pool, the arena and all floating padding;
-        again; over the rows of the largest call; with its items in another order; and with other rows. What the module
-        itself gives is that of its own `forward` where it takes the call, and of what is captured elsewhere. Whatever
-        is wrong is looked for without a graph, operation by operation, and named with the line that runs it.
+        again; over the rows of the largest call; with its items in another order; and with other rows. What is wrong
+        is looked for without a graph, operation by operation, and named with its line.
 
-        For tests and for the start of a service: it takes some replays and an eager run or two of each call and budget,
-        syncs, captures if nothing is captured, and has the pool's turn meanwhile. What was lent is void.
+        For tests and for the start of a service: five replays of each call in each budget, and three eager runs of it.
+        Syncs, captures if nothing is captured, and has the pool's turn meanwhile. What was lent is void.
 
         Args:
             calls: Calls by their keyword arguments, the rows among them. They should fill each budget that matters.
@@ -323,11 +321,7 @@ class GraphedEncoder:
         if not pairs:
             raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
         given = self._tolerance if tolerance is None else tolerance
-        limit = limit_of(given, self._forward, pairs[0][0].call.rows.device)
-        replays = Replays(self._captured, self._planner, self._forward, self.pool, Stats(), lends=False)
-        verifier = Verifier(self._captured, self._forward, self._planner, replays, limit, pairs)
-        with torch.no_grad(), self.pool.exclusive():
-            return verifier.verify()
+        return Verifier(self._captured, self._forward, self._planner, self.pool, given, pairs).verify()
 
     def _example(self, arguments: Mapping[str, Any]) -> Example:
         call = self._bind((), dict(arguments))

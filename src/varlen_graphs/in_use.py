@@ -41,7 +41,7 @@ class InUse:
 
     def lacks(self, needed: Demand | Load) -> bool:
         """Whether a budget that is out of use would hold what is needed."""
-        return any(out.holds(needed.rows, needed.items, needed.segments, needed.longest) for out in self.out)
+        return any(out.holds(needed.rows, needed.items, needed.segments, needed.longest) for out in [*self.out])
 
     def describe(self) -> str:
         """How far budgets reach, for messages."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from varlen_graphs.extents import Rows
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Parts, at, name_of
-from varlen_graphs.packing import Pack
+from varlen_graphs.packing import Span
 from varlen_graphs.padded import pack_rows
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -127,9 +128,13 @@ def few(layout: Layout) -> str:
     return f"[{some}, ... {more} more]" if more > 0 else f"[{some}]"
 
 
-def _item_spans(layout: Layout) -> list[Any]:
+def _item_spans(layout: Layout) -> list[Span]:
     """Where the entries of each item are, those that pad it not among them."""
-    return [Pack(None, (item,)).spans(layout)[0][0] for item in range(len(layout))]
+    starts = accumulate(layout.rows, initial=0)
+    return [
+        Span(start, rows, item, 1, min(layout.length, rows), layout.items, layout.group_of[item], 1)
+        for item, (start, rows) in enumerate(zip(starts, layout.rows, strict=False))
+    ]
 
 
 def _errors(came: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:

@@ -168,7 +168,7 @@ class InService:
         in_use = self._planner.in_use
         for budget, why in wrong.items():
             if budget not in in_use.out:
-                LOGGER.error("%s is out of use: %s", budget, why)
+                LOGGER.error("%s is out of use: %s; encoder.verify([call]) tells more", budget, why)
             in_use.put_out(budget, why)
         if not forward_is_right:
             self._distrusted = self._captured.releases

@@ -20,7 +20,13 @@ MOST_BYTES = 1 << 30
 
 PACKAGE, TORCH = str(Path(__file__).parent.parent), str(Path(torch.__file__).parent)
 
-_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted", "resize_")
+aten = torch.ops.aten
+
+_UNWRITTEN = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty, aten.new_empty_strided,
+    aten.resize_,
+}  # fmt: skip
+"""Operations whose results hold anything."""
 
 Run = Callable[[], object]
 Same = Callable[[Tensor, Tensor], bool]
@@ -95,10 +101,9 @@ class _Operations(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        name = str(func)
-        if results and name.split(".")[1:2] not in [[unwritten] for unwritten in _UNWRITTEN]:
+        if results and getattr(func, "overloadpacket", None) not in _UNWRITTEN:
             self._count += 1
-            self.seen(self._count, name, results)
+            self.seen(self._count, str(func), results)
         return result
 
 

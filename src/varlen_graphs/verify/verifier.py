@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
+
 from varlen_graphs.budgets import Budget
+from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured
 from varlen_graphs.errors import InputError, VerificationError
 from varlen_graphs.forward import Forward
@@ -12,7 +15,8 @@ from varlen_graphs.outputs import Parts, flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.plan import Planner
 from varlen_graphs.replay import Replays
-from varlen_graphs.verify.compare import Expected, few
+from varlen_graphs.stats import Stats
+from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.diagnosis import DECLARED, PADDING, REPEATED, STATE, Diagnosis
 from varlen_graphs.verify.examples import Example, permuted
 
@@ -52,8 +56,8 @@ class Verifier:
         captured: Where graphs and arena come from.
         forward: Runs the module.
         planner: Chooses budgets.
-        replays: Replays calls; what it gives is owned.
-        tolerance: How far an output may be from the module's own.
+        pool: Whose turn is kept.
+        tolerance: How far an output may be from the module's own; `None` is what the dtype asks for.
         examples: The calls, each with another one of the same items and other rows.
     """
 
@@ -62,17 +66,18 @@ class Verifier:
         captured: Captured,
         forward: Forward,
         planner: Planner,
-        replays: Replays,
-        tolerance: float,
+        pool: Pool,
+        tolerance: float | None,
         examples: Sequence[tuple[Example, Example]],
     ) -> None:
         self._captured = captured
         self._forward = forward
         self._planner = planner
-        self._replays = replays
-        self._tolerance = tolerance
+        self._pool = pool
+        self._replays = Replays(captured, planner, forward, pool, Stats(), lends=False)
         self._examples = sorted(examples, key=lambda pair: pair[0].layout.size)
         self._largest = self._examples[-1][1]
+        self._tolerance = limit_of(tolerance, forward, self._largest.call.rows.device)
         self._error = 0.0  # the largest so far
 
     def verify(self) -> Verified:
@@ -84,29 +89,33 @@ class Verifier:
             StaleGraphError: Weights were moved or replaced since the capture.
         """
         checked = set[Budget]()
-        self._captured.check_memory()
-        for example, other in self._examples:
-            order, shuffled = permuted(example)
-            ways = self._ways(example)
-            if not ways:
-                raise InputError(f"no budget holds {few(example.layout)}: expected calls that graphs answer")
-            expected = self._expected(example, self._over_nan(example, ways[0]))
-            expected_of_other = Expected(self._reference(other), other.layout, other.call.length)
-            for packs in ways:
-                shuffled_packs = [Pack(one.budget, sorted(map(order.index, one.items))) for one in packs]
-                over_nan = self._over_nan(example, packs)
-                self._check(example, packs, over_nan, expected)
-                again, over_rows = self._over_nan(example, packs), self._over_rows(example, packs)
-                self._check_same(example, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
-                self._check_same(example, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
-                self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
-                self._check(other, packs, self._over_nan(other, packs), expected_of_other)
-                checked.update(one.budget for one in packs if one.budget is not None)
-        self._captured.check_memory()
+        with torch.no_grad(), self._pool.exclusive():
+            self._captured.check_memory()
+            for example, other in self._examples:
+                ways = self._ways(example)
+                if not ways:
+                    raise InputError(f"no budget holds {few(example.layout)}: expected calls that graphs answer")
+                expected = self._expected(example, self._over_nan(example, ways[0]))
+                expected_of_other = Expected(self._reference(other), other.layout, other.call.length)
+                for packs in ways:
+                    self._verify_replays(example, packs, expected)
+                    self._check(other, packs, self._over_nan(other, packs), expected_of_other)
+                    checked.update(one.budget for one in packs if one.budget is not None)
+            self._captured.check_memory()
         unchecked = self._planner.costs.replays.keys() - checked
-        return Verified(
-            len(self._examples), tuple(sorted(checked)), tuple(sorted(unchecked)), self._error, self._tolerance
-        )
+        budgets = tuple(sorted(checked)), tuple(sorted(unchecked))
+        return Verified(len(self._examples), *budgets, self._error, self._tolerance)
+
+    def _verify_replays(self, example: Example, packs: Sequence[Pack], expected: Expected) -> None:
+        """Replay a call over NaN, again, over rows of another, and with its items in another order."""
+        over_nan = self._over_nan(example, packs)
+        self._check(example, packs, over_nan, expected)
+        again, over_rows = self._over_nan(example, packs), self._over_rows(example, packs)
+        self._check_same(example, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
+        self._check_same(example, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
+        order, shuffled = permuted(example)
+        shuffled_packs = [Pack(one.budget, sorted(map(order.index, one.items))) for one in packs]
+        self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
 
     def _ways(self, example: Example) -> list[Sequence[Pack]]:
         """The ways to replay a call: whole in every budget that holds it, and split if its plan is to split it."""
