@@ -116,6 +116,21 @@ def test_frames_are_squared_one_by_one():
     assert whole.needs.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
+@given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
+def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
+    plan, layout = planner(costs), vg.Layout(tuple((1, 1, n) for n in rows))
+    before = plan.packs(layout)
+    out = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
+    for budget in out:
+        plan.in_use.put_out(budget, "wrong")
+    packs = plan.packs(layout)
+    assert sorted(i for one in packs for i in one.items) == [*range(len(rows))]
+    assert not out & {one.budget for one in packs}
+    assert not plan.eager_is_faster([Pack(None, range(len(rows)))], layout)
+    plan.in_use.put_all_in()
+    assert plan.packs(layout) == before
+
+
 def test_a_report_shows_budgets_times_and_counts():
     from varlen_graphs.report import report
     from varlen_graphs.stats import Stats
