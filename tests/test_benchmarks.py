@@ -70,7 +70,7 @@ def test_help_needs_no_gpu(name):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert "--json" in done.stdout or name in ("plots", "generic")
+    assert "--json" in done.stdout or name in ("plots", "generic", "doctor")
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])

@@ -23,13 +23,12 @@ from varlen_graphs.capture.rules import (
     written_arguments,
 )
 from varlen_graphs.capture.watch import Watch
+from varlen_graphs.doctor.examples import Number
 from varlen_graphs.doctor.modules import Running
 
 aten = torch.ops.aten
 
-Number = bool | int | float | complex | str
 Value = Number | tuple[Number, ...]
-
 
 _SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
 

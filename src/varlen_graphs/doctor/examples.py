@@ -1,0 +1,69 @@
+"""Example calls of a module."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
+
+Number = bool | int | float | complex | str
+
+
+class Example(NamedTuple):
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: Any) -> "Example":
+        """A dict is keyword arguments, a tuple positional ones, and anything else a single one."""
+        if isinstance(call, Mapping):
+            return cls((), dict(call))
+        return cls(call if isinstance(call, tuple) else (call,), {})
+
+    @property
+    def rows_shape(self) -> torch.Size | None:
+        """The shape of the largest tensor."""
+        rows = max(self.tensors().values(), key=Tensor.numel, default=None)
+        return None if rows is None else rows.shape
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors, by the name of their argument and their place in it."""
+        return {name: leaf for name, leaf in self._leaves().items() if isinstance(leaf, Tensor)}
+
+    def sizes(self) -> dict[str, int]:
+        """Dimensions of the tensors, by a name of each."""
+        return {
+            f"{name}.shape[{dim}]": size
+            for name, tensor in self.tensors().items()
+            for dim, size in enumerate(tensor.shape)
+        }
+
+    def numbers(self) -> dict[str, Number]:
+        """What is a number or a string, named as tensors are."""
+        return {name: leaf for name, leaf in self._leaves().items() if isinstance(leaf, Number)}
+
+    def copied(self, device: torch.device) -> "Example":
+        """The same with copies of the tensors on a device."""
+        args, kwargs = tree_map_only(
+            Tensor, lambda t: t.clone() if t.device.type == device.type else t, (self.args, self.kwargs)
+        )
+        return Example(args, kwargs)
+
+    def _leaves(self) -> dict[str, Any]:
+        named = {str(at): value for at, value in enumerate(self.args)} | self.kwargs
+        return {
+            f"{name}{keystr(path)}": leaf
+            for name, value in named.items()
+            for path, leaf in tree_flatten_with_path(value)[0]
+        }
+
+
+def by_rows(examples: Sequence[Example]) -> list[list[int]]:
+    """Which calls have rows of one shape, by their places."""
+    groups: dict[torch.Size | None, list[int]] = {}
+    for at, example in enumerate(examples):
+        groups.setdefault(example.rows_shape, []).append(at)
+    return list(groups.values())
