@@ -115,6 +115,21 @@ def test_frames_are_squared_one_by_one():
     assert whole.needs.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
+@given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
+def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
+    plan, layout = planner(costs), vg.Layout(tuple((1, 1, n) for n in rows))
+    before = plan.packs(layout)
+    refused = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
+    for budget in refused:
+        plan.refuse(budget, "wrong")
+    packs = plan.packs(layout)
+    assert sorted(i for one in packs for i in one.items) == [*range(len(rows))]
+    assert not refused & {one.budget for one in packs}
+    assert not plan.eager_is_faster([Pack(None, range(len(rows)))], layout)
+    plan.restore()
+    assert plan.packs(layout) == before
+
+
 def test_a_report_shows_budgets_times_and_counts():
     from varlen_graphs.report import report
     from varlen_graphs.stats import Stats
@@ -133,7 +148,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes 9.00 ms or more" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
-    assert report("new", Costs.in_rows([small]), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
+    assert report("new", planner(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():
