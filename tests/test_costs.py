@@ -148,7 +148,13 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes 9.00 ms or more" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
-    assert report("new", planner(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
+    assert report("new", planner(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
+        "512",
+        "8",
+        "8",
+        "-",
+        "0",
+    ]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():
