@@ -1,6 +1,5 @@
 """Layouts come from users' requests: none allocates without bound, is taken for another, or spoils a later call."""
 
-import resource
 import sys
 import time
 from contextlib import contextmanager
@@ -82,6 +81,8 @@ def test_odd_objects_are_refused_too(name, make):
 @contextmanager
 def memory_limit(more):
     """Lets this process have only so many bytes more than it has now."""
+    import resource
+
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
