@@ -118,7 +118,7 @@ class InService:
     def _is_due(self, call: Call, budgets: Iterable[Budget]) -> bool:
         """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
         graphs = self._graphs_of(call)
-        return any(self._done[*graphs, budget] < self._calls for budget in budgets)
+        return any(self._done[(*graphs, budget)] < self._calls for budget in budgets)
 
     def _any_out(self, budgets: Iterable[Budget]) -> bool:
         return any(budget in self._planner.in_use.out for budget in budgets)
@@ -147,7 +147,7 @@ class InService:
                 right = worst.error <= limit
                 self._stats.count_check(one.budget, right)
                 if right:
-                    self._done[*graphs, one.budget] += 1
+                    self._done[(*graphs, one.budget)] += 1
                 else:  # and stays due, for calls of other threads that were planned before
                     wrong[one.budget] = (
                         f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "
