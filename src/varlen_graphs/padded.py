@@ -122,7 +122,7 @@ class PaddedMask(Padded):
             LayoutError: No mask `[batch, length]` of bool or of integers.
         """
         mask = self._tensor(value).cpu()
-        expected = key_padding_mask(real_rows(torch.tensor(lengths), length), mask.dtype, self.real)
+        expected = key_padding_mask(real_rows(torch.tensor(lengths, device="cpu"), length), mask.dtype, self.real)
         return torch.equal(mask, expected)
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
