@@ -266,6 +266,21 @@ def test_a_max_seqlen_read_on_the_host_is_named_where_it_is_used():
     assert not value.remedy.startswith("Declare vg")
 
 
+def sized_by_the_longest(m, x, lengths):
+    return torch.arange(max(lengths.tolist()), device=x.device)
+
+
+@given(st.lists(st.integers(1, 19), min_size=2, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_a_number_is_named_if_and_only_if_a_layout_changes_it(firsts):
+    calls = layouts(*([first, 20 - first] for first in firsts))  # as many rows and items
+    named = [v for v in frozen(sized_by_the_longest, *calls) if v.kind == "frozen value"]
+    longest = [max(first, 20 - first) for first in firsts]
+    assert len(named) == (len(set(longest)) > 1)
+    for value in named:
+        assert all(f"{own} in call {at}" in value.what for at, own in enumerate(longest, 1))
+
+
 def test_an_arange_sized_in_python_is_named():
     def forward(m, x, lengths):
         return torch.arange(max(lengths), device=x.device)

@@ -13,7 +13,8 @@ from varlen_graphs.doctor.findings import Diagnosis
 from varlen_graphs.doctor.frozen import Observed, frozen_branches, frozen_values
 from varlen_graphs.doctor.gather import gather
 from varlen_graphs.doctor.modules import Running
-from varlen_graphs.doctor.observe import Run, Sighting, observe, storage_key
+from varlen_graphs.doctor.observe import observe, storage_key
+from varlen_graphs.doctor.runs import Run, Sighting
 from varlen_graphs.errors import InputError
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.branches import deciding_line
 from varlen_graphs.doctor.examples import Number
-from varlen_graphs.doctor.observe import Operation, Run, Sighting, Site, Value
+from varlen_graphs.doctor.runs import Operation, Run, Sighting, Site, Value
 
 
 class Observed(NamedTuple):
