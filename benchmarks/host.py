@@ -10,6 +10,7 @@ whose replay does nothing: the time of everything but CUDA.
 import argparse
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ def time_calls(encoder: Any, calls: list[tuple[torch.Tensor, Any]], device: str)
     return times
 
 
+def guards(encoder: Any) -> float:
+    """Microseconds a call takes to look whether what its graph reads is where it was, and the process the same."""
+    guard, pool, number = encoder._captured._guard, encoder.pool, 2000
+
+    def look() -> None:
+        guard.change_soon()
+        pool.check_process()  # at the begin of a call, and at the pool's turn
+        pool.check_process()
+
+    return min(timeit.repeat(look, number=number, repeat=5)) / number * 1e6
+
+
 def main() -> None:
     """Print a table, and write it as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -119,6 +132,8 @@ def main() -> None:
         figures = {"median_us": cuts[49], "p90_us": cuts[89], "p99_us": cuts[98], "halves_us": halves}
         result["rows"].append({"layout": case, **figures})
         print(f"{case:28s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}   {halves[0]:.0f} / {halves[1]:.0f}")
+    result["guards_us"] = guards(encoder)
+    print(f"{'of that, guards':28s} {result['guards_us']:8.1f}")
     write_json(args.json, result)
 
 

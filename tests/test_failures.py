@@ -1,5 +1,6 @@
 """Captures that fail, by faults put into the module: what is left works, and says why."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -13,6 +14,7 @@ import varlen_graphs as vg
 from tests.encoders import Attention, attention_encoder, attention_spec
 from tests.test_guard import rows_for
 from tests.towers import distance, equal_bits
+from varlen_graphs.capture.cuda import CudaCapture
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 SIZES = (96, 192, 256)
@@ -275,3 +277,37 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
     encoder.release()
     encoder(rows_for([6]), lengths=[6])
     assert encoder.stats.replays.total() == 1
+
+
+INVALIDATED = RuntimeError("CUDA error: operation failed due to a previous error during capture\nSearch for ...")
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+REFUSED = RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for ...")
+
+
+@pytest.mark.parametrize(
+    ("errors", "raised", "message"),
+    [
+        ([INVALIDATED], None, None),
+        ([SHORT], None, None),
+        ([SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
+        ([INVALIDATED, INVALIDATED], vg.CaptureError, "(?s)could not be captured: CUDA error: .*previous error"),
+        ([INVALIDATED, REFUSED], vg.CaptureError, "not permitted"),
+        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_failures.py.*in capture_once: .*no \.item"),
+    ],
+)
+def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
+    """Which errors of CUDA that are; real ones are in tests/gpu/test_failures.py."""
+    left = [*errors]
+
+    def capture_once(self, run, name):
+        assert not gc.isenabled()
+        if left:
+            raise left.pop(0)
+        return name
+
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(CudaCapture, "_capture", capture_once)
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised, match=message):
+        assert CudaCapture(vg.Pool()).capture(list, "graph") == "graph"
+    assert not left
+    assert gc.isenabled()
