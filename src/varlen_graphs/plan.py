@@ -23,6 +23,7 @@ class Planner:
         on_miss: What becomes of an item that no budget holds.
         min_segment_rows: What frames or windows that the host cannot see are promised to have on average.
         refused: The budgets that are out of use, and why.
+        all_costs: As `costs`, of these too.
     """
 
     spec: BufferSpec
