@@ -118,6 +118,15 @@ def test_outputs_an_item_columns_and_buffers_of_the_host_are_verified(outputs):
     assert encoder.verify([call | {"kind": [*range(1, len(call["lengths"]) + 1)]} for call in CALLS]).calls == 3
 
 
+def test_outputs_of_all_dtypes_are_verified():
+    class Kinds(nn.Module):
+        def forward(self, x):
+            return {"complex": torch.complex(x, -x).conj(), "float8": x.to(torch.float8_e4m3fn), "bool": x > 0, "x": x}
+
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows())
+    assert vg.GraphedEncoder(Kinds(), BUDGETS, spec, backend="tape").verify(CALLS).error == 0
+
+
 def test_groups_of_items_are_verified_and_kept_together():
     cases = [([(2, 3), (4, 4), (1, 5)], [[1, 2], [-1]]), ([(3, 3)], [-1]), ([(5, 5), (2, 2), (1, 1)], [3, [4, 5]])]
     calls = [{"x": rows_for([h * w for h, w in sizes]), "sizes": sizes, "times": times} for sizes, times in cases]

@@ -138,10 +138,10 @@ def _item_spans(layout: Layout) -> list[Span]:
 
 
 def _errors(came: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """The relative L2 of each pair of tensors."""
+    """The relative L2 of each pair of tensors; see `Expected.differences`."""
     norms = []
     for one, other in zip(came, expected, strict=True):
-        a, b = one.double(), other.double()
+        a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
         if a.shape != b.shape:
             a = torch.full_like(b, torch.inf)
         apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
