@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests import strategies
 from varlen_graphs.costs import Costs
+from varlen_graphs.in_use import InUse
 from varlen_graphs.packing import Pack
 from varlen_graphs.plan import Planner
 
@@ -69,7 +70,7 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
 
 def planner(costs):
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
-    return Planner(spec, costs, "eager", 1)
+    return Planner(spec, InUse(costs), "eager", 1)
 
 
 def replay_of(budget, items=1):
@@ -118,16 +119,15 @@ def test_frames_are_squared_one_by_one():
 @given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
 def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
     plan, layout = planner(costs), vg.Layout(tuple((1, 1, n) for n in rows))
-    before = plan.packs(layout)
-    refused = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
-    for budget in refused:
-        plan.refuse(budget, "wrong")
+    out = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
+    for budget in out:
+        plan.in_use.put_out(budget, "wrong")
     packs = plan.packs(layout)
     assert sorted(i for one in packs for i in one.items) == [*range(len(rows))]
-    assert not refused & {one.budget for one in packs}
+    assert not out & {one.budget for one in packs}
     assert not plan.eager_is_faster([Pack(None, range(len(rows)))], layout)
-    plan.restore()
-    assert plan.packs(layout) == before
+    plan.in_use.put_all_in()
+    assert plan.packs(layout) == planner(costs).packs(layout)
 
 
 def test_a_report_shows_budgets_times_and_counts():
@@ -139,7 +139,7 @@ def test_a_report_shows_budgets_times_and_counts():
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
-    text = report("the encoder", planner(costs), stats, {"captured in": 1.25})
+    text = report("the encoder", InUse(costs), stats, {"captured in": 1.25})
     assert "captured in 1.25 s" in text
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
@@ -148,7 +148,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes 9.00 ms or more" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
-    assert report("new", planner(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
+    assert report("new", InUse(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
         "512",
         "8",
         "8",

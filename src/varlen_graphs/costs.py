@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from varlen_graphs.budgets import Budget
 
@@ -68,10 +68,11 @@ class Costs:
         """What is assumed until something is measured: no budget is dropped for it, and eager never wins."""
         return cls({budget: budget.rows + REPLAY_ROWS for budget in budgets})
 
-    def without(self, refused: Container[Budget]) -> "Costs":
-        """The same of the other budgets, which may be none."""
-        rest = {budget: cost for budget, cost in self.replays.items() if budget not in refused}
-        return Costs(rest, self.per_square, self.host, self._eager_factor)
+    def without(self, out: Collection[Budget]) -> "Costs":
+        """The same without some budgets; there may be none left."""
+        replays = {budget: cost for budget, cost in self.replays.items() if budget not in out}
+        same = len(replays) == len(self.replays)
+        return self if same else Costs(replays, self.per_square, self.host, self._eager_factor)
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""

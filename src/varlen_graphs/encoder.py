@@ -19,11 +19,12 @@ from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows
 from varlen_graphs.plan import Planner
-from varlen_graphs.replay import EAGER_IS_FASTER, OUT_OF_USE, TOO_LARGE, Replays
+from varlen_graphs.replay import EAGER_IS_FASTER, Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
@@ -120,18 +121,19 @@ class GraphedEncoder:
         self.stats = Stats()
         self._off = off
         self._lends = outputs == "borrowed"
-        self._planner = Planner(buffer_spec, Costs.in_rows(self.budgets), on_miss, min_segment_rows)
+        self._in_use = InUse(Costs.in_rows(self.budgets))
+        self._planner = Planner(buffer_spec, self._in_use, on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
         self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(
-            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._planner.learn
+            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._in_use.learn
         )
-        self._replays = Replays(self._captured, self._forward, self.pool, self.stats, self._lends)
+        self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
         self._checks = (
-            InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
+            InService(verify, strict, tolerance, self._captured, self._forward, self._in_use, self.pool, self.stats)
             if verify
             else None
         )
@@ -164,7 +166,7 @@ class GraphedEncoder:
         self.stats.count_call(len(layout))
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
-            reason, backend = OUT_OF_USE if self._planner.refused else TOO_LARGE, None
+            reason, backend = self._replays.too_large, None
         elif packs and self._planner.eager_is_faster(packs, layout) and self._captured.is_timed(call.statics):
             reason, backend = EAGER_IS_FASTER, None
         if backend is None:
@@ -217,13 +219,11 @@ class GraphedEncoder:
         self.stats.count_call(len(items))
         budget = self._planner.whole(items) if backend is not None else None
         if backend is not None and budget is not None:
-            checked = None
-            if self._checks is not None and self._checks.due(call, [budget]):
-                checked = partial(self._checks.run_stage, call, items, budget)
+            checked = partial(self._checks.run_stage, call, items) if self._checks is not None else None
             with self._replays.stage(call, items, budget, backend, checked) as stage:
                 yield stage
             return
-        reason = OUT_OF_USE if backend is not None else reason
+        reason = self._replays.too_large if backend is not None else reason
         self.stats.count_eager(reason)
         rows = example.new_empty(self.spec.argument_shape(items, call.rows))
         call.original[packed.name], call.rows = rows, packed.rows_first(rows)
@@ -265,7 +265,7 @@ class GraphedEncoder:
 
     def report(self) -> str:
         """Budgets, the times measured for them, replays, padding and eager runs, as a table for people."""
-        return report(repr(self), self._planner, self.stats, self._captured.seconds)
+        return report(repr(self), self._in_use, self.stats, self._captured.seconds)
 
     def release(self) -> None:
         """Free graphs and arena, once what was queued has run: this waits for the last replay.
@@ -276,7 +276,7 @@ class GraphedEncoder:
         with self.pool.exclusive():
             self.pool.synchronize()
             self._captured.release()
-            self._planner.restore()
+            self._in_use.put_all_in()
             if self._checks is not None:
                 self._checks.forget()
 

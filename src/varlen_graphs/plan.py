@@ -1,15 +1,16 @@
 """Which replays a call becomes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import Call
 from varlen_graphs.costs import MARGIN, Costs
 from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
-from varlen_graphs.packing import Demand, Load, Pack, cheapest, pack, single, total_cost
+from varlen_graphs.packing import Load, Pack, cheapest, pack, single, total_cost
 from varlen_graphs.spec import BufferSpec
 
 
@@ -19,38 +20,24 @@ class Planner:
 
     Attributes:
         spec: What items need of a budget.
-        costs: The budgets in use, and what replays of them cost; measured costs take the place of assumed ones.
+        in_use: The budgets, and what replays of them cost; measured costs take the place of assumed ones.
         on_miss: What becomes of an item that no budget holds.
         min_segment_rows: What frames or windows that the host cannot see are promised to have on average.
-        refused: The budgets that are out of use, and why.
-        all_costs: As `costs`, of these too.
     """
 
     spec: BufferSpec
-    costs: Costs
+    in_use: InUse
     on_miss: Literal["eager", "error"]
     min_segment_rows: int
-    refused: dict[Budget, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.min_segment_rows < 1:
             raise SpecError(f"min_segment_rows={self.min_segment_rows}: expected an integer of at least 1")
-        self.all_costs = self.costs
 
-    def learn(self, costs: Costs) -> None:
-        """Plan by these costs from now on."""
-        self.all_costs = costs
-        self.costs = costs.without(self.refused)
-
-    def refuse(self, budget: Budget, why: str) -> None:
-        """Plan without a budget from now on."""
-        self.refused[budget] = why
-        self.learn(self.all_costs)
-
-    def restore(self) -> None:
-        """Plan with all budgets again."""
-        self.refused.clear()
-        self.learn(self.all_costs)
+    @property
+    def costs(self) -> Costs:
+        """The budgets in use, and what replays of them cost."""
+        return self.in_use.costs
 
     def packs(self, layout: Layout) -> list[Pack]:
         """The replays of a call, at the least cost.
@@ -64,14 +51,14 @@ class Planner:
             return [Pack(one, range(len(layout)))]
         demands = [self.spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
         packs = pack(demands, costs)
-        misses = [one.items[0] for one in packs if one.budget is None and not self._refuses(demands[one.items[0]])]
+        misses = [one.items[0] for one in packs if one.budget is None]
         if misses and self.on_miss == "error":
             group = layout.groups[misses[0]]
             sizes = [layout.items[i][:3] for i in group]
             what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
             raise BudgetError(
-                f"{what} and needs {demands[misses[0]]}, but the largest budget is {max(self.all_costs.replays)}; add "
-                "a larger budget, or set on_miss='eager'"
+                f"{what} and needs {demands[misses[0]]}, but {self.in_use.describe()}; add a larger budget, or set "
+                "on_miss='eager'"
             )
         if not layout.grouped:
             return packs
@@ -92,23 +79,19 @@ class Planner:
         return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)
 
     def whole(self, layout: Layout) -> Budget | None:
-        """The budget of one replay of everything; `None` if only budgets that are out of use hold it.
+        """The budget of one replay of everything; `None` where those that would hold it are out of use.
 
         Raises:
             BudgetError: There is none.
         """
         load = self.spec.needs.load(layout)
         budget = cheapest(load, self.costs)
-        if budget is None and not self._refuses(load):
+        if budget is None and not any(out.holds(*load) for out in self.in_use.out):
             raise BudgetError(
-                f"a stage is one replay, but no budget holds {load}: the largest is {max(self.all_costs.replays)}; add "
-                "a larger one, stage fewer items at a time, or call the encoder with the rows, which splits them"
+                f"a stage is one replay, but no budget holds {load}: {self.in_use.describe()}; add a larger one, stage "
+                "fewer items at a time, or call the encoder with the rows, which splits them"
             )
         return budget
-
-    def _refuses(self, needed: Demand | Load) -> bool:
-        """Whether a budget that is out of use would hold what is needed."""
-        return any(b.holds(needed.rows, needed.items, needed.segments, needed.longest) for b in [*self.refused])
 
     def unseen(self, call: Call) -> Budget | None:
         """The budget of one replay of items that only the GPU has seen.

@@ -20,11 +20,12 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten, with_padding
 from varlen_graphs.packing import Pack, Span
+from varlen_graphs.plan import Planner
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
 
 TOO_LARGE = "larger than every budget"
-OUT_OF_USE = "larger than every budget in use"
+TOO_LARGE_IN_USE = "larger than every budget in use"
 EAGER_IS_FASTER = "faster without padding"
 
 
@@ -33,14 +34,18 @@ class Replays:
 
     Args:
         captured: Where graphs come from.
+        planner: Tells which budgets are out of use.
         forward: Runs the items that no budget holds.
         pool: Whose turn it is.
         stats: Counts.
         lends: Whether the output of a call that is one replay stays in the memory of its graph.
     """
 
-    def __init__(self, captured: Captured, forward: Forward, pool: Pool, stats: Stats, lends: bool) -> None:
+    def __init__(
+        self, captured: Captured, planner: Planner, forward: Forward, pool: Pool, stats: Stats, lends: bool
+    ) -> None:
         self._captured = captured
+        self._planner = planner
         self._forward = forward
         self._pool = pool
         self._stats = stats
@@ -95,11 +100,11 @@ class Replays:
         layout: Layout,
         budget: Budget,
         backend: Backend,
-        checked: Callable[[Tensor, Callable[[], Any]], Any] | None = None,
+        checked: Callable[[Budget, Tensor, Callable[[], Any]], Any] | None = None,
     ) -> Iterator[Stage]:
         """The pool's turn for a call whose rows the caller writes inside the block; those of `call` are an example.
 
-        `checked` is given the rows and what replays them, and returns the output.
+        `checked` is given the budget, the rows and what replays them, and returns the output.
         """
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
@@ -116,10 +121,15 @@ class Replays:
             self._captured.staged = True
             try:
                 rows = self._forward.spec.packed.as_argument(graphs.arena.part(collected.everything, budget))
-                with staged(rows, partial(checked, rows, run) if checked else run) as stage:
+                with staged(rows, partial(checked, budget, rows, run) if checked else run) as stage:
                     yield stage
             finally:
                 self._captured.staged = False
+
+    @property
+    def too_large(self) -> str:
+        """Why an item runs without a graph."""
+        return TOO_LARGE_IN_USE if self._planner.in_use.out else TOO_LARGE
 
     def tell_deferred(self) -> None:
         """Raise what was wrong with layouts that only the GPU has seen, as far as it is known by now.
@@ -145,7 +155,7 @@ class Replays:
 
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:
         """Run the one item of a pack without a graph."""
-        self._stats.count_eager(TOO_LARGE)
+        self._stats.count_eager(self.too_large)
         spec = self._forward.spec
         output = self._forward.exact(spec.row_extent.part(call.rows, where), part, call.statics)
         return flatten(output, spec.declared).tensors

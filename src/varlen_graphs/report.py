@@ -1,26 +1,27 @@
 """What an encoder is made of and did so far, for people."""
 
-from varlen_graphs.plan import Planner
+from varlen_graphs.in_use import InUse
 from varlen_graphs.stats import Stats
 
 
-def report(name: str, planner: Planner, stats: Stats, seconds: dict[str, float]) -> str:
+def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float]) -> str:
     """A table of the budgets, and what happened.
 
     Args:
         name: What to call the encoder.
-        planner: The budgets, what was measured of them, and which are out of use.
+        in_use: The budgets, and what was measured of them.
         stats: The counters.
         seconds: What was done before the first replay, and how long each part took.
     """
-    lines, costs = [name], planner.all_costs
+    costs = in_use.costs
+    lines = [name]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    for budget in sorted(costs.replays):
-        cost = f"{costs.replays[budget]:.3f}" if costs.measured else "-"
-        note = "  not used: a larger one takes no longer" if budget in planner.costs.dropped else ""
-        note = f"  out of use: {planner.refused[budget]}" if budget in planner.refused else note
+    for budget in sorted([*costs.replays, *in_use.out]):
+        cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
+        note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
+        note = f"  out of use: {in_use.out[budget]}" if budget in in_use.out else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2

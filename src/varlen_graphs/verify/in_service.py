@@ -16,21 +16,23 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured, Key
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.forward import Forward
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows, pad_rows
-from varlen_graphs.plan import Planner
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 
 LOGGER = logging.getLogger("varlen_graphs")
 
+MORE = "after encoder.release(), encoder.verify([call]) tells more"
+
 
 class InService:
     """Compares what calls gave with what the module itself gives, run eager.
 
-    A budget whose output is further from it than the tolerance is refused to the planner. If the forward that graphs
+    A budget whose output is further from it than the tolerance goes out of use. If the forward that graphs
     are captured of is wrong without a graph too, every budget is.
 
     Args:
@@ -39,7 +41,7 @@ class InService:
         given: How far an output may be from the module's own; `None` is what the dtype asks for.
         captured: Tells which graphs answer a call.
         forward: Runs the module.
-        planner: Told which budgets are out of use.
+        in_use: Told which budgets are out of use.
         pool: Whose turn is kept until a call is compared.
         stats: Counts.
 
@@ -54,7 +56,7 @@ class InService:
         given: float | None,
         captured: Captured,
         forward: Forward,
-        planner: Planner,
+        in_use: InUse,
         pool: Pool,
         stats: Stats,
     ) -> None:
@@ -64,7 +66,7 @@ class InService:
         self._tolerance = given
         self._captured = captured
         self._forward = forward
-        self._planner = planner
+        self._in_use = in_use
         self._pool = pool
         self._stats = stats
         self._done: Counter[tuple[Key, Budget | None]] = Counter()
@@ -103,7 +105,9 @@ class InService:
             return Borrowed(right) if isinstance(output, Borrowed) else right
 
     def run_stage(self, call: Call, layout: Layout, budget: Budget, rows: Tensor, replay: Callable[[], Any]) -> Any:
-        """The same for a stage, whose rows, as the argument of a call, the caller has written."""
+        """The same for a stage that is due, whose rows, as the argument of a call, the caller has written."""
+        if not self.due(call, [budget]):
+            return replay()
         packed = self._forward.spec.packed
         if layout.length:  # what lies past the items was never written
             rows = pad_rows(pack_rows(rows, layout.rows), layout.rows, layout.length)
@@ -155,15 +159,14 @@ class InService:
     def _refuse(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
         """Take budgets out of use, and tell of each once; all of them where graphs are not what is wrong."""
         for budget, why in wrong.items():
-            if budget not in self._planner.refused:
-                LOGGER.error("%s is out of use: %s; encoder.verify([call]) tells more", budget, why)
-            self._planner.refuse(budget, why)
+            if budget not in self._in_use.out:
+                LOGGER.error("%s is out of use: %s; %s", budget, why, MORE)
+            self._in_use.put_out(budget, why)
+        budget, why = next(iter(wrong.items()))
         if not forward_is_right:
             self.distrusts_forward = True
-            why = next(iter(wrong.values()))
             LOGGER.error("no budget is used any more: without a graph the declared buffers and forward= give this too")
-            for budget in self._planner.all_costs.replays:
-                self._planner.refuse(budget, f"without a graph too, {why}")
+            for each in [*wrong, *self._in_use.costs.replays]:
+                self._in_use.put_out(each, f"without a graph too, {why}")
         if self._strict:
-            budget, why = next(iter(wrong.items()))
-            raise VerificationError(f"{budget} is wrong, and out of use: {why}; encoder.verify tells what is wrong")
+            raise VerificationError(f"{budget} is wrong, and out of use: {why}; {MORE}")

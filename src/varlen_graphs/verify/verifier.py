@@ -74,7 +74,7 @@ class Verifier:
         self._forward = forward
         self._planner = planner
         self._pool = pool
-        self._replays = Replays(captured, forward, pool, Stats(), lends=False)
+        self._replays = Replays(captured, planner, forward, pool, Stats(), lends=False)
         self._examples = sorted(examples, key=lambda pair: pair[0].layout.size)
         self._largest = self._examples[-1][1]
         self._tolerance = limit_of(tolerance, forward, self._largest.call.rows.device)
@@ -102,7 +102,7 @@ class Verifier:
                     self._check(other, packs, self._over_nan(other, packs), expected_of_other)
                     checked.update(one.budget for one in packs if one.budget is not None)
             self._captured.check_weights()
-        unchecked = self._planner.all_costs.replays.keys() - checked
+        unchecked = self._planner.costs.replays.keys() - checked
         budgets = tuple(sorted(checked)), tuple(sorted(unchecked))
         return Verified(len(self._examples), *budgets, self._error, self._tolerance)
 
@@ -120,7 +120,7 @@ class Verifier:
     def _ways(self, example: Example) -> list[Sequence[Pack]]:
         """The ways to replay a call: whole in every budget that holds it, and split if its plan is to split it."""
         load, everything = self._forward.spec.needs.load(example.layout), range(len(example.layout))
-        budgets = [budget for budget in sorted(self._planner.all_costs.replays) if budget.holds(*load)]
+        budgets = [budget for budget in sorted(self._planner.costs.replays) if budget.holds(*load)]
         ways: list[Sequence[Pack]] = [[Pack(budget, everything)] for budget in budgets]
         packs = self._planner.packs(example.layout)
         return [packs, *ways] if len(packs) > 1 and any(one.budget for one in packs) else ways
