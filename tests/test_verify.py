@@ -473,9 +473,8 @@ def test_each_set_of_graphs_is_compared():
     assert encoder.stats.checked.total() == 2
 
 
-@pytest.mark.parametrize("on_miss", ["eager", "error"])
-def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
-    encoder = encoder_of(WrongAt64(), budgets=[64], verify=1, on_miss=on_miss)
+def test_without_a_budget_that_is_right_calls_run_eager():
+    encoder = encoder_of(WrongAt64(), budgets=[64], verify=1)
     for call in (CALLS[1], CALLS[1], CALLS[2]):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     with encoder.stage([5, 9]) as stage:

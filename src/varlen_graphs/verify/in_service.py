@@ -16,15 +16,17 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured, Key
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.forward import Forward
+from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows, pad_rows
-from varlen_graphs.plan import Planner
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 
 LOGGER = logging.getLogger("varlen_graphs")
+
+MORE = "after encoder.release(), encoder.verify([call]) tells more"
 
 
 class InService:
@@ -51,7 +53,7 @@ class InService:
         given: float | None,
         captured: Captured,
         forward: Forward,
-        planner: Planner,
+        in_use: InUse,
         pool: Pool,
         stats: Stats,
     ) -> None:
@@ -61,7 +63,7 @@ class InService:
         self._tolerance = given
         self._captured = captured
         self._forward = forward
-        self._planner = planner
+        self._in_use = in_use
         self._pool = pool
         self._stats = stats
         self._done: Counter[tuple[int, Key, Budget | None]] = Counter()  # graphs that are released begin anew
@@ -177,5 +179,4 @@ class InService:
             for budget in [*in_use.costs.replays, *wrong]:
                 in_use.put_out(budget, f"without a graph too, {why}")
         if self._strict:
-            budget, why = next(iter(wrong.items()))
-            raise VerificationError(f"{budget} is wrong, and out of use: {why}; encoder.verify tells what is wrong")
+            raise VerificationError(f"{budget} is wrong, and out of use: {why}; {MORE}")
