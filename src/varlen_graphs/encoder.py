@@ -141,7 +141,7 @@ class GraphedEncoder:
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
         self._checks = (
-            InService(verify, strict, tolerance, self._captured, self._forward, self._in_use, self.pool, self.stats)
+            InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
             if verify
             else None
         )

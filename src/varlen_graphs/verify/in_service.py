@@ -16,11 +16,11 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured, Key
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.forward import Forward
-from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows, pad_rows
+from varlen_graphs.plan import Planner
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 
@@ -53,7 +53,7 @@ class InService:
         given: float | None,
         captured: Captured,
         forward: Forward,
-        in_use: InUse,
+        planner: Planner,
         pool: Pool,
         stats: Stats,
     ) -> None:
@@ -63,7 +63,7 @@ class InService:
         self._tolerance = given
         self._captured = captured
         self._forward = forward
-        self._in_use = in_use
+        self._planner = planner
         self._pool = pool
         self._stats = stats
         self._done: Counter[tuple[int, Key, Budget | None]] = Counter()  # graphs that are released begin anew
@@ -170,7 +170,7 @@ class InService:
         in_use = self._planner.in_use
         for budget, why in wrong.items():
             if budget not in in_use.out:
-                LOGGER.error("%s is out of use: %s; encoder.verify([call]) tells more", budget, why)
+                LOGGER.error("%s is out of use: %s; %s", budget, why, MORE)
             in_use.put_out(budget, why)
         if not forward_is_right:
             self._distrusted = self._captured.releases
@@ -179,4 +179,5 @@ class InService:
             for budget in [*in_use.costs.replays, *wrong]:
                 in_use.put_out(budget, f"without a graph too, {why}")
         if self._strict:
+            budget, why = next(iter(wrong.items()))
             raise VerificationError(f"{budget} is wrong, and out of use: {why}; {MORE}")
