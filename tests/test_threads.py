@@ -1,6 +1,7 @@
 """Threads and processes: calls of every kind at once, forks, and the end of the interpreter."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -95,13 +96,13 @@ PRELUDE = """
 """
 
 
-def run_script(*parts):
+def run_script(*parts, may_abort=False):
     """Run a script in a process of its own, and give what it printed."""
     script = "".join(map(textwrap.dedent, (PRELUDE, *parts)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 or (may_abort and done.returncode == -signal.SIGABRT), done.stderr
     return done.stdout.split(), done.stderr
 
 
@@ -197,8 +198,11 @@ def test_the_interpreter_ends_quietly_whatever_is_left():
 
 
 def test_the_interpreter_ends_while_threads_replay_and_capture():
-    """What daemon threads print then is torch's, which is taken apart under them."""
-    printed, _ = run_script("""
+    """It must not hang. What daemon threads print then is torch's, which is taken apart under them.
+
+    Python ends them by unwinding their stacks, which C++ may answer with an abort.
+    """
+    script = """
     encoder = attention_encoder(spec=spec).capture()
 
     def replay():
@@ -209,5 +213,6 @@ def test_the_interpreter_ends_while_threads_replay_and_capture():
         threading.Thread(target=work, daemon=True).start()
     Slow.capturing.wait()
     print("ready", flush=True)
-    """)
+    """
+    printed, _ = run_script(script, may_abort=True)
     assert printed == ["ready"]
