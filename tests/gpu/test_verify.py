@@ -94,6 +94,7 @@ def test_memory_that_a_replay_reads_and_does_not_write_is_told():
     assert "is inf from what the module itself gives" in message
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_cache_in_the_pool_is_found():
     """Filled in the capture alone, so its memory is the pool's, which others write."""
 
@@ -148,7 +149,7 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog, where, outputs):
 
 
 def test_after_so_many_calls_nothing_syncs(tower):
-    encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1], verify=1)
+    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(512, items=8, segments=128)], verify=1)
     rows, grid = pixels(GRIDS[0], device="cuda", dtype=torch.bfloat16), torch.tensor(GRIDS[0], device="cuda")
     expected = encoder(rows, grid_thw=grid)
     encoder(rows, grid_thw=grid)
@@ -159,4 +160,4 @@ def test_after_so_many_calls_nothing_syncs(tower):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert equal_bits(out, expected)
-    assert encoder.stats.checked.total() <= 1
+    assert encoder.stats.checked.total() == 1
