@@ -3,7 +3,7 @@
 Importing this package imports neither triton nor transformers.
 """
 
-from varlen_graphs import recipes
+from varlen_graphs import parallel, recipes
 from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.budgets import Budget, Ladder, PaddedLadder
@@ -35,6 +35,7 @@ from varlen_graphs.errors import (
     CaptureError,
     InputError,
     LayoutError,
+    RankError,
     SpecError,
     StaleGraphError,
     StaleOutputError,
@@ -98,6 +99,7 @@ __all__ = [
     "PaddedLengths",
     "PaddedMask",
     "Pool",
+    "RankError",
     "RotaryTable",
     "RowPositions",
     "Rows",
@@ -116,6 +118,7 @@ __all__ = [
     "apply_rotary",
     "encoders",
     "interpolate_positions",
+    "parallel",
     "recipes",
     "tile_schedule",
     "unwrap",

@@ -34,3 +34,7 @@ class StaleOutputError(VarlenGraphsError, RuntimeError):
 
 class StaleGraphError(VarlenGraphsError, RuntimeError):
     """Memory that captured graphs read was moved or replaced since the capture."""
+
+
+class RankError(VarlenGraphsError, RuntimeError):
+    """Another rank of a group could not do its part of a call, or took part no more."""
