@@ -1,12 +1,7 @@
 """Data parallel: the assignment in this process, everything else in groups of processes over gloo."""
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +10,11 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.encoders import attention_encoder
-from tests.ranks import SCENARIOS
+from tests.parallel_scenarios import SCENARIOS
+from tests.ranks import run_group
 from varlen_graphs.costs import Costs
 from varlen_graphs.parallel.assign import Weights, assign
 
-ROOT = Path(__file__).parent.parent
 KILLED = "a_rank_that_is_killed_raises_on_all_others"
 
 
@@ -31,18 +26,7 @@ def results(tmp_path_factory):
     def results_of(ranks):
         if ranks not in started:
             folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-            processes = [
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.ranks", str(rank), str(ranks), str(folder)],
-                    cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )
-                for rank in range(ranks)
-            ]  # fmt: skip
-            for process in processes:
-                process.wait(timeout=300)
-            paths = [folder / f"{rank}.json" for rank in range(ranks)]
-            started[ranks] = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+            started[ranks] = run_group("tests.parallel_scenarios", ranks, folder)
         return started[ranks]
 
     return results_of
@@ -89,6 +73,11 @@ def test_the_busiest_rank_is_within_the_bound_of_the_best_assignment(costs, rank
     assert max(loads) <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9
 
 
+def test_equal_tasks_of_a_rank_adjoin():
+    assert assign([3] * 8, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert assign([3, 3, 9, 3, 3], 2) == [[0, 2], [1, 3, 4]]
+
+
 def test_ranks_without_tasks_have_empty_lists():
     assert assign([7], 3) == [[0], [], []]
     assert assign([], 2) == [[], []]
@@ -104,7 +93,7 @@ def test_weights_are_what_was_measured():
 
 
 def test_without_a_process_group_the_error_says_how_to_make_one():
-    with pytest.raises(vg.SpecError, match="launch with torchrun, and call torch.distributed.init_process_group"):
+    with pytest.raises(vg.SpecError, match="launch with torchrun, and call"):
         vg.parallel.DataParallelEncoder(attention_encoder())
 
 

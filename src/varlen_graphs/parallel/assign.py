@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from varlen_graphs.costs import Costs
@@ -38,7 +39,8 @@ class Weights(NamedTuple):
 def assign(costs: Sequence[int], ranks: int) -> list[list[int]]:
     """Spread tasks over ranks, the longest first, each to the rank that has least to do.
 
-    No rank is left with more than `4/3 - 1/(3 * ranks)` of what the best assignment leaves the busiest one with.
+    No rank is left with more than `4/3 - 1/(3 * ranks)` of what the best assignment leaves the busiest one with. Tasks
+    of one cost stay in order from rank to rank, so that those of a rank adjoin where they can.
 
     Args:
         costs: The cost of each task.
@@ -49,8 +51,13 @@ def assign(costs: Sequence[int], ranks: int) -> list[list[int]]:
     """
     tasks: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap
-    for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
-        load, rank = loads[0]
-        tasks[rank].append(task)
-        heapq.heapreplace(loads, (load + costs[task], rank))
+    longest_first = sorted(range(len(costs)), key=lambda task: -costs[task])
+    for cost, group in groupby(longest_first, key=costs.__getitem__):
+        equal, owners = list(group), []
+        for _ in equal:
+            load, rank = loads[0]
+            heapq.heapreplace(loads, (load + cost, rank))
+            owners.append(rank)
+        for task, rank in zip(equal, sorted(owners), strict=True):
+            tasks[rank].append(task)
     return [sorted(own) for own in tasks]

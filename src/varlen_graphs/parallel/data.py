@@ -170,7 +170,7 @@ class DataParallelEncoder:
         """The items of each rank, the same on all of them."""
         costs, needs = [], self.encoder.spec.needs
         for group in layout.groups:
-            one = Pack(None, group).layout(layout)
+            one = Layout(layout.items[group.start : group.stop], layout.length, layout.grouped)
             costs.append(self._weights.cost(one.total, needs.squares(one)))
         tasks = assign(costs, self._ranks.count)
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
