@@ -255,10 +255,7 @@ def check_pair(both):
     assert distance(both(rows, lengths=[5, 6, 7]), both.encoder.eager(rows, lengths=[5, 6, 7])) <= 1e-5
 
 
-# Ranks that are lost: each ends its group, so they come last
-
-
-class Lost(nn.Module):
+class Before(nn.Module):
     """Calls a function before it gives what it was given."""
 
     def __init__(self):
@@ -271,9 +268,30 @@ class Lost(nn.Module):
         return x * self.scale
 
 
+def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
+    module = Before()
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
+    both, rows, lengths = parallel(encoder), rows_of([5] * 6), [5] * 6
+    check(both(rows, lengths=lengths), rows)
+
+    def fail():
+        raise MemoryError("no memory is left")
+
+    module.before = fail if rank == 1 else lambda: None
+    expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, r"ranks \[1\] raised an error")
+    with pytest.raises(expected[0], match=expected[1]):
+        both(rows, lengths=lengths)
+    module.before = lambda: None
+    check(both(rows, lengths=lengths), rows)  # ranks are still in step
+    both.check()
+
+
+# Ranks that are lost: each ends its group, so they come last
+
+
 def lose(rank, before, **options):
     """Make two calls, in the second of which the last rank is lost; the seconds that others waited."""
-    module = Lost()
+    module = Before()
     spec = vg.BufferSpec("x", vg.Lengths())
     both = parallel(vg.GraphedEncoder(module, [64], spec, backend="eager"), **options)
     both(rows_of([5] * 6), lengths=[5] * 6)
@@ -321,6 +339,7 @@ SCENARIOS = {
         a_wrong_call_raises_on_every_rank,
         a_first_call_that_differs_raises_on_every_rank,
         a_capture_that_fails_on_one_rank_raises_on_every_rank,
+        an_error_while_one_rank_encodes_raises_on_every_rank,
         a_process_outside_of_the_group,
         a_rank_that_is_killed_raises_on_all_others,
     ],

@@ -1,6 +1,6 @@
 """`DataParallelEncoder`: the items of one call, spread over several GPUs."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -46,8 +46,10 @@ class DataParallelEncoder:
     The first call captures on every rank, as does the first with other static arguments, and the ranks compare what
     they were called with. Later calls send nothing but outputs. All ranks must make the same calls in the same order,
     from one thread. What every rank can see to be wrong (items that make no sense, an undeclared argument, an item that
-    is too large with `on_miss="error"`) raises on all ranks, before anything is sent. What only one rank meets, such as
-    memory that is not enough, raises there; the others wait for it until the timeout of the group, and raise then.
+    is too large with `on_miss="error"`) raises on all ranks, before anything is sent. What only one rank meets while it
+    encodes, such as memory that is not enough, raises there; the others get NaN for its items, and `RankError`: on the
+    CPU from the same call, on GPUs from the first call that ends after the GPU got there, or from `check()`. For a rank
+    that is lost they wait until the timeout of the group.
 
     Calls for outputs that are not declared, such as `output_hidden_states=True`, run as a whole on every rank.
 
@@ -96,14 +98,22 @@ class DataParallelEncoder:
             The module's output for all items, on every rank.
 
         Raises:
-            RankError: Another rank raised an error before anything was encoded, was called with something else, or
-                takes part no more.
+            RankError: Another rank raised an error, in this call or while it encoded an earlier one, was called with
+                something else, or takes part no more.
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for `GraphedEncoder`.
         """
         if self._ranks.count == 1:
             return self.encoder(*args, **kwargs)
         with torch.no_grad():
             return self._call_spread(args, kwargs) if self._spread else self._call_whole(args, kwargs)
+
+    def check(self) -> None:
+        """Wait for all calls, and raise what went wrong in them on other ranks.
+
+        Raises:
+            RankError: Another rank raised an error while it encoded.
+        """
+        self._ranks.tell(wait=True)
 
     def _call_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which every rank brought all items."""
@@ -114,7 +124,7 @@ class DataParallelEncoder:
         self._check_fits(layout, call)
         form = self._form(call, layout)
         shares = self._shares(layout)
-        return self._run(call, layout, shares, self._rows_of(shares[self._ranks.own], call, layout), form)
+        return self._run(call, layout, shares, form, lambda: self._rows_of(shares[self._ranks.own], call, layout))
 
     def _call_spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which each rank brought its own items."""
@@ -136,10 +146,9 @@ class DataParallelEncoder:
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         form = self._form(call, layout)
-        rows, own = call.rows, shares[self._ranks.own]
-        if own.items:  # of a batch as many rows as its longest item has
-            rows = self.encoder.spec.row_extent.part(rows, Span.of(own.layout(layout)))
-        return self._run(call, layout, shares, rows, form)
+        extent, own = self.encoder.spec.row_extent, shares[self._ranks.own]
+        # Of a batch as many rows as its longest item has.
+        return self._run(call, layout, shares, form, lambda: extent.part(call.rows, Span.of(own.layout(layout))))
 
     def _read_own(self, call: Call) -> Layout:
         """The items that this rank brought, which may be none."""
@@ -150,15 +159,27 @@ class DataParallelEncoder:
             call.rows = call.rows.flatten(0, 1)
         return Layout((), 0, spec.layout.grouped)
 
-    def _run(self, call: Call, layout: Layout, shares: Sequence[Pack], rows: Tensor, form: Parts) -> Any:
-        """Encode these rows, the share of this rank, and gather all."""
+    def _run(
+        self, call: Call, layout: Layout, shares: Sequence[Pack], form: Parts, own_rows: Callable[[], Tensor]
+    ) -> Any:
+        """Encode the share of this rank, if it has one, and gather all."""
         parts = [share.layout(layout) if share.items else None for share in shares]
         mine = parts[self._ranks.own]
-        own = [] if mine is None else self._encode(call, rows, mine).tensors
+        own: Sequence[Tensor] | None = None
+        failure: Exception | None = None
+        if mine is not None:
+            try:
+                own = self._encode(call, own_rows(), mine).tensors
+            except Exception as error:  # others must not wait for a rank that has failed
+                failure = error
+        gathered = self._ranks.gather(own, parts, form, call.rows.device)
+        if failure is not None:
+            raise failure
         collected = Collected(Span.of(layout))
-        for share, tensors in zip(shares, self._ranks.gather(own, parts, form, call.rows.device), strict=True):
+        for share, tensors in zip(shares, gathered, strict=True):
             if tensors:
                 collected.take(tensors, form.extents, share.spans(layout))
+        self._ranks.tell()
         return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
 
     def _encode(self, call: Call, rows: Tensor, part: Layout) -> Parts:
@@ -177,7 +198,7 @@ class DataParallelEncoder:
 
     def _rows_of(self, share: Pack, call: Call, layout: Layout) -> Tensor:
         """The rows of these items: a view, or one copy."""
-        if len(share.items) in (0, len(layout)):
+        if len(share.items) == len(layout):
             return call.rows
         extent = self.encoder.spec.row_extent
         views = [extent.part(call.rows, there) for there, _ in share.spans(layout)]

@@ -1,8 +1,8 @@
 """What ranks tell each other."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -13,16 +13,13 @@ from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import RankError, SpecError
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import Parts
-from varlen_graphs.packing import Span
+from varlen_graphs.parallel.block import Block
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Kept = TypeVar("Kept")
 Sent = TypeVar("Sent")
-
-ALIGNMENT = 16
-"""Bytes. Every tensor of a block begins at a multiple of it, as its dtype may ask."""
 
 
 class Ranks:
@@ -45,6 +42,7 @@ class Ranks:
                 "there is no process group: launch with torchrun, and call torch.distributed.init_process_group() first"
             )
         self._group = group
+        self._arriving: deque[tuple[list[int], Tensor, torch.cuda.Event | None]] = deque()
         self.own, self.count = dist.get_rank(group), dist.get_world_size(group)
         if self.own < 0:
             raise SpecError(f"process {dist.get_rank()} is not in the group: expected one of its members")
@@ -81,7 +79,7 @@ class Ranks:
         return kept, [sent for sent, _ in told]
 
     def gather(
-        self, own: Sequence[Tensor], parts: Sequence[Layout | None], form: Parts, device: torch.device
+        self, own: Sequence[Tensor] | None, parts: Sequence[Layout | None], form: Parts, device: torch.device
     ) -> list[list[Tensor]]:
         """The outputs of all ranks. Queued on the current stream; NCCL does not sync.
 
@@ -89,46 +87,65 @@ class Ranks:
         crosses a link, however uneven the parts are, and nothing is sent to tell sizes, which follow from the items.
 
         Args:
-            own: The outputs of this rank, if it has items.
+            own: The outputs of this rank; `None` where it has no items, or has failed. Then it takes part all the
+                same, so that ranks stay in step: others get NaN in their place, and `tell` tells them.
             parts: The items of each rank, `None` where it has none.
-            form: What outputs are like: their tensors give shapes but for the entries, and dtypes.
+            form: What outputs are like.
             device: Where they are.
 
         Returns:
             One list a rank; an empty one where it has no items.
+
+        Raises:
+            RankError: A rank takes part no more, as far as the host sees it by now.
         """
-        gathered: list[list[Tensor]] = []
-        sending = []
-        with on_device(device), _together():
-            for rank, part in enumerate(parts):
-                if part is None:
-                    gathered.append([])
-                    continue
-                block, tensors = _block(form, part, device)
-                if rank == self.own:
-                    torch._foreach_copy_(tensors, [*own])
-                sending.append(dist.broadcast(block, group=self._group, group_src=rank, async_op=True))
-                gathered.append(tensors)
-            for work in sending:
-                work.wait()
-        return gathered
+        with on_device(device):
+            blocks = {rank: Block(form, part, device) for rank, part in enumerate(parts) if part is not None}
+            if self.own in blocks:
+                blocks[self.own].fill(own)
+            with _together():
+                sending = [
+                    dist.broadcast(block.memory, group=self._group, group_src=rank, async_op=True)
+                    for rank, block in blocks.items()
+                ]
+                for work in sending:
+                    work.wait()
+            if own is not None or self.own not in blocks:  # who has failed raises that
+                failed = torch.cat([block.failed for block in blocks.values()]).to("cpu", non_blocking=True)
+                self._arriving.append(([*blocks], failed, _recorded(device)))
+        return [blocks[rank].tensors if rank in blocks else [] for rank in range(self.count)]
+
+    def tell(self, wait: bool = False) -> None:
+        """Raise that other ranks have failed in a call, as far as it is known by now: of several calls the first.
+
+        Args:
+            wait: Whether to wait until it is known of all calls.
+
+        Raises:
+            RankError: Some have.
+        """
+        while self._arriving:
+            ranks, failed, ready = self._arriving[0]
+            if ready is not None and wait:
+                ready.synchronize()
+            if ready is not None and not ready.query():
+                return
+            self._arriving.popleft()
+            others = [rank for rank, one in zip(ranks, failed.tolist(), strict=True) if one]
+            if others:
+                raise RankError(
+                    f"ranks {others} raised an error in this call or an earlier one, see their own output; what they "
+                    "were to encode is NaN"
+                )
 
 
-def _block(form: Parts, part: Layout, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Memory for the outputs of some items, as bytes and as the tensors it consists of."""
-    span = Span.of(part)
-    shapes = [e.resize(like.shape, e.size(span)) for like, e in zip(form.tensors, form.extents, strict=True)]
-    sizes = [prod(shape) * like.dtype.itemsize for shape, like in zip(shapes, form.tensors, strict=True)]
-    block = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8, device=device)
-    tensors, start = [], 0
-    for like, shape, size in zip(form.tensors, shapes, sizes, strict=True):
-        tensors.append(block[start : start + size].view(like.dtype).view(shape))
-        start += _aligned(size)
-    return block, tensors
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _recorded(device: torch.device) -> torch.cuda.Event | None:
+    """What tells when the device has done what is queued; `None` where nothing is ever queued."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 @contextmanager
