@@ -286,6 +286,16 @@ def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
     both.check()
 
 
+def a_module_that_was_cast_is_told_so(rank, ranks):
+    module = Before()
+    both = parallel(vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager"))
+    both(rows_of([5] * 6), lengths=[5] * 6)
+    module.double()
+    with pytest.raises(vg.SpecError, match="make a new DataParallelEncoder"):
+        both(rows_of([5] * 6), lengths=[5] * 6)
+    assert parallel(both.encoder)(rows_of([5] * 6), lengths=[5] * 6).dtype == torch.float64
+
+
 # Ranks that are lost: each ends its group, so they come last
 
 
@@ -340,6 +350,7 @@ SCENARIOS = {
         a_first_call_that_differs_raises_on_every_rank,
         a_capture_that_fails_on_one_rank_raises_on_every_rank,
         an_error_while_one_rank_encodes_raises_on_every_rank,
+        a_module_that_was_cast_is_told_so,
         a_process_outside_of_the_group,
         a_rank_that_is_killed_raises_on_all_others,
     ],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.parallel_scenarios import rows_of
+from tests.parallel_scenarios import Before, rows_of
 from tests.ranks import TIMEOUT, check, run_scenarios, runs_of
 from tests.towers import equal_bits, pixels, qwen3_vl_tower
 
@@ -91,6 +91,27 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
         vg.parallel.DataParallelEncoder(encoder)(rows_of([5]).cuda(), lengths=[5])
 
 
+def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
+    module = Before().cuda()
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
+    both, rows, lengths = vg.parallel.DataParallelEncoder(encoder), rows_of([5] * 6).cuda(), [5] * 6
+    check(both(rows, lengths=lengths), rows)
+
+    def fail():
+        raise MemoryError("no memory is left")
+
+    def call():
+        assert both(rows, lengths=lengths).isnan().any()  # unless the host knows it by now
+        both.check()
+
+    module.before = fail if rank == 1 else lambda: None
+    with pytest.raises(MemoryError if rank == 1 else vg.RankError):
+        call()
+    module.before = lambda: None
+    check(both(rows, lengths=lengths), rows)
+    both.check()
+
+
 def a_rank_that_is_killed_raises_on_all_others(rank, ranks):
     """With TORCH_NCCL_BLOCKING_WAIT=1, as this group has it; otherwise NCCL's watchdog ends the process."""
     _, both = parallel_tower()
@@ -111,6 +132,7 @@ SCENARIOS = [
     padding_that_holds_nan,
     inputs_that_are_spread,
     a_capture_that_fails_on_one_rank_raises_on_every_rank,
+    an_error_while_one_rank_encodes_is_told_to_others,
 ]
 
 LOST = [a_rank_that_is_killed_raises_on_all_others]

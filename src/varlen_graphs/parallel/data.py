@@ -138,7 +138,7 @@ class DataParallelEncoder:
         call, told = self._ranks.exchange(self._device, read)
         _check_same([kind for _, _, kind in told])
         layouts = [layout for layout, _, _ in told]
-        layout = joined(layouts, self.encoder.spec.layout)
+        layout = _joined(layouts, self.encoder.spec.layout)
         if not layout.items:
             raise InputError("no rank brought items: skip the call when there is nothing to encode")
         self._check_fits(layout, call)
@@ -169,7 +169,9 @@ class DataParallelEncoder:
         failure: Exception | None = None
         if mine is not None:
             try:
-                own = self._encode(call, own_rows(), mine).tensors
+                encoded = self._encode(call, own_rows(), mine)
+                _check_form(encoded, form)
+                own = encoded.tensors
             except Exception as error:  # others must not wait for a rank that has failed
                 failure = error
         gathered = self._ranks.gather(own, parts, form, call.rows.device)
@@ -257,7 +259,24 @@ class DataParallelEncoder:
         return f"DataParallelEncoder({self.encoder!r}, rank {self._ranks.own} of {self._ranks.count})"
 
 
-def joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
+def _check_form(parts: Parts, form: Parts) -> None:
+    """Whether outputs are what other ranks take them for.
+
+    Raises:
+        SpecError: They are not.
+    """
+    came, expected = (
+        [(e.rest(tensor), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
+        for one in (parts, form)
+    )
+    if came != expected:
+        raise SpecError(
+            f"the entries of the outputs are {came}, in the first call of this kind they were {expected}: where the "
+            "module was cast since, make a new DataParallelEncoder"
+        )
+
+
+def _joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
     """The items of several layouts as those of one call."""
     items = [item for layout in layouts for item in layout.items]
     length = max(layout.length for layout in layouts)
