@@ -8,6 +8,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
@@ -15,6 +17,7 @@ from tests import test_entries, test_groups, test_packed_batches
 from tests.encoders import Attention, attention_encoder, attention_spec
 from tests.ranks import TIMEOUT, check, run_scenarios, runs_of
 from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from varlen_graphs.costs import Costs
 
 LENGTHS = [
     [5],  # fewer items than ranks
@@ -46,6 +49,23 @@ def any_lengths(rank, ranks):
     assert encoder.stats.items < sum(map(len, LENGTHS))  # others did their share
 
 
+def any_call_equals_that_of_one_encoder(rank, ranks):
+    """Derandomized, so that all ranks draw the same calls; not shrunk, which they would do apart."""
+    encoder = attention_encoder()
+    both, spread = parallel(encoder), parallel(encoder, inputs="spread")
+
+    @settings(max_examples=30, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
+    @given(st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 12))
+    def compare(lengths, cut):
+        rows = rows_of(lengths)
+        check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        runs = [lengths[:cut], lengths[cut:]] + [[]] * (ranks - 2)
+        own = rows.split([sum(run) for run in runs])[rank]
+        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+
+    compare()
+
+
 def every_item_is_encoded_once(rank, ranks):
     encoder = attention_encoder()
     both = parallel(encoder)
@@ -55,6 +75,17 @@ def every_item_is_encoded_once(rank, ranks):
     dist.all_gather_object(told, encoder.stats.items - before)
     assert sum(told) == 5
     assert sorted(told) == ([1, 1, 3] if ranks == 3 else [2, 3])
+
+
+def items_are_spread_by_what_rank_0_measured(rank, ranks):
+    encoder = attention_encoder()
+    slower = 1 + rank  # no two ranks measure the same
+    encoder._planner.learn(Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0))
+    both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
+    rows, before = rows_of(lengths), encoder.stats.items
+    check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    items = encoder.stats.items - before - 1  # one to find out what outputs are like
+    assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
 
 
 def padding_that_holds_nan(rank, ranks):
@@ -327,7 +358,9 @@ def a_rank_that_is_killed_raises_on_all_others(rank, ranks):
 SCENARIOS = {
     2: [
         any_lengths,
+        any_call_equals_that_of_one_encoder,
         every_item_is_encoded_once,
+        items_are_spread_by_what_rank_0_measured,
         a_tower_with_deepstack_features,
         outputs_of_any_structure,
         padded_batches_that_are_spread,
@@ -338,6 +371,7 @@ SCENARIOS = {
     ],
     3: [
         any_lengths,
+        any_call_equals_that_of_one_encoder,
         every_item_is_encoded_once,
         padding_that_holds_nan,
         groups_that_stay_together,
