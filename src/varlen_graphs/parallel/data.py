@@ -1,38 +1,25 @@
 """`DataParallelEncoder`: the items of one call, spread over several GPUs."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.call import Call, StaticKey, static_key
+from varlen_graphs.call import Call, static_key
 from varlen_graphs.collect import Collected
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import InputError, RankError, SpecError
+from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout import Layout, LayoutArgument
 from varlen_graphs.outputs import Parts, flatten, with_padding
 from varlen_graphs.packing import Load, Pack, Span, cheapest
 from varlen_graphs.parallel.assign import Weights, assign
+from varlen_graphs.parallel.kinds import Kind, check_form, check_same
 from varlen_graphs.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-class Kind(NamedTuple):
-    """What the form of an output depends on.
-
-    Attributes:
-        statics: The static arguments.
-        row_shape: The shape of a row.
-        state: How the state of the module differs from construction, if it does.
-    """
-
-    statics: StaticKey
-    row_shape: tuple[int, ...]
-    state: str | None
 
 
 class DataParallelEncoder:
@@ -136,7 +123,7 @@ class DataParallelEncoder:
             return call, (self._read_own(call), call.length, self._kind(call))
 
         call, told = self._ranks.exchange(self._device, read)
-        _check_same([kind for _, _, kind in told])
+        check_same([kind for _, _, kind in told])
         layouts = [layout for layout, _, _ in told]
         layout = _joined(layouts, self.encoder.spec.layout)
         if not layout.items:
@@ -170,7 +157,7 @@ class DataParallelEncoder:
         if mine is not None:
             try:
                 encoded = self._encode(call, own_rows(), mine)
-                _check_form(encoded, form)
+                check_form(encoded, form)
                 own = encoded.tensors
             except Exception as error:  # others must not wait for a rank that has failed
                 failure = error
@@ -220,7 +207,7 @@ class DataParallelEncoder:
                 return form, (layout, kind, Weights.of(self.encoder._planner.costs))
 
             form, told = self._ranks.exchange(self._device, learn)
-            _check_same([(items, other) for items, other, _ in told])
+            check_same([(items, other) for items, other, _ in told])
             self._forms[kind], self._weights = form, told[0][2]
         return self._forms[kind]
 
@@ -259,23 +246,6 @@ class DataParallelEncoder:
         return f"DataParallelEncoder({self.encoder!r}, rank {self._ranks.own} of {self._ranks.count})"
 
 
-def _check_form(parts: Parts, form: Parts) -> None:
-    """Whether outputs are what other ranks take them for.
-
-    Raises:
-        SpecError: They are not.
-    """
-    came, expected = (
-        [(e.rest(tensor), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
-        for one in (parts, form)
-    )
-    if came != expected:
-        raise SpecError(
-            f"the entries of the outputs are {came}, in the first call of this kind they were {expected}: where the "
-            "module was cast since, make a new DataParallelEncoder"
-        )
-
-
 def _joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
     """The items of several layouts as those of one call."""
     items = [item for layout in layouts for item in layout.items]
@@ -285,17 +255,3 @@ def _joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
             values = column.parse(column.function(Layout(tuple([item[:3] for item in items]), length)), len(items))
             items = [(*item[:at], value, *item[at + 1 :]) for item, value in zip(items, values, strict=True)]
     return Layout(tuple(items), length, argument.grouped)
-
-
-def _check_same(calls: Sequence[Hashable]) -> None:
-    """Whether ranks were called with the same, as far as each has told.
-
-    Raises:
-        RankError: They were not.
-    """
-    for rank, call in enumerate(calls):
-        if call != calls[0]:
-            raise RankError(
-                f"rank {rank} was called with {call}, rank 0 with {calls[0]}: expected the same call on every rank; "
-                "with inputs='spread' each may bring items of its own"
-            )
