@@ -3,7 +3,7 @@
 Importing this package imports neither triton nor transformers.
 """
 
-from varlen_graphs import recipes
+from varlen_graphs import parallel, recipes
 from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.budgets import Budget, Ladder, PaddedLadder
@@ -36,6 +36,7 @@ from varlen_graphs.errors import (
     CaptureError,
     InputError,
     LayoutError,
+    RankError,
     SpecError,
     StaleGraphError,
     StaleOutputError,
@@ -103,6 +104,7 @@ __all__ = [
     "PaddedLengths",
     "PaddedMask",
     "Pool",
+    "RankError",
     "RotaryTable",
     "RowPositions",
     "Rows",
@@ -124,6 +126,7 @@ __all__ = [
     "diagnose",
     "encoders",
     "interpolate_positions",
+    "parallel",
     "recipes",
     "tile_schedule",
     "unwrap",

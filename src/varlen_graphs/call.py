@@ -48,7 +48,7 @@ class Call:
         description: What describes the items, as it came, by name: the layout argument, the columns (`None` for those
             that did not come), and the mask of a batch to pack.
         statics: Other arguments, part of what graphs are captured for; those equal to their default are left out.
-        original: All arguments as they came, by name.
+        original: All arguments as they came, by name; empty where the rows are a part of those that came.
         beyond: Why only the original module can answer this call, if so.
         length: To how many rows the items of a batch were padded that `rows` were packed from; 0 where they were not.
     """

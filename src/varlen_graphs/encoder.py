@@ -12,6 +12,7 @@ from torch import nn
 from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.budgets import Budgets, resolve_budgets
 from varlen_graphs.call import Call, Signature
+from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Captured
@@ -171,7 +172,10 @@ class GraphedEncoder:
                 packs = [Pack(budget, range(call.items))]
                 return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
             return self._replays.run_unseen(call, budget, backend)
-        layout = self._read_layout(call)
+        return self._encode(call, self._read_layout(call), reason, backend)
+
+    def _encode(self, call: Call, layout: Layout, reason: str, backend: Backend | None) -> Any:
+        """The output of items that the host knows: of a call, or of a part of one."""
         self.stats.count_call(len(layout))
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):

@@ -38,3 +38,7 @@ class StaleGraphError(VarlenGraphsError, RuntimeError):
 
 class VerificationError(VarlenGraphsError, RuntimeError):
     """Graphs give something else than the module does, or what they give depends on what padding holds."""
+
+
+class RankError(VarlenGraphsError, RuntimeError):
+    """Another rank of a group could not do its part of a call, or took part no more."""

@@ -122,7 +122,7 @@ class Forward:
 
     def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
         """Run a call: by the original module where the function in its place would miss something."""
-        if self._signature.original_takes_call and (call.beyond or hooked):
+        if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if hooked and self._function is not None:
             warnings.warn(

@@ -1,0 +1,186 @@
+"""Embed a folder of images over all GPUs of a machine or a cluster. Ray hands out the work, each worker has an encoder.
+
+    python examples/embed_folder.py PHOTOGRAPHS VECTORS     # again after a stop: goes on where it was
+
+The folder is cut into shards. A shard is done once its file is there, and files appear whole. So what was stopped goes
+on, and a shard whose worker died is encoded anew by another one: nothing is lost, and nothing is there twice. All
+machines must see both folders. Needs ray[data], pillow and transformers.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy
+import ray
+import torch
+import transformers
+from PIL import Image
+from tqdm import tqdm
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+import varlen_graphs as vg
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+
+
+class Worker:
+    """A tower, its encoder and the processor, in a process of its own, on a GPU if there are any."""
+
+    def __init__(self, folder, out):
+        self.folder, self.out = Path(folder), Path(out)
+        self.shards = json.loads((self.out / "shards.json").read_text())
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        small = {
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 4,
+            "deepstack_visual_indexes": [0],
+        }
+        torch.manual_seed(0)  # yours loads a model: AutoModelForImageTextToText.from_pretrained(...).model.visual
+        tower = Qwen3VLVisionModel(Qwen3VLVisionConfig(**small if self.device == "cpu" else {})).to(self.device).eval()
+        budgets, backend = (vg.Ladder(), "cuda") if self.device == "cuda" else ([256, 1024], "tape")
+        self.encoder = vg.recipes.qwen3_vl(tower, budgets, backend=backend)
+        name = (
+            "Qwen2VLImageProcessorPil" if hasattr(transformers, "Qwen2VLImageProcessorPil") else "Qwen2VLImageProcessor"
+        )
+        self.processor = getattr(transformers, name)(
+            patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3,
+            size={"shortest_edge": 56 * 56, "longest_edge": 2048 * 2048},
+        )  # fmt: skip
+
+    def __call__(self, batch):
+        """Encode some shards, each given by its number."""
+        for shard in batch["shard"]:
+            self.encode(int(shard))
+        return batch
+
+    def encode(self, shard):
+        images, names, broken, vectors, rows = [], [], [], [], 0
+        for name in self.shards[shard]:
+            try:
+                images.append(self.read(name))
+            except OSError:  # an image that cannot be read must not stop the others
+                broken.append(name)
+                continue
+            names.append(name)
+            rows += len(images[-1][0])
+            if rows >= self.encoder.budgets[-1].rows:
+                vectors += self.embed(images)
+                images, rows = [], 0
+        if images:
+            vectors += self.embed(images)
+        save(
+            path_of(self.out, shard), names=numpy.array(names), vectors=numpy.array(vectors), broken=numpy.array(broken)
+        )
+
+    def read(self, name):
+        """The patches of an image and its grid."""
+        with Image.open(self.folder / name) as image:
+            encoded = self.processor(images=[image.convert("RGB")], return_tensors="pt")
+        return encoded["pixel_values"], encoded["image_grid_thw"]
+
+    def embed(self, images):
+        """One vector an image: the mean of its merged patches."""
+        pixels = torch.cat([pixels for pixels, _ in images]).to(self.device)
+        grid = torch.cat([grid for _, grid in images])
+        features = self.encoder(pixels, grid_thw=grid).pooler_output
+        return [part.mean(0).float().cpu().numpy() for part in features.split((grid.prod(1) // 4).tolist())]
+
+
+def path_of(out, shard):
+    return out / f"{shard:06d}.npz"
+
+
+def save(path, **arrays):
+    """Write a file that is there as a whole or not at all."""
+    unfinished = path.with_suffix(f".{os.getpid()}.part")
+    with unfinished.open("wb") as file:
+        numpy.savez(file, **arrays)
+    unfinished.replace(path)
+
+
+def cut(folder, out, size):
+    """The shards of a folder, as they were cut the first time: lists of names."""
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    shards = [names[i : i + size] for i in range(0, len(names), size)]
+    plan = out / "shards.json"
+    if not plan.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        unfinished = plan.with_suffix(".part")
+        unfinished.write_text(json.dumps(shards))
+        unfinished.replace(plan)
+    if json.loads(plan.read_text()) != shards:
+        raise SystemExit(f"{folder} or --shard changed since {out} was begun: embed what is new into another folder")
+    return shards
+
+
+def embed_folder(folder, out, size=256, workers=None, worker=Worker):
+    """Embed what is not embedded yet. Returns how many images that were."""
+    folder, out = Path(folder).resolve(), Path(out).resolve()
+    shards = cut(folder, out, size)
+    todo = [shard for shard in range(len(shards)) if not path_of(out, shard).exists()]
+    images = sum(len(shards[shard]) for shard in todo)
+    if not todo:
+        return 0
+    if not ray.is_initialized():
+        ray.init()  # the cluster of RAY_ADDRESS, or this machine
+    ray.data.DataContext.get_current().enable_progress_bars = False  # shards are few, images are what is counted here
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    done = ray.data.from_items([{"shard": shard} for shard in todo], override_num_blocks=len(todo)).map_batches(
+        worker,
+        fn_constructor_args=[str(folder), str(out)],
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(len(todo), workers or gpus or 1)),
+        num_gpus=1 if gpus else 0,
+    )
+    with tqdm(total=sum(map(len, shards)), initial=sum(map(len, shards)) - images, unit="image") as progress:
+        for row in done.iter_rows():
+            progress.update(len(shards[row["shard"]]))
+    return images
+
+
+def read(out):
+    """The vectors of all images, by name."""
+    vectors = {}
+    for path in sorted(Path(out).glob("*.npz")):
+        with numpy.load(path) as shard:
+            vectors |= zip(shard["names"].tolist(), shard["vectors"], strict=True)
+    return vectors
+
+
+def demo():
+    """Some images of any size, in shards of four."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, out = Path(place, "images"), Path(place, "vectors")
+        folder.mkdir()
+        dice = numpy.random.default_rng(0)
+        for number in range(10):
+            pixels = dice.integers(0, 256, (*dice.integers(60, 200, 2), 3), dtype=numpy.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+        embed_folder(folder, out, size=4)
+        vectors, alone, worst = read(out), Worker(folder, out), 0.0
+        for name, vector in vectors.items():
+            pixels, grid = alone.read(name)
+            eager = alone.encoder.eager(pixels.to(alone.device), grid_thw=grid).pooler_output.mean(0)
+            worst = max(worst, numpy.abs(vector - eager.float().cpu().numpy()).max().item())
+        print(f"{len(vectors)} vectors of {len(vectors['0.png'])} in {len(list(out.glob('*.npz')))} files")
+        print("largest difference from eager:", worst)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="what to embed; without it a demonstration runs")
+    parser.add_argument("out", nargs="?", help="where vectors go")
+    parser.add_argument("--shard", type=int, default=256, help="images a file (256)")
+    parser.add_argument("--workers", type=int, help="processes, as many as there are GPUs by default")
+    args = parser.parse_args()
+    if args.folder is None:
+        demo()
+    elif args.out is None:
+        parser.error("where do the vectors go?")
+    else:
+        embed_folder(args.folder, args.out, args.shard, args.workers)

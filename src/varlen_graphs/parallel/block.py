@@ -1,0 +1,54 @@
+"""The outputs of one rank as one block of memory."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.layout import Layout
+from varlen_graphs.outputs import Parts
+from varlen_graphs.packing import Span
+
+ALIGNMENT = 16
+"""Bytes. Every tensor begins at a multiple of it, as its dtype may ask."""
+
+
+class Block:
+    """Memory for the outputs of some items, to be sent as it is. Not filled.
+
+    Args:
+        form: What outputs are like: their tensors give dtypes, and shapes but for the entries.
+        part: The items.
+        device: Where.
+
+    Attributes:
+        memory: All of it, uint8 `[bytes]`.
+        tensors: The outputs, which lie in it.
+        failed: 1 if the rank that filled it has failed, uint8 `[1]`; lies in it, too.
+    """
+
+    def __init__(self, form: Parts, part: Layout, device: torch.device) -> None:
+        span = Span.of(part)
+        shapes = [e.resize(like.shape, e.size(span)) for like, e in zip(form.tensors, form.extents, strict=True)]
+        sizes = [prod(shape) * like.dtype.itemsize for shape, like in zip(shapes, form.tensors, strict=True)]
+        self.memory = torch.empty(sum(map(_aligned, sizes)) + 1, dtype=torch.uint8, device=device)
+        self.tensors: list[Tensor] = []
+        start = 0
+        for like, shape, size in zip(form.tensors, shapes, sizes, strict=True):
+            self.tensors.append(self.memory[start : start + size].view(like.dtype).view(shape))
+            start += _aligned(size)
+        self.failed = self.memory[start:]
+
+    def fill(self, outputs: Sequence[Tensor] | None) -> None:
+        """Copy outputs in, or NaN (zeros where there is none) if there are no outputs. Queued; no sync."""
+        self.failed.fill_(outputs is None)
+        if outputs is not None:
+            torch._foreach_copy_(self.tensors, [*outputs])
+            return
+        for tensor in self.tensors:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,53 @@
+"""What must be the same on all ranks: their calls, and what outputs are like."""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from varlen_graphs.call import StaticKey
+from varlen_graphs.errors import RankError, SpecError
+from varlen_graphs.outputs import Parts
+
+
+class Kind(NamedTuple):
+    """What the form of an output depends on.
+
+    Attributes:
+        statics: The static arguments.
+        row_shape: The shape of a row.
+        state: How the state of the module differs from construction, if it does.
+    """
+
+    statics: StaticKey
+    row_shape: tuple[int, ...]
+    state: str | None
+
+
+def check_same(calls: Sequence[Hashable]) -> None:
+    """Whether ranks were called with the same, as far as each has told.
+
+    Raises:
+        RankError: They were not.
+    """
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            raise RankError(
+                f"rank {rank} was called with {call}, rank 0 with {calls[0]}: expected the same call on every rank; "
+                "with inputs='spread' each may bring items of its own"
+            )
+
+
+def check_form(parts: Parts, form: Parts) -> None:
+    """Whether outputs are what other ranks take them for.
+
+    Raises:
+        SpecError: They are not.
+    """
+    came, expected = (
+        [(e.rest(tensor), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
+        for one in (parts, form)
+    )
+    if came != expected:
+        raise SpecError(
+            f"the entries of the outputs are {came}, in the first call of this kind they were {expected}: where the "
+            "module was cast since, make a new DataParallelEncoder"
+        )

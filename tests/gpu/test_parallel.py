@@ -1,0 +1,30 @@
+"""Data parallel on two GPUs, in processes of their own."""
+
+import pytest
+import torch
+
+from tests.gpu.parallel_scenarios import LOST, SCENARIOS
+from tests.ranks import run_group
+
+RANKS = 2
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason=f"there are fewer than {RANKS} CUDA devices"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run_group("tests.gpu.parallel_scenarios", RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scenario", [scenario.__name__ for scenario in SCENARIOS])
+def test_a_group_of_gpus(results, scenario):
+    came = [own.get(scenario, "was not run, or did not end") for own in results]
+    assert came == [""] * RANKS, "\n".join(came)
+
+
+def test_a_rank_that_is_killed_raises_on_all_others(tmp_path):
+    results = run_group("tests.gpu.parallel_scenarios", RANKS, tmp_path, TORCH_NCCL_BLOCKING_WAIT="1")
+    assert [own.get(LOST[0].__name__) for own in results[:-1]] == [""] * (RANKS - 1), results
