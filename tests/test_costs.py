@@ -8,7 +8,7 @@ import varlen_graphs as vg
 from tests import strategies
 from varlen_graphs.costs import Costs
 from varlen_graphs.packing import Pack
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 
 
 @given(strategies.costs(6))

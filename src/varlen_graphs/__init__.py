@@ -29,6 +29,7 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.costs import Costs
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import (
     BudgetError,
@@ -55,6 +56,8 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
+from varlen_graphs.traffic.planning import Plan, plan
+from varlen_graphs.traffic.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -67,6 +70,7 @@ __all__ = [
     "BufferSpec",
     "CaptureError",
     "Column",
+    "Costs",
     "CuSeqlens",
     "DeviceBuffer",
     "Entries",
@@ -97,6 +101,7 @@ __all__ = [
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",
+    "Plan",
     "Pool",
     "RotaryTable",
     "RowPositions",
@@ -109,6 +114,7 @@ __all__ = [
     "StaleOutputError",
     "Stats",
     "TileSchedule",
+    "Trace",
     "VarlenGraphsError",
     "WindowIndex",
     "Windows",
@@ -116,6 +122,7 @@ __all__ = [
     "apply_rotary",
     "encoders",
     "interpolate_positions",
+    "plan",
     "recipes",
     "tile_schedule",
     "unwrap",

@@ -20,13 +20,14 @@ from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.padded import pack_rows
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
+from varlen_graphs.traffic.trace import Trace
 
 
 class GraphedEncoder:
@@ -112,6 +113,7 @@ class GraphedEncoder:
         self._captured = Captured(
             module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._planner.learn
         )
+        self._traces: list[Trace] = []
         self._replays = Replays(self._captured, self._forward, self.pool, self.stats, self._lends)
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
@@ -134,9 +136,11 @@ class GraphedEncoder:
         reason, backend = self._choice.of(call)
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
+            for trace in self._traces:
+                trace.count(self._planner.most(call))
             return self._replays.run_unseen(call, budget, backend)
         layout = self._read_layout(call)
-        self.stats.count_call(len(layout))
+        self._count(layout)
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
             reason, backend = TOO_LARGE, None
@@ -186,7 +190,7 @@ class GraphedEncoder:
         call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
         items = self.spec.read_layout(call.description, ())
         reason, backend = self._choice.of(call)
-        self.stats.count_call(len(items))
+        self._count(items)
         if backend is not None:
             with self._replays.stage(call, items, self._planner.whole(items), backend) as stage:
                 yield stage
@@ -197,6 +201,38 @@ class GraphedEncoder:
         hooked = self._state.has_hooks()
         with torch.no_grad(), staged(rows, lambda: self._forward.without_graph(call, items, hooked)) as stage:
             yield stage
+
+    @contextmanager
+    def record(self) -> Iterator[Trace]:
+        """Count the calls by their sizes, to plan budgets from them.
+
+            with encoder.record() as trace:
+                serve()
+            trace.save("trace.json")
+
+        Calls that run eager are counted, too. One whose items only the GPU has seen counts as the most that its budget
+        had to hold for that: what so many rows and items may need, whatever they are.
+
+        Raises:
+            SpecError: Calls bring padded batches that stay padded, whose budgets are no matter of rows alone.
+        """
+        if self.spec.layout.padded:
+            raise SpecError(
+                "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
+                "PackedRows(padded_by=...)"
+            )
+        trace = Trace(self.costs)
+        self._traces.append(trace)
+        try:
+            yield trace
+        finally:
+            self._traces.remove(trace)
+            trace.costs = self.costs  # the first call may have measured them
+
+    @property
+    def costs(self) -> Costs:
+        """What replays cost: measured after the first capture on a GPU, assumed before that."""
+        return self._planner.costs
 
     def check(self) -> None:
         """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
@@ -267,6 +303,11 @@ class GraphedEncoder:
             with torch.no_grad():
                 call.rows = pack_rows(call.rows, layout.rows)
         return layout
+
+    def _count(self, layout: Layout) -> None:
+        self.stats.count_call(len(layout))
+        for trace in self._traces:
+            trace.count(self.spec.needs.load(layout), self.spec.needs.squares(layout))
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
         output = self._forward.without_graph(call, layout, self._state.has_hooks())
