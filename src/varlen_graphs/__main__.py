@@ -1,4 +1,4 @@
-"""The command line: `python -m varlen_graphs demo`."""
+"""The command line: `python -m varlen_graphs demo`, `python -m varlen_graphs plan trace.json`."""
 
 import argparse
 import sys
@@ -14,7 +14,18 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
     demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
+    plan = commands.add_parser("plan", help="the budgets that suit a trace of `encoder.record()`, and what they cost")
+    plan.add_argument("trace", type=Path, help="what `Trace.save` wrote")
+    plan.add_argument("--max-graphs", type=int, default=32, metavar="N", help="the most budgets (32)")
+    plan.add_argument("--max-memory", metavar="SIZE", help="what the graphs may take, such as 2GiB")
+    plan.add_argument("--costs", type=Path, metavar="FILE", help="a trace with the costs of the machine to plan for")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as .png, .svg or .pdf; needs matplotlib")
     options = parser.parse_args(arguments)
+
+    if options.command == "plan":
+        from varlen_graphs.traffic.command import run_plan
+
+        return run_plan(options.trace, options.max_graphs, options.max_memory, options.costs, options.plot)
 
     from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
 

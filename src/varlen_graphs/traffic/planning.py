@@ -30,10 +30,10 @@ class Plan:
 
     Attributes:
         budgets: The budgets, ascending, each with room for all calls of no more rows.
-        replays: Replays of each budget. Budgets without any are there, too.
+        calls: Calls of the trace.
+        replays: Replays of each budget.
+        active: Active rows in all replays of each budget.
         eager: Calls that run eager, because they cannot be parted so. They are in no other number.
-        rows: Active rows of all replays.
-        padding: Rows of padding of all replays.
         cost: What all replays cost, attention aside: milliseconds if they were measured, rows and 512 a replay else.
         attention: Milliseconds that attention takes in all calls, whatever the budgets.
         measured: Whether costs were measured.
@@ -41,10 +41,10 @@ class Plan:
     """
 
     budgets: tuple[Budget, ...]
+    calls: int
     replays: Counter[Budget]
+    active: Counter[Budget]
     eager: int
-    rows: int
-    padding: int
     cost: float
     attention: float
     measured: bool
@@ -52,6 +52,16 @@ class Plan:
 
     def __iter__(self) -> Iterator[Budget]:
         return iter(self.budgets)
+
+    @property
+    def rows(self) -> int:
+        """Active rows of all replays."""
+        return self.active.total()
+
+    @property
+    def padding(self) -> int:
+        """Rows of padding of all replays."""
+        return sum(budget.rows * count for budget, count in self.replays.items()) - self.rows
 
     @property
     def padding_share(self) -> float:
@@ -114,21 +124,23 @@ def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs | None = None
     costs = costs or trace.costs or ASSUMED
     parts = {load: _parts(load, row_counts[-1]) for load in trace.calls}
     budgets = [_budget(rows, [part for count, part in parts.values() if count]) for rows in row_counts]
-    replays: Counter[Budget] = Counter(dict.fromkeys(budgets, 0))
-    active = eager = 0
+    replays: Counter[Budget] = Counter()
+    active: Counter[Budget] = Counter()
+    eager = 0
     for load, calls in trace.calls.items():
         count, part = parts[load]
         if count:
-            replays[budgets[bisect_left(row_counts, part.rows)]] += calls * count
-            active += calls * load.rows
+            budget = budgets[bisect_left(row_counts, part.rows)]
+            replays[budget] += calls * count
+            active[budget] += calls * load.rows
         else:
             eager += calls
     return Plan(
         tuple(budgets),
+        len(trace),
         replays,
-        eager,
         active,
-        padding=sum(budget.rows * count for budget, count in replays.items()) - active,
+        eager,
         cost=sum(costs.replay(budget.rows) * count for budget, count in replays.items()),
         attention=costs.per_square * trace.squares,
         measured=costs.measured,
