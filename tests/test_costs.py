@@ -67,6 +67,16 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
         assert min(around) - 1e-9 <= costs.exact(rows) <= max(around) + 1e-9
 
 
+def test_a_replay_costs_what_was_measured_around_it():
+    costs = Costs({vg.Budget(rows): 1 + rows / 100 for rows in (256, 512, 1024)}, host=5.0)
+    assert costs.replay(512) == costs.replays[vg.Budget(512)]
+    assert costs.replay(640) == pytest.approx(7.4)
+    assert costs.replay(16) == costs.replay(256) == costs.replays[vg.Budget(256)]
+    assert costs.replay(4096) == pytest.approx(41.96)
+    assert Costs({vg.Budget(512): 4.0}, host=5.0).replay(1024) == pytest.approx(8)
+    assert Costs.in_rows([vg.Budget(512)]).replay(64) == 64 + 512
+
+
 def planner(costs):
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
     return Planner(spec, costs, "eager", 1)

@@ -158,9 +158,17 @@ class Costs:
     def replay(self, rows: int) -> float:
         """What a replay of a budget of so many rows would cost, attention aside, whether or not there is one.
 
-        Never less than the smallest budget costs: with few rows, launching the kernels is what takes the time.
+        Below the smallest budget as much as that one: with few rows, launching the kernels is what takes the time.
+        Above the largest one as much more for each row as from half of its rows to all of them.
         """
-        return self.exact(max(rows, self.budgets[0].rows)) if self.measured else rows + REPLAY_ROWS
+        if not self.measured:
+            return rows + REPLAY_ROWS
+        smallest, largest = self.budgets[0].rows, self.budgets[-1].rows
+        if rows <= largest:
+            return self.exact(max(rows, smallest))
+        half = largest // 2
+        rise = (self.exact(largest) - self.exact(half)) / (largest - half)
+        return self.exact(largest) + rise * (rows - largest)
 
     def eager(self, rows: int, squares: int) -> float:
         """What a call of so many rows costs without a graph."""
