@@ -49,7 +49,7 @@ def main() -> None:
     recorder, build = ways.capture_ladder(tower, vg.Ladder())
     with recorder.record() as recorded:
         run(recorder, calls)
-    plans = compare(recorded, vg.plan(recorded, max_graphs=options.graphs))
+    plans = compare(recorded, vg.plan(recorded, max_graphs=options.graphs), recorder.costs)
     powers = plans["powers of two"]
     plans["plan, as few"] = vg.plan(recorded, max_graphs=len(powers.budgets))
     check_one = reference(tower, min(calls, key=lambda call: call.rows.shape[0]))

@@ -16,7 +16,7 @@ from varlen_graphs.budgets import row_count_for
 from varlen_graphs.costs import REPLAY_ROWS
 from varlen_graphs.memory import SCRATCH
 from varlen_graphs.packing import Load
-from varlen_graphs.traffic.planning import evaluate
+from varlen_graphs.traffic.planning import ASSUMED, evaluate
 
 
 @st.composite
@@ -158,11 +158,11 @@ def test_a_plan_pads_a_mixed_trace_a_quarter_less_than_powers_of_two_do(seed):
     made = trace_of(mixed(400, seed))
     smallest, largest = (pick(load.rows for load in made.calls) for pick in (min, max))
     powers = [2**n for n in range(20) if smallest <= 2**n < 2 * largest]
-    doubling = evaluate(made, powers)
+    doubling = evaluate(made, powers, ASSUMED)
     plan = vg.plan(made, max_graphs=len(powers))
     assert doubling.rows == plan.rows
     assert plan.padding <= 0.75 * doubling.padding
-    unseen = evaluate(trace_of(mixed(400, seed + 100)), [budget.rows for budget in plan])
+    unseen = evaluate(trace_of(mixed(400, seed + 100)), [budget.rows for budget in plan], ASSUMED)
     assert unseen.padding_share <= plan.padding_share + 0.02  # a plan holds for calls like those of its trace
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import pytest
 import torch
@@ -57,6 +58,25 @@ def test_recordings_may_overlap():
             encoder(rows_for([6]), lengths=[6])
         encoder(rows_for([7]), lengths=[7])
     assert (len(outer), len(inner)) == (3, 1)
+
+
+def test_a_plan_is_made_while_calls_are_counted():
+    trace = vg.Trace()
+    trace.count(Load(100, 1, 1, 100), squares=10**4)
+    now = trace.copy()
+    done = threading.Event()
+
+    def count():
+        for rows in range(1, 20_000):
+            trace.count(Load(rows, 1, 1, rows))
+        done.set()
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    while not done.is_set():
+        vg.plan(trace, max_graphs=2)
+    thread.join()
+    assert (now.calls, now.squares, len(trace)) == ({Load(100, 1, 1, 100): 1}, 10**4, 20_000)
 
 
 def test_a_recording_that_an_error_ends_is_over():

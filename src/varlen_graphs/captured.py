@@ -113,8 +113,7 @@ class Captured:
                 if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    held = self._pool.bytes()
-                    self._learn(measure(self._graphs[key], self._forward, self._budgets, statics, held))
+                    self._learn(measure(self._graphs[key], self._forward, self._budgets, statics, self._pool.bytes()))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from varlen_graphs.errors import VarlenGraphsError
 from varlen_graphs.traffic.comparison import bars, compare, table
-from varlen_graphs.traffic.planning import plan
+from varlen_graphs.traffic.planning import ASSUMED, plan
 from varlen_graphs.traffic.trace import Trace
 
 
@@ -24,10 +24,9 @@ def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Pa
     """
     try:
         trace = Trace.load(path)
-        if costs_from is not None:
-            trace.costs = Trace.load(costs_from).costs
-        chosen = plan(trace, max_graphs=max_graphs, max_memory=max_memory)
-        plans = compare(trace, chosen)
+        costs = (trace if costs_from is None else Trace.load(costs_from)).costs or ASSUMED
+        chosen = plan(trace, max_graphs=max_graphs, max_memory=max_memory, costs=costs)
+        plans = compare(trace, chosen, costs)
         print(f"{table(trace, plans)}\n\n{bars(chosen)}")
         if figure is not None:
             from varlen_graphs.traffic.figure import draw  # matplotlib is needed from here on only

@@ -11,7 +11,7 @@ BAR = 40
 """Characters of the longest bar."""
 
 
-def compare(trace: Trace, plan: Plan, costs: Costs | None = None) -> dict[str, Plan]:
+def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
     """The plan, the default ladder and one of powers of two, by name.
 
     All with room for the items and segments of the trace, so that they differ by their row counts alone.

@@ -96,7 +96,7 @@ def plan(
         InputError: There are no calls in the trace.
         BudgetError: No graph is allowed, or no call fits the memory, or it is not known what a row takes.
     """
-    costs = costs or trace.costs or ASSUMED
+    trace, costs = trace.copy(), costs or trace.costs or ASSUMED
     if not trace.calls:
         raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
     if max_graphs < 1:
@@ -119,9 +119,8 @@ def plan(
     return evaluate(trace, _cheapest(replays, costs.replay, max_graphs), costs)
 
 
-def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs | None = None) -> Plan:
+def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
     """What the calls of a trace cost with budgets of these row counts, ascending, that nest as those of `plan` do."""
-    costs = costs or trace.costs or ASSUMED
     parts = {load: _parts(load, row_counts[-1]) for load in trace.calls}
     budgets = [_budget(rows, [part for count, part in parts.values() if count]) for rows in row_counts]
     replays: Counter[Budget] = Counter()
@@ -164,27 +163,28 @@ def _budget(rows: int, parts: Sequence[Load]) -> Budget:
     return Budget(rows, items, max([items, *(part.segments for part in held)]))
 
 
-def _cheapest(replays: Mapping[int, int], cost: Callable[[int], float], most: int) -> list[int]:
+def _cheapest(replays: Mapping[int, int], price: Callable[[int], float], most: int) -> list[int]:
     """The row counts, at most so many and no more than pay, with which all replays cost the least.
 
     Args:
         replays: How many replays there are for which each row count is the smallest.
-        cost: Of a replay of a budget of so many rows.
+        price: What a replay of a budget of so many rows costs.
         most: How many row counts may be chosen.
     """
     rows = sorted(replays)
     before = [*accumulate((replays[count] for count in rows), initial=0)]
-    prices = [cost(count) for count in rows]
+    prices = [price(count) for count in rows]
     best = [0.0] + [math.inf] * len(rows)  # of the first row counts, with as many budgets as there are layers
-    layers: list[list[int]] = []
+    layers: list[list[int]] = []  # how many of the first row counts the budgets below the last one are for
     totals = []
     for _ in range(min(most, len(rows))):
-        choices = [(math.inf, 0)] + [
-            min((best[start] + (before[end] - before[start]) * prices[end - 1], start) for start in range(end))
-            for end in range(1, len(rows) + 1)
-        ]
-        best = [total for total, _ in choices]
-        layers.append([start for _, start in choices])
+        after, starts = [math.inf], [0]
+        for end, each in enumerate(prices, start=1):
+            choices = [cost + (before[end] - below) * each for cost, below in zip(best[:end], before, strict=False)]
+            after.append(min(choices))
+            starts.append(choices.index(after[end]))
+        best = after
+        layers.append(starts)
         totals.append(best[-1])
     fewest = next(at for at, total in enumerate(totals) if total <= min(totals) * (1 + ROUNDING))
     chosen, end = [], len(rows)

@@ -35,16 +35,26 @@ class Trace:
             self.calls[load] += 1
             self.squares += squares
 
+    def copy(self) -> "Trace":
+        """The trace as it is now, which later calls do not change."""
+        with self._lock:
+            now = Trace(self.costs)
+            now.calls.update(self.calls)
+            now.squares = self.squares
+        return now
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, in place of what is there only once it is whole. Calls may go on meanwhile.
 
         Costs are written if they were measured.
         """
-        with self._lock:
-            calls = [[*load, count] for load, count in sorted(self.calls.items())]
-            squares = self.squares
-        costs = self.costs.as_json() if self.costs and self.costs.measured else None
-        value = {"columns": [*Load._fields, "calls"], "calls": calls, "squares": squares, "costs": costs}
+        now = self.copy()
+        value = {
+            "columns": [*Load._fields, "calls"],
+            "calls": [[*load, count] for load, count in sorted(now.calls.items())],
+            "squares": now.squares,
+            "costs": now.costs.as_json() if now.costs and now.costs.measured else None,
+        }
         unfinished = Path(f"{os.fspath(path)}.part")
         unfinished.write_text(json.dumps(value) + "\n")
         unfinished.replace(path)
