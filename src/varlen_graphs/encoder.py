@@ -1,8 +1,10 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,6 +22,7 @@ from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.padded import pack_rows
+from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, TOO_LARGE, Replays
 from varlen_graphs.report import report
@@ -266,9 +269,15 @@ class GraphedEncoder:
                 self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
         return self
 
-    def report(self) -> str:
-        """Budgets, the times measured for them, replays, padding and eager runs, as a table for people."""
-        return report(repr(self), self._planner.costs, self.stats, self._captured.seconds)
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Budgets, the times measured for them, replays, padding and eager runs, as a table for people.
+
+        With a path, such as `"report.html"`, it is also written there as a page of its own, with figures.
+        """
+        text = report(repr(self), self.costs, self.stats, self._captured.seconds)
+        if path is not None:
+            Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
+        return text
 
     def release(self) -> None:
         """Free graphs and arena, once what was queued has run: this waits for the last replay.
