@@ -1,6 +1,7 @@
 """Plans: the cheapest budgets for a trace, against every other choice."""
 
 import itertools
+import random
 import re
 from collections import Counter
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from benchmarks.traces import rows_of, trace
 from tests.encoders import attention_encoder
+from tests.towers import distance, pixels, qwen2_tower
 from varlen_graphs.budgets import row_count_for
 from varlen_graphs.costs import REPLAY_ROWS
 from varlen_graphs.memory import SCRATCH
@@ -182,6 +184,35 @@ def test_an_encoder_replays_what_was_planned():
     assert encoder.budgets == plan.budgets
     assert encoder.stats.replays == plan.replays
     assert (encoder.stats.rows, encoder.stats.padding) == (plan.rows, plan.padding)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_windows_and_items_on_the_gpu_are_planned_for(seen):
+    """On the tape a tensor on the CPU is one on the GPU."""
+    tower = qwen2_tower(family="qwen2_5_vl")
+    dice = random.Random(0)
+
+    def item():
+        return dice.randint(1, 3), 2 * dice.randint(1, 7), 2 * dice.randint(1, 7)
+
+    calls = [[item() for _ in range(dice.randint(1, 4))] for _ in range(12)]
+
+    def make(budgets):
+        return vg.recipes.qwen2_5_vl(tower, budgets, backend="tape", min_segment_rows=4)
+
+    def run(encoder, grid):
+        return encoder(pixels(grid), grid_thw=grid if seen else torch.tensor(grid))
+
+    wide = make(vg.Budget(2048, items=16, segments=600))
+    with wide.record() as made:
+        expected = [run(wide, grid) for grid in calls]
+    plan = vg.plan(made, max_graphs=4)
+    encoder = make(plan)
+    with encoder.record() as again:
+        assert max(distance(run(encoder, grid), output) for grid, output in zip(calls, expected, strict=True)) < 1e-5
+    assert again.calls == made.calls  # what the GPU alone saw, it alone sees again
+    assert (encoder.stats.replays, encoder.stats.padding) == (plan.replays, plan.padding)
+    assert encoder.budgets[-1].segments == max(load.segments for load in made.calls)
 
 
 def test_what_no_segment_is_counted_for_has_room_for_its_items():
