@@ -130,7 +130,7 @@ def test_a_report_shows_budgets_times_and_counts():
     from varlen_graphs.stats import Stats
 
     small, large, useless = vg.Budget(512), vg.Budget(1024), vg.Budget(640)
-    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0)
+    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0, bytes_per_row=56_000.0)
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
@@ -141,6 +141,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert rows[1][5:] == ["not", "used:", "a", "larger", "one", "takes", "no", "longer"]
     assert "adds 1.049 ms" in text
     assert "takes 9.00 ms or more" in text
+    assert "take 56,000 bytes for each row" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
     assert report("new", Costs.in_rows([small]), Stats(), {}).splitlines()[3].split() == ["512", "8", "8", "-", "0"]
