@@ -181,6 +181,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "breakdown": breakdown,
     "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
+    "plan": plain(
+        "budgets", "graphs", "padding", "expected_ms", "alone_ms", "calls_ms", "later_ms", "expected_gib", "capture_gib"
+    ),
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
 }
 

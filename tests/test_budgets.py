@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from varlen_graphs.budgets import resolve_budgets
+from varlen_graphs.budgets import resolve_budgets, row_count_for
 
 
 def test_plain_integers_mean_rows_and_are_rounded_up():
@@ -66,10 +66,39 @@ def test_a_ladder_for_short_items_says_so():
     assert [b.rows for b in plain] == [b.rows for b in short] == list(vg.Ladder(256, 1024).row_counts())
 
 
+@given(st.integers(1, 200_000))
+def test_the_row_count_for_some_rows_is_the_next_one_of_a_ladder(rows):
+    count = row_count_for(rows)
+    taken = {*range(32, 1024, 32), *range(1024, 2048, 128), *range(2048, 201_000, 128)}
+    taken = {rows if rows <= 2048 else rows - 16 for rows in taken}
+    assert count == min(other for other in taken if other >= rows)
+    assert row_count_for(count) == count
+
+
+@pytest.mark.parametrize(
+    ("memory", "rows"),
+    [("2GiB", 32_128), ("2 gib", 32_128), ("1.5GB", 22_240), (2**30, 15_744), (f"{(40 << 20) + 65_536_000}B", 992)],
+)
+def test_an_automatic_ladder_goes_as_far_as_memory_does(memory, rows):
+    """64 KiB a row, and 40 MiB of scratch."""
+    assert vg.Ladder.auto(memory, bytes_per_row=2**16) == vg.Ladder(max=rows)
+
+
+@pytest.mark.parametrize("memory", ["", "two", "GiB", "-1GiB", "1TiB", "1.GiB", "1IB", None])
+def test_what_is_no_memory_says_so(memory):
+    with pytest.raises(vg.BudgetError, match="expected a number of bytes, or one with a unit, such as '2GiB'"):
+        vg.Ladder.auto(memory, bytes_per_row=1000)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: vg.Budget(1024, items=0), "Budget(items=0): no item could use it; expected items to be an integer of"),
+        (
+            lambda: vg.Ladder.auto("1MiB", 2**17),
+            "1MiB of memory hold no graph: expected 40 MiB of scratch memory and enough for 16 rows, each of which takes",
+        ),
+        (lambda: vg.Ladder.auto("56MiB", 2**17), "Ladder(256, 128): expected 1 <= min <= max"),
         (lambda: vg.Budget(0), "Budget(rows=0): no item could use it"),
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),

@@ -9,7 +9,7 @@ from tests import strategies
 from varlen_graphs.costs import Costs
 from varlen_graphs.in_use import InUse
 from varlen_graphs.packing import Pack
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 
 
 @given(strategies.costs(6))
@@ -66,6 +66,16 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
         assert 0 < costs.exact(rows) <= max(around)
     elif len({b.rows for b in costs.budgets}) == len(costs.budgets):
         assert min(around) - 1e-9 <= costs.exact(rows) <= max(around) + 1e-9
+
+
+def test_a_replay_costs_what_was_measured_around_it():
+    costs = Costs({vg.Budget(rows): 1 + rows / 100 for rows in (256, 512, 1024)}, host=5.0)
+    assert costs.replay(512) == costs.replays[vg.Budget(512)]
+    assert costs.replay(640) == pytest.approx(7.4)
+    assert costs.replay(16) == costs.replay(256) == costs.replays[vg.Budget(256)]
+    assert costs.replay(4096) == pytest.approx(41.96)
+    assert Costs({vg.Budget(512): 4.0}, host=5.0).replay(1024) == pytest.approx(8)
+    assert Costs.in_rows([vg.Budget(512)]).replay(64) == 64 + 512
 
 
 def planner(costs):
@@ -136,7 +146,7 @@ def test_a_report_shows_budgets_times_and_counts():
     from varlen_graphs.stats import Stats
 
     small, large, useless = vg.Budget(512), vg.Budget(1024), vg.Budget(640)
-    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0)
+    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0, bytes_per_row=56_000.0)
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
@@ -147,6 +157,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert rows[1][5:] == ["not", "used:", "a", "larger", "one", "takes", "no", "longer"]
     assert "adds 1.049 ms" in text
     assert "takes 9.00 ms or more" in text
+    assert "take 56,000 bytes for each row" in text
     assert "2.3% padding" in text
     assert "1 runs without a graph: larger than every budget" in text
     assert report("new", InUse(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [

@@ -28,7 +28,7 @@ def clock(monkeypatch):
 def measured(encoder):
     (graphs,) = encoder._captured._graphs.values()
     with torch.no_grad():
-        return timing.measure(graphs, encoder._forward, encoder.budgets, {})
+        return timing.measure(graphs, encoder._forward, encoder.budgets, {}, held=64 << 10)
 
 
 def test_a_graph_is_launched_once_before_it_is_timed(clock):
@@ -41,6 +41,7 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     assert len(runs) == 1 + 2
     assert costs.host == 30.0
     assert set(costs.replays) == set(encoder.budgets)
+    assert costs.bytes_per_row == (64 << 10) / 128 + 8 * 4  # the pool, and the rows of the arena
 
 
 def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):

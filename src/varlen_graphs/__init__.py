@@ -29,6 +29,7 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.costs import Costs
 from varlen_graphs.doctor import Diagnosis, Finding, diagnose
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import (
@@ -58,6 +59,8 @@ from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage
 from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
+from varlen_graphs.traffic.planning import Plan, plan
+from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.verifier import Verified
 
 __version__ = "0.1.0"
@@ -71,6 +74,7 @@ __all__ = [
     "BufferSpec",
     "CaptureError",
     "Column",
+    "Costs",
     "CuSeqlens",
     "DeviceBuffer",
     "Diagnosis",
@@ -103,6 +107,7 @@ __all__ = [
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",
+    "Plan",
     "Pool",
     "RankError",
     "RotaryTable",
@@ -116,6 +121,7 @@ __all__ = [
     "StaleOutputError",
     "Stats",
     "TileSchedule",
+    "Trace",
     "VarlenGraphsError",
     "VerificationError",
     "Verified",
@@ -127,6 +133,7 @@ __all__ = [
     "encoders",
     "interpolate_positions",
     "parallel",
+    "plan",
     "recipes",
     "tile_schedule",
     "unwrap",

@@ -1,4 +1,4 @@
-"""The command line: `python -m varlen_graphs demo` and `python -m varlen_graphs doctor package.module:factory`."""
+"""The command line: `python -m varlen_graphs demo`, `doctor package.module:factory` and `plan trace.json`."""
 
 import argparse
 import sys
@@ -21,6 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="called without arguments, returns the module and example calls",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    plan = commands.add_parser("plan", help="the budgets that suit a trace of `encoder.record()`, and what they cost")
+    plan.add_argument("trace", type=Path, help="what `Trace.save` wrote")
+    plan.add_argument("--max-graphs", type=int, default=32, metavar="N", help="the most budgets (32)")
+    plan.add_argument("--max-memory", metavar="SIZE", help="what the graphs may take, such as 2GiB")
+    plan.add_argument("--costs", type=Path, metavar="FILE", help="a trace with the costs of the machine to plan for")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as .png, .svg or .pdf; needs matplotlib")
     options = parser.parse_args(arguments)
 
     if options.command == "doctor":
@@ -30,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
             return run_doctor(options.factory, options.json)
         except FactoryError as error:
             doctor.error(str(error))
+    if options.command == "plan":
+        from varlen_graphs.traffic.command import run_plan
+
+        return run_plan(options.trace, options.max_graphs, options.max_memory, options.costs, options.plot)
 
     from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from varlen_graphs.errors import BudgetError
+from varlen_graphs.memory import most_rows
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
@@ -117,6 +118,22 @@ class Ladder:
                 f"{LARGEST_STEP}, for example 1.1"
             )
 
+    @classmethod
+    def auto(cls, memory: int | str, bytes_per_row: float) -> "Ladder":
+        """The ladder up to as many rows as so much memory holds graphs for.
+
+        What a row takes depends on the module, and is measured where graphs are captured on a GPU: capture once, with
+        any budgets, and ask for `encoder.costs.bytes_per_row`. `dataclasses.replace` changes the rest.
+
+        Args:
+            memory: Bytes, or a text such as `"2GiB"`, for the pool and the arena.
+            bytes_per_row: What these take for each row of the largest budget.
+
+        Raises:
+            BudgetError: Not an amount of memory, or too little of it for a ladder.
+        """
+        return cls(max=most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT))
+
     def __iter__(self) -> Iterator[Budget]:
         return map(self.budget, self.row_counts())
 
@@ -212,6 +229,12 @@ def _nearest(rows: float) -> int:
     tile = PART_OF_TILE if rows <= PARTS_OF_TILES else TILE
     nearest = max(1, round(rows / tile)) * tile
     return nearest if nearest <= WHOLE_TILES else nearest - SHORT_OF_TILE
+
+
+def row_count_for(rows: int) -> int:
+    """The fewest rows, of those that a ladder takes, that hold so many."""
+    tiled = _round_up(rows, PART_OF_TILE if rows <= PARTS_OF_TILES else TILE)
+    return tiled if tiled <= WHOLE_TILES else _round_up(rows + SHORT_OF_TILE, TILE) - SHORT_OF_TILE
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -141,7 +141,7 @@ class Captured:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
                     timed = [budget for budget in budgets if budget not in graphs.failed]
-                    self._in_use.learn(measure(graphs, self._forward, timed, statics))
+                    self._in_use.learn(measure(graphs, self._forward, timed, statics, self._pool.bytes()))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
             warnings.warn(

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from varlen_graphs.budgets import Budget
 
@@ -31,11 +32,13 @@ class Costs:
         per_square: The cost of attention, for the sum of the squared lengths of segments.
         host: What a call without a graph costs at least: the time the host needs. Infinite until something is measured.
         eager_factor: What the work of such a call costs in proportion to that of a graph of exactly its size.
+        bytes_per_row: What pool and arena take, for each row of the largest budget; `None` until it is measured.
 
     Attributes:
         replays: As given.
         per_square: As given.
         host: As given.
+        bytes_per_row: As given.
         measured: Whether costs are milliseconds that were measured.
         budgets: The budgets worth using, ascending: those that no other one replaces at no higher cost.
         dropped: The others.
@@ -47,10 +50,12 @@ class Costs:
         per_square: float = 0.0,
         host: float = math.inf,
         eager_factor: float = 1.0,
+        bytes_per_row: float | None = None,
     ) -> None:
         self.replays = replays
         self.per_square = per_square
         self.host = host
+        self.bytes_per_row = bytes_per_row
         self.measured = host < math.inf
         self._eager_factor = eager_factor
         self.dropped = [budget for budget in sorted(replays) if any(self._replaces(b, budget) for b in replays)]
@@ -72,7 +77,23 @@ class Costs:
         """The same without some budgets; there may be none left."""
         replays = {budget: cost for budget, cost in self.replays.items() if budget not in out}
         same = len(replays) == len(self.replays)
-        return self if same else Costs(replays, self.per_square, self.host, self._eager_factor)
+        return self if same else Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was measured, as JSON takes it."""
+        replays = [[b.rows, b.items, b.segments, b.max_seqlen, cost] for b, cost in sorted(self.replays.items())]
+        return {
+            "replays": replays,
+            "per_square": self.per_square,
+            "host": self.host,
+            "eager_factor": self._eager_factor,
+            "bytes_per_row": self.bytes_per_row,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Costs":
+        """From what `as_json` gave."""
+        return cls(**value | {"replays": {Budget(*capacities): cost for *capacities, cost in value["replays"]}})
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""
@@ -139,6 +160,21 @@ class Costs:
             return lower * rows / fewer
         more, upper = self._steps[above]
         return lower + (rows - fewer) / (more - fewer) * (upper - lower)
+
+    def replay(self, rows: int) -> float:
+        """What a replay of a budget of so many rows would cost, attention aside, whether or not there is one.
+
+        Below the smallest budget as much as that one: with few rows, launching the kernels is what takes the time.
+        Above the largest one as much more for each row as from half of its rows to all of them.
+        """
+        if not self.measured:
+            return rows + REPLAY_ROWS
+        smallest, largest = self.budgets[0].rows, self.budgets[-1].rows
+        if rows <= largest:
+            return self.exact(max(rows, smallest))
+        half = largest // 2
+        rise = (self.exact(largest) - self.exact(half)) / (largest - half)
+        return self.exact(largest) + rise * (rows - largest)
 
     def eager(self, rows: int, squares: int) -> float:
         """What a call of so many rows costs without a graph."""

@@ -1,9 +1,11 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,13 +26,15 @@ from varlen_graphs.in_use import InUse
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows
-from varlen_graphs.plan import Planner
+from varlen_graphs.page import page
+from varlen_graphs.planner import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
+from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
@@ -146,6 +150,7 @@ class GraphedEncoder:
             if verify
             else None
         )
+        self._traces: list[Trace] = []
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,6 +173,8 @@ class GraphedEncoder:
         reason, backend = self._choice.of(call)
         if backend is not None and (budget := self._planner.unseen(call)) is not None:
             self.stats.count_call(call.items)
+            for trace in self._traces:
+                trace.count(self._planner.most(call))
             if self._checks is not None:
                 packs = [Pack(budget, range(call.items))]
                 return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
@@ -176,7 +183,7 @@ class GraphedEncoder:
 
     def _encode(self, call: Call, layout: Layout, reason: str, backend: Backend | None) -> Any:
         """The output of items that the host knows: of a call, or of a part of one."""
-        self.stats.count_call(len(layout))
+        self._count(layout)
         packs = self._planner.packs(layout) if backend is not None else []
         if packs and all(one.budget is None for one in packs):
             reason, backend = self._replays.too_large, None
@@ -230,7 +237,7 @@ class GraphedEncoder:
         items = self.spec.read_layout(call.description, ())
         self._planner.whole(items)  # bounds what is allocated, with a graph or without
         reason, backend = self._choice.of(call)
-        self.stats.count_call(len(items))
+        self._count(items)
         if backend is not None:
             checked = None if self._checks is None else partial(self._checks.run_stage, call, items)
             with self._replays.stage(call, items, backend, checked) as stage:
@@ -244,6 +251,38 @@ class GraphedEncoder:
         hooked = self._state.has_hooks()
         with torch.no_grad(), staged(rows, lambda: self._without_graph(call, items, hooked)) as stage:
             yield stage
+
+    @contextmanager
+    def record(self) -> Iterator[Trace]:
+        """Count the calls by their sizes, to plan budgets from them.
+
+            with encoder.record() as trace:
+                serve()
+            trace.save("trace.json")
+
+        Calls that run eager are counted, too. One whose items only the GPU has seen counts as the most that its budget
+        had to hold for that: what so many rows and items may need, whatever they are.
+
+        Raises:
+            SpecError: Calls bring padded batches that stay padded, whose budgets are no matter of rows alone.
+        """
+        if self.spec.layout.padded:
+            raise SpecError(
+                "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
+                "PackedRows(padded_by=...)"
+            )
+        trace = Trace(self.costs)
+        self._traces.append(trace)
+        try:
+            yield trace
+        finally:
+            self._traces.remove(trace)
+            trace.costs = self.costs  # the first call may have measured them
+
+    @property
+    def costs(self) -> Costs:
+        """What replays cost: measured after the first capture on a GPU, assumed before that."""
+        return self._planner.costs
 
     def check(self) -> None:
         """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
@@ -284,9 +323,15 @@ class GraphedEncoder:
                 self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
         return self
 
-    def report(self) -> str:
-        """Budgets, the times measured for them, replays, padding and eager runs, as a table for people."""
-        return report(repr(self), self._in_use, self.stats, self._captured.seconds, self._captured.kept)
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Budgets, the times measured for them, replays, padding and eager runs, as a table for people.
+
+        With a path, such as `"report.html"`, it is also written there as a page of its own, with figures.
+        """
+        text = report(repr(self), self._in_use, self.stats, self._captured.seconds, self._captured.kept)
+        if path is not None:
+            Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
+        return text
 
     def release(self) -> None:
         """Free graphs and arena, once what was queued has run: this waits for the last replay.
@@ -357,6 +402,11 @@ class GraphedEncoder:
             with torch.no_grad():
                 call.rows = pack_rows(call.rows, layout.rows)
         return layout
+
+    def _count(self, layout: Layout) -> None:
+        self.stats.count_call(len(layout))
+        for trace in self._traces:
+            trace.count(self.spec.needs.load(layout), self.spec.needs.squares(layout))
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
         output = self._without_graph(call, layout, self._state.has_hooks())

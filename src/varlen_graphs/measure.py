@@ -21,7 +21,7 @@ REPEATS_MS = 2.0
 """How often a replay is timed at most in each of two rounds: short ones for about so long, others once."""
 
 
-def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
+def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any], held: int) -> Costs:
     """Time every budget, and the forward without a graph. Synchronizes with the device.
 
     Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
@@ -30,9 +30,11 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
 
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
     call would bring, and memory that is enough for graphs may not be for a run without one.
+
+    `held` is the bytes that the graphs hold in their pool.
     """
     try:
-        return _measure(graphs, forward, budgets, statics)
+        return _measure(graphs, forward, budgets, statics, held)
     except Exception as error:  # of the user's code, or the device's
         warnings.warn(
             f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}", stacklevel=8
@@ -40,7 +42,7 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
         return Costs.in_rows(budgets)
 
 
-def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any]) -> Costs:
+def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any], held: int) -> Costs:
     arena, spec = graphs.arena, forward.spec
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
@@ -60,7 +62,8 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
 
     smallest, largest = min(budgets), max(budgets)
     factor = max(1.0, eager(largest) / times[largest])
-    return Costs(replays, graphs.per_square, eager(smallest), factor)
+    bytes_per_row = (held + arena.rows.nbytes) / largest.rows
+    return Costs(replays, graphs.per_square, eager(smallest), factor, bytes_per_row)
 
 
 def _device_milliseconds(run: Callable[[], object]) -> float:

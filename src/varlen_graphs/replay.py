@@ -20,7 +20,7 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten, with_padding
 from varlen_graphs.packing import Pack, Span
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.stats import Stats
 

@@ -34,6 +34,8 @@ def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float], ke
             "times as much for twice the rows",
             f"a call without a graph takes {costs.host:.2f} ms or more",
         ]
+    if costs.bytes_per_row is not None:
+        lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes for each row of the largest budget"]
     lines += [
         "",
         f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "

@@ -15,6 +15,7 @@ class Stats:
         calls: Calls.
         items: Items of all calls.
         replays: Replays of each budget.
+        active: Active rows in all replays of each budget.
         eager: Runs without a graph, by reason.
         rows: Active rows that were replayed.
         padding: Rows of padding that were replayed with them.
@@ -25,6 +26,7 @@ class Stats:
     calls: int = 0
     items: int = 0
     replays: Counter[Budget] = field(default_factory=Counter)
+    active: Counter[Budget] = field(default_factory=Counter)
     eager: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     padding: int = 0
@@ -47,6 +49,7 @@ class Stats:
         """Count a replay of so many active rows."""
         with self._lock:
             self.replays[budget] += 1
+            self.active[budget] += active
             self.rows += active
             self.padding += budget.rows - active
 

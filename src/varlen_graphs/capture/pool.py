@@ -138,9 +138,17 @@ class Pool:
         if not self._handles:
             return
         with self.exclusive(), torch.cuda.device(self.device):
-            for segment in torch.cuda.memory_snapshot():
-                if tuple(segment["segment_pool_id"]) in self._handles:
-                    device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
+            for segment in self._segments():
+                device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
+
+    def bytes(self) -> int:
+        """What graphs of all encoders in the pool hold: 0 on the CPU."""
+        return sum(segment["total_size"] for segment in self._segments()) if self._handles else 0
+
+    def _segments(self) -> list[Any]:
+        """What torch's allocator holds for the pool."""
+        snapshot = torch.cuda.memory_snapshot()
+        return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in self._handles]
 
     def kept(self) -> list[Tensor]:
         """The tensors of the process that live in the pool. Looks at all objects there are."""

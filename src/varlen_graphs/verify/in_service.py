@@ -20,7 +20,7 @@ from varlen_graphs.layout import Layout
 from varlen_graphs.outputs import flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows, pad_rows
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 

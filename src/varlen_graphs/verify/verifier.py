@@ -13,7 +13,7 @@ from varlen_graphs.errors import InputError, VerificationError
 from varlen_graphs.forward import Forward
 from varlen_graphs.outputs import Parts, flatten
 from varlen_graphs.packing import Pack
-from varlen_graphs.plan import Planner
+from varlen_graphs.planner import Planner
 from varlen_graphs.replay import Replays
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Expected, few, limit_of

@@ -106,5 +106,8 @@ class Planner:
         if rows > self.spec.largest:  # some item may be too large
             return None
         budget = cheapest(Load(rows, call.items), self.costs)
-        holds = budget is not None and budget.holds(*self.spec.needs.most(rows, call.items, self.min_segment_rows))
-        return budget if holds else None
+        return budget if budget is not None and budget.holds(*self.most(call)) else None
+
+    def most(self, call: Call) -> Load:
+        """The most that a call can need of a budget, by its numbers of rows and items and by what is promised."""
+        return self.spec.needs.most(call.rows.shape[0], call.items, self.min_segment_rows)

@@ -1,0 +1,41 @@
+"""`python -m varlen_graphs plan`: from a trace to budgets, shown beside the usual ladders."""
+
+import sys
+from pathlib import Path
+
+from varlen_graphs.errors import VarlenGraphsError
+from varlen_graphs.traffic.comparison import bars, compare, table
+from varlen_graphs.traffic.planning import ASSUMED, plan
+from varlen_graphs.traffic.trace import Trace
+
+
+def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Path | None, figure: Path | None) -> int:
+    """Print the plan for a trace.
+
+    Args:
+        path: The trace.
+        max_graphs: As for `plan`.
+        max_memory: As for `plan`.
+        costs_from: The trace whose costs to plan with; `None` is the same one.
+        figure: Where to draw it; `None` draws nothing.
+
+    Returns:
+        0, or 1 with a message on stderr if there is no plan.
+    """
+    try:
+        trace = Trace.load(path)
+        costs = (trace if costs_from is None else Trace.load(costs_from)).costs or ASSUMED
+        chosen = plan(trace, max_graphs=max_graphs, max_memory=max_memory, costs=costs)
+        plans = compare(trace, chosen, costs)
+        print(f"{table(trace, plans)}\n\n{bars(chosen)}")
+        if figure is not None:
+            from varlen_graphs.traffic.figure import draw  # matplotlib is needed from here on only
+
+            draw(plans, figure)
+    except ModuleNotFoundError as error:
+        print(f"a plot needs matplotlib: pip install matplotlib ({error})", file=sys.stderr)
+        return 1
+    except (VarlenGraphsError, OSError, ValueError) as error:  # the last of a format that matplotlib does not write
+        print(error, file=sys.stderr)
+        return 1
+    return 0

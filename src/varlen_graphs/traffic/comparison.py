@@ -1,0 +1,64 @@
+"""A plan beside the usual ladders, as text."""
+
+from collections.abc import Mapping
+
+from varlen_graphs.budgets import Ladder
+from varlen_graphs.costs import REPLAY_ROWS, Costs
+from varlen_graphs.traffic.planning import Plan, evaluate
+from varlen_graphs.traffic.trace import Trace
+
+BAR = 40
+"""Characters of the longest bar."""
+
+
+def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
+    """The plan, the default ladder and one of powers of two, by name.
+
+    All with room for the items and segments of the trace, so that they differ by their row counts alone.
+    """
+    smallest, largest = (pick(load.rows for load in trace.calls) for pick in (min, max))
+    powers = [2**exponent for exponent in range((smallest - 1).bit_length(), (largest - 1).bit_length() + 1)]
+    return {
+        "plan": plan,
+        "Ladder()": evaluate(trace, [*Ladder().row_counts()], costs),
+        "powers of two": evaluate(trace, powers, costs),
+    }
+
+
+def table(trace: Trace, plans: Mapping[str, Plan]) -> str:
+    """Padding, expected cost and memory of some plans for a trace, one a line."""
+    items, rows = (sum(load[at] * count for load, count in trace.calls.items()) / len(trace) for at in (1, 0))
+    measured = any(plan.measured for plan in plans.values())
+    unit, digits = ("ms", 3) if measured else ("cost", 0)
+    lines = [
+        f"{len(trace)} calls, on average of {items:.1f} items and {rows:.0f} rows",
+        "",
+        f"{'':<16}{'graphs':>8}{'used':>8}{'padding':>10}{unit + ' a call':>14}{'GiB':>8}{'eager':>8}",
+    ]
+    for name, plan in plans.items():
+        memory = "-" if plan.memory is None else f"{plan.memory / 2**30:.2f}"
+        lines += [
+            f"{name:<16}{len(plan.budgets):>8}{len(plan.replays):>8}{plan.padding_share:>10.1%}"
+            f"{plan.cost / plan.calls:>14,.{digits}f}{memory:>8}{plan.eager:>8}"
+        ]
+    attention = max(plan.attention / plan.calls for plan in plans.values())
+    note = f"ms of replays, attention aside, which takes {attention:.3f} ms a call with any budgets"
+    lines += ["", note if measured else f"cost in rows, and {REPLAY_ROWS} a replay: no time was measured"]
+    if any(plan.eager for plan in plans.values()):
+        lines += ["calls that no budget holds run eager: they are in no column but the last"]
+    return "\n".join(lines)
+
+
+def bars(plan: Plan) -> str:
+    """The budgets of a plan, one a line, with a bar of the rows that are replayed: active ones, and padding."""
+    longest = max(budget.rows * count for budget, count in plan.replays.items())
+    lines = [f"{'rows':>8}{'items':>8}{'segments':>10}{'replays':>9}{'padding':>9}  # active rows, . padding"]
+    for budget in plan:
+        replayed = budget.rows * plan.replays[budget]
+        padding = replayed - plan.active[budget]
+        bar = "#" * round(BAR * plan.active[budget] / longest)
+        lines += [
+            f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{plan.replays[budget]:>9}"
+            f"{padding / replayed:>9.1%}  {bar.ljust(round(BAR * replayed / longest), '.')}"
+        ]
+    return "\n".join(lines)

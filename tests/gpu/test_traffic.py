@@ -1,0 +1,71 @@
+"""Traces and plans where graphs are captured: what is measured for them, and what planned budgets then take."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.towers import equal_bits, pixels, qwen3_vl_tower
+from varlen_graphs.memory import SCRATCH
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+LAYOUTS = [[(1, 14, 14)], [(1, 28, 28)] * 2, [(4, 14, 14), (1, 20, 20)], [(1, 42, 42), (1, 8, 8)], [(1, 64, 64)]]
+
+
+@pytest.fixture(scope="module")
+def tower():
+    sizes = {"hidden_size": 576, "num_heads": 8, "intermediate_size": 2048, "out_hidden_size": 1024}
+    return qwen3_vl_tower(0, dtype=torch.bfloat16, **sizes).to("cuda")
+
+
+def rows_for(grid, seed=0):
+    return pixels(grid, seed, device="cuda", dtype=torch.bfloat16)
+
+
+def held(tower, budgets):
+    """Bytes of the pool and the arena of an encoder with these budgets, and what it measured of them."""
+    encoder = vg.recipes.qwen3_vl(tower, budgets)
+    encoder(rows_for(LAYOUTS[0]), grid_thw=LAYOUTS[0])
+    taken = encoder.pool.bytes() + encoder._captured.arena.rows.nbytes
+    costs = encoder.costs
+    encoder.release()
+    return taken, costs
+
+
+def test_what_a_row_takes_is_measured_and_foretells_other_ladders(tower):
+    taken, costs = held(tower, vg.Ladder(256, 16_384, step=1.5))
+    assert costs.bytes_per_row * 16_384 == pytest.approx(taken)
+    for memory in (taken // 2, taken * 3 // 2):
+        ladder = vg.Ladder.auto(memory, costs.bytes_per_row)
+        assert held(tower, [ladder.max, ladder.max // 2])[0] <= 1.05 * memory + SCRATCH / 10
+
+
+def test_recording_does_not_sync_with_the_host(tower):
+    encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 4096, step=1.5), min_segment_rows=64).capture()
+    grid = torch.tensor(LAYOUTS[1], device="cuda")
+    rows = rows_for(LAYOUTS[1])
+    expected = encoder(rows, grid_thw=grid)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with encoder.record() as trace:
+            got = encoder(rows, grid_thw=grid)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert equal_bits(got, expected)
+    ((load, count),) = trace.calls.items()
+    assert (load.rows, load.items, load.segments, count) == (2 * 28 * 28, 2, 2 * 28 * 28 // 64, 1)
+
+
+def test_a_plan_from_measured_costs_is_captured_and_takes_about_what_was_expected(tower):
+    encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 4096, step=1.2)).capture()
+    with encoder.record() as trace:
+        results = [encoder(rows_for(grid), grid_thw=grid) for grid in LAYOUTS]
+    plan = vg.plan(trace, max_graphs=3)
+    assert plan.measured
+    assert plan.memory == pytest.approx(plan.budgets[-1].rows * encoder.costs.bytes_per_row)
+    planned = vg.recipes.qwen3_vl(tower, plan).capture()
+    for grid, expected in zip(LAYOUTS, results, strict=True):
+        got = planned(rows_for(grid), grid_thw=grid)
+        torch.testing.assert_close(got.pooler_output, expected.pooler_output, rtol=3e-2, atol=3e-2)
+    taken = sum(planned.costs.replays[budget] * count for budget, count in plan.replays.items())
+    assert plan.cost == pytest.approx(taken, rel=0.25)  # benchmarks/plan.py has the close look

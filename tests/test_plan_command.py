@@ -1,0 +1,85 @@
+"""`python -m varlen_graphs plan`: what it prints and draws."""
+
+import sys
+
+import pytest
+
+import varlen_graphs as vg
+from varlen_graphs.__main__ import main
+from varlen_graphs.packing import Load
+
+CALLS = {Load(200, 1, 1, 200): 30, Load(700, 3, 3, 300): 10, Load(1500, 6, 9, 250): 5}
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """The same calls, without costs and with them."""
+    costs = vg.Costs({vg.Budget(rows): rows / 256 for rows in (256, 2048)}, 1e-6, host=5.0, bytes_per_row=2.0**15)
+    for name, known in (("bare", None), ("measured", costs)):
+        trace = vg.Trace(known)
+        trace.calls.update(CALLS)
+        trace.squares = 45 * 10**6
+        trace.save(tmp_path / f"{name}.json")
+    return tmp_path
+
+
+def printed(capsys, *arguments):
+    status = main(["plan", *map(str, arguments)])
+    came = capsys.readouterr()
+    assert bool(status) == bool(came.err)
+    return came.out, came.err
+
+
+def cells(text, name):
+    (line,) = (line for line in text.splitlines() if line.startswith(name))
+    return line.removeprefix(name).split()
+
+
+def test_a_plan_stands_beside_the_default_ladder_and_powers_of_two(traces, capsys):
+    text, _ = printed(capsys, traces / "measured.json", "--max-graphs", 2)
+    assert text.startswith("45 calls, on average of 2.0 items and 456 rows\n")
+    assert cells(text, "plan") == ["2", "2", "31.1%", "2.667", "0.05", "0"]
+    graphs, used, *_, eager = cells(text, "Ladder()")
+    assert (graphs, used, eager) == ("83", "3", "0")
+    assert cells(text, "powers of two")[:2] == ["4", "3"]
+    assert "attention aside, which takes 1.000 ms a call with any budgets" in text
+
+
+def test_a_bar_is_the_rows_that_are_replayed(traces, capsys):
+    text, _ = printed(capsys, traces / "bare.json", "--max-graphs", 2)
+    assert "cost in rows, and 512 a replay: no time was measured" in text
+    first, second = text.splitlines()[-2:]
+    assert first.split() == ["224", "1", "1", "30", "10.7%", "#" * 10 + "." * 2]
+    assert second.split() == ["1536", "6", "9", "15", "37.1%", "#" * 25 + "." * 15]
+
+
+def test_costs_may_come_from_another_trace(traces, capsys):
+    text, _ = printed(capsys, traces / "bare.json", "--costs", traces / "measured.json", "--max-memory", "70MiB")
+    assert cells(text, "plan") == ["3", "3", "4.4%", "1.944", "0.02", "0"]
+
+
+def test_what_runs_eager_is_told(traces, capsys):
+    text, _ = printed(capsys, traces / "measured.json", "--max-memory", "47MiB")  # 224 rows
+    assert cells(text, "plan")[-1] == "15"
+    assert "calls that no budget holds run eager" in text
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("name", ["bare", "measured"])
+def test_it_is_drawn_where_it_is_asked_for(traces, capsys, suffix, name):
+    pytest.importorskip("matplotlib")
+    printed(capsys, traces / f"{name}.json", "--plot", traces / f"plan.{suffix}")
+    assert (traces / f"plan.{suffix}").stat().st_size > 10_000
+
+
+def test_what_goes_wrong_is_said_in_a_line(traces, capsys, monkeypatch):
+    assert "No such file" in printed(capsys, traces / "none.json")[1]
+    assert "is no trace" in printed(capsys, __file__)[1]
+    assert "expected a number of bytes" in printed(capsys, traces / "measured.json", "--max-memory", "much")[1]
+    assert "what a row takes was not measured" in printed(capsys, traces / "bare.json", "--max-memory", "1GiB")[1]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "varlen_graphs.traffic.figure", raising=False)
+    assert (
+        "a plot needs matplotlib: pip install matplotlib"
+        in printed(capsys, traces / "measured.json", "--plot", "plan.png")[1]
+    )

@@ -1,0 +1,142 @@
+"""Traces: what is counted of calls, and what is written."""
+
+import json
+import re
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests import strategies
+from tests.encoders import attention_encoder, attention_spec
+from varlen_graphs.packing import Load
+
+loads = st.builds(Load, st.integers(1, 5000), st.integers(1, 9), st.integers(0, 40), st.integers(0, 5000))
+
+
+def rows_for(lengths):
+    return torch.randn(sum(lengths), 8)
+
+
+@pytest.mark.parametrize("backend", ["tape", "eager"])
+def test_calls_count_by_their_sizes_however_they_run(backend):
+    encoder = attention_encoder(backend=backend)
+    encoder(rows_for([5]), lengths=[5])
+    with encoder.record() as trace:
+        for lengths in ([20, 7], [7, 20], [30], [500]):
+            encoder(rows_for(lengths), lengths=lengths)
+    encoder(rows_for([5]), lengths=[5])
+    assert trace.calls == {Load(27, 2, 2, 20): 2, Load(30, 1, 1, 30): 1, Load(500, 1, 1, 500): 1}
+    assert trace.squares == 2 * (20**2 + 7**2) + 30**2 + 500**2
+    assert len(trace) == 4
+
+
+def test_a_stage_counts_once():
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    with encoder.record() as trace, encoder.stage([9, 4]) as stage:
+        stage.rows.copy_(rows_for([9, 4]))
+    assert trace.calls == {Load(13, 2, 2, 9): 1}
+
+
+def test_items_on_the_gpu_count_as_the_most_they_may_need_and_are_not_copied():
+    """On the tape a tensor on the CPU is one on the GPU."""
+    encoder = attention_encoder()
+    with encoder.record() as trace:
+        encoder(rows_for([20, 7]), lengths=torch.tensor([20, 7]))
+    assert trace.calls == {Load(27, 2, 2, 26): 1}
+    assert trace.squares == 0
+
+
+def test_recordings_may_overlap():
+    encoder = attention_encoder()
+    with encoder.record() as outer:
+        encoder(rows_for([5]), lengths=[5])
+        with encoder.record() as inner:
+            encoder(rows_for([6]), lengths=[6])
+        encoder(rows_for([7]), lengths=[7])
+    assert (len(outer), len(inner)) == (3, 1)
+
+
+def test_a_plan_is_made_while_calls_are_counted():
+    trace = vg.Trace()
+    trace.count(Load(100, 1, 1, 100), squares=10**4)
+    now = trace.copy()
+    done = threading.Event()
+
+    def count():
+        for rows in range(1, 20_000):
+            trace.count(Load(rows, 1, 1, rows))
+        done.set()
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    while not done.is_set():
+        vg.plan(trace, max_graphs=2)
+    thread.join()
+    assert (now.calls, now.squares, len(trace)) == ({Load(100, 1, 1, 100): 1}, 10**4, 20_000)
+
+
+def test_a_recording_that_an_error_ends_is_over():
+    encoder = attention_encoder()
+    with pytest.raises(vg.LayoutError), encoder.record() as trace:
+        encoder(rows_for([5]), lengths=[6])
+    encoder(rows_for([5]), lengths=[5])
+    assert len(trace) == 0
+
+
+def test_padded_batches_are_not_recorded():
+    spec = vg.BufferSpec("input", vg.PaddedLengths("lengths"))
+    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), vg.Budget.padded(2, 16), spec, backend="tape")
+    with pytest.raises(vg.SpecError, match="list them as a PaddedLadder, or pack the rows"), encoder.record():
+        pass
+
+
+def test_costs_come_along_as_they_are_known_in_the_end():
+    encoder = attention_encoder()
+    measured = vg.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=5.0)
+    with encoder.record() as trace:
+        assert trace.costs is encoder.costs
+        encoder._planner.learn(measured)
+    assert trace.costs is encoder.costs is measured
+
+
+@given(st.dictionaries(loads, st.integers(1, 1000)), st.integers(0, 10**15), strategies.costs(4) | st.none())
+def test_what_is_written_is_read_again(tmp_path_factory, calls, squares, costs):
+    trace = vg.Trace(costs)
+    trace.calls.update(calls)
+    trace.squares = squares
+    path = tmp_path_factory.mktemp("traces") / "trace.json"
+    trace.save(path)
+    again = vg.Trace.load(path)
+    assert (again.calls, again.squares) == (trace.calls, trace.squares)
+    if costs is None or not costs.measured:
+        assert again.costs is None
+    else:
+        assert again.costs.as_json() == costs.as_json()
+        assert again.costs.eager(1000, 10**6) == costs.eager(1000, 10**6)
+
+
+def test_a_file_is_replaced_only_once_it_is_whole(tmp_path):
+    path = tmp_path / "trace.json"
+    vg.Trace().save(path)
+    vg.Trace().save(str(path))
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"calls": [[1, 2]], "squares": 0, "costs": None}), "é"])
+def test_a_file_that_is_no_trace_says_so(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(vg.InputError, match=re.escape(f"{path} is no trace") + ".*expected what `Trace.save` wrote"):
+        vg.Trace.load(path)
+
+
+def test_a_trace_says_how_much_is_in_it():
+    encoder = attention_encoder()
+    with encoder.record() as trace:
+        for lengths in ([3, 3], [3, 3], [6]):
+            encoder(rows_for(lengths), lengths=lengths)
+    assert repr(trace) == "Trace(3 calls of 2 sizes)"
