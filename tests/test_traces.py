@@ -99,7 +99,7 @@ def test_costs_come_along_as_they_are_known_in_the_end():
     measured = vg.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=5.0)
     with encoder.record() as trace:
         assert trace.costs is encoder.costs
-        encoder._planner.learn(measured)
+        encoder._in_use.learn(measured)
     assert trace.costs is encoder.costs is measured
 
 

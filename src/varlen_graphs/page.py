@@ -34,10 +34,23 @@ def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
     Args:
         name: What to call the encoder.
         text: The table.
-        costs: The budgets, and what was measured of them.
+        costs: The budgets in use, if any, and what was measured of them.
         stats: The counters.
     """
-    budgets = sorted(costs.replays)
+    figures = _figures(sorted(costs.replays), costs, stats) if costs.replays else {}
+    parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in figures.items()]
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+            f"<title>{escape(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(name)}</h1>",
+            *parts,
+            f"<h2>All of it</h2>\n<pre>{escape(text)}</pre>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _figures(budgets: Sequence[Budget], costs: Costs, stats: Stats) -> dict[str, str]:
+    """The figures, by their titles."""
     replays = [stats.replays[budget] for budget in budgets]
     active = [stats.active[budget] for budget in budgets]
     padding = [budget.rows * count - rows for budget, count, rows in zip(budgets, replays, active, strict=True)]
@@ -52,15 +65,7 @@ def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
     if costs.bytes_per_row is not None:
         memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in budgets]
         figures["MiB that pool and arena take up to each budget, in proportion to its rows"] = _line(budgets, memory)
-    parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in figures.items()]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
-            f"<title>{escape(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(name)}</h1>",
-            *parts,
-            f"<h2>All of it</h2>\n<pre>{escape(text)}</pre>\n</body>\n</html>\n",
-        ]
-    )
+    return figures
 
 
 def _line(budgets: Sequence[Budget], values: Sequence[float]) -> str:
