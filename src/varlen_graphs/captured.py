@@ -3,7 +3,6 @@
 import gc
 import logging
 import time
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from varlen_graphs.measure import measure
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
 from varlen_graphs.table import ItemTable
+from varlen_graphs.warn import warn
 
 MANY_KEYS = 8
 """After so many sets of static arguments a warning says what they cost."""
@@ -144,10 +144,9 @@ class Captured:
                     self._in_use.learn(measure(graphs, self._forward, timed, statics, self._pool.bytes()))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
         if len(self._graphs) == MANY_KEYS:
-            warnings.warn(
+            warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
-                "time and memory; what changes from call to call belongs in a buffer or a column of the layout",
-                stacklevel=6,
+                "time and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
         return graphs
 
@@ -155,10 +154,9 @@ class Captured:
         """Take budgets out of use that could not be captured."""
         for budget, reason in graphs.failed.items():
             self._in_use.put_out(budget, reason)
-            warnings.warn(
+            warn(
                 f"the graph of {budget.rows} rows could not be captured and is out of use: other budgets take its calls"
-                f", and what none of them holds runs eager; {reason}",
-                stacklevel=7,
+                f", and what none of them holds runs eager; {reason}"
             )
 
     def _tell_kept(self, backend: Backend) -> None:
@@ -168,11 +166,10 @@ class Captured:
             gc.collect()  # what is in a cycle only, nobody keeps
         before, self.kept = self.kept, with_owners(backend.kept(graphs), self._module)
         if set(self.kept).difference(before):
-            warnings.warn(
+            warn(
                 f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
                 "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "
-                "anything else; return what is needed as an output, and drop the rest",
-                stacklevel=7,
+                "anything else; return what is needed as an output, and drop the rest"
             )
 
     def is_timed(self, statics: dict[str, Any]) -> bool:

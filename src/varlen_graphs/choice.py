@@ -1,7 +1,5 @@
 """Whether graphs answer a call, and which backend captures them."""
 
-import warnings
-
 import torch
 from torch import nn
 
@@ -10,6 +8,7 @@ from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName, choose_backend
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.state import State
+from varlen_graphs.warn import warn
 
 NO_GRAPHS = "no CUDA graphs here"
 
@@ -41,9 +40,8 @@ class Choice:
         backend = choose_backend(self._backend, device, self._pool)
         if backend is None and self._backend == "auto" and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{self._name} is on {device}, where there are no CUDA graphs: calls run eager. Pass backend='tape' to "
-                "replay on the CPU what a graph would, or backend='eager' to say so.",
-                stacklevel=4,
+                "replay on the CPU what a graph would, or backend='eager' to say so."
             )
         return backend

@@ -1,6 +1,5 @@
 """The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -19,6 +18,7 @@ from varlen_graphs.outputs import check_extents, clear_gaps, flatten, with_paddi
 from varlen_graphs.packing import Span
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
+from varlen_graphs.warn import warn
 
 
 class Forward:
@@ -125,10 +125,9 @@ class Forward:
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if hooked and self._function is not None:
-            warnings.warn(
+            warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
-                "arguments than it does: hooks on parts that this function does not call see nothing",
-                stacklevel=5,
+                "arguments than it does: hooks on parts that this function does not call see nothing"
             )
         return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
 

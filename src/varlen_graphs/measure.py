@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.packing import Span
 from varlen_graphs.samples import sample_layout
+from varlen_graphs.warn import warn
 
 REPEATS = 4
 REPEATS_MS = 2.0
@@ -36,9 +36,7 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
     try:
         return _measure(graphs, forward, budgets, statics, held)
     except Exception as error:  # of the user's code, or the device's
-        warnings.warn(
-            f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}", stacklevel=8
-        )
+        warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
         return Costs.in_rows(budgets)
 
 

@@ -1,7 +1,6 @@
 """What is fixed when an encoder is made, and how a call can differ from it."""
 
 import os
-import warnings
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from operator import itemgetter
@@ -11,6 +10,8 @@ import torch
 import torch.nn.modules.module as torch_module
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from varlen_graphs.warn import warn
 
 IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules for good. They do nothing unless asked to record outputs."""
@@ -76,10 +77,8 @@ class State:
         """Warn if a graph would hold the module with dropout at work."""
         drops = [m for m in self._modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
         if drops:
-            warnings.warn(
-                f"the module is captured in training mode, with {len(drops)} dropouts at work; call module.eval() "
-                "first",
-                stacklevel=7,
+            warn(
+                f"the module is captured in training mode, with {len(drops)} dropouts at work; call module.eval() first"
             )
 
     def has_hooks(self) -> bool:

@@ -1,7 +1,6 @@
 """Any tower of transformers that takes precomputed tensors: declared by what it asks for, run as it is."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from varlen_graphs.outputs import flatten
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
 from varlen_graphs.recipes.precomputed import GATHERED, precomputed
 from varlen_graphs.spec import BufferSpec
+from varlen_graphs.warn import warn
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
@@ -94,10 +94,7 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         came = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
         _compare(flatten(came, outputs).tensors, flatten(_without(output, left), outputs).tensors, items)
     if left:
-        warnings.warn(
-            f"{type(module).__name__} gives {left}, which belong to no row or item: the encoder gives None",
-            stacklevel=4,
-        )
+        warn(f"{type(module).__name__} gives {left}, which belong to no row or item: the encoder gives None")
     return spec, forward
 
 
