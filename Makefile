@@ -21,8 +21,9 @@ KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
 
+# One process a core, where pytest-xdist is installed.
 test: $(DEV_ENV)
-	$(RUN) -m pytest -m "not gpu" $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo -n auto) $(ARGS)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
