@@ -23,7 +23,7 @@ demo: $(DEMO_ENV)
 
 # One process a core, where pytest-xdist is installed.
 test: $(DEV_ENV)
-	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo -n auto) $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo --numprocesses=auto) $(ARGS)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
