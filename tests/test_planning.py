@@ -16,7 +16,7 @@ from tests.encoders import attention_encoder
 from tests.towers import distance, pixels, qwen2_tower
 from varlen_graphs.budgets import row_count_for
 from varlen_graphs.costs import REPLAY_ROWS
-from varlen_graphs.memory import SCRATCH
+from varlen_graphs.memory_limit import SCRATCH
 from varlen_graphs.packing import Load
 from varlen_graphs.traffic.planning import ASSUMED, evaluate
 

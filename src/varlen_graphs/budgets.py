@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from varlen_graphs.errors import BudgetError
-from varlen_graphs.memory import most_rows
+from varlen_graphs.memory_limit import most_rows
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""

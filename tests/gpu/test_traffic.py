@@ -5,7 +5,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.towers import equal_bits, pixels, qwen3_vl_tower
-from varlen_graphs.memory import SCRATCH
+from varlen_graphs.memory_limit import SCRATCH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from varlen_graphs.budgets import ROW_ALIGNMENT, Budget, row_count_for
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, InputError
-from varlen_graphs.memory import most_rows
+from varlen_graphs.memory_limit import most_rows
 from varlen_graphs.packing import Load
 from varlen_graphs.traffic.trace import Trace
 
