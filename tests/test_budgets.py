@@ -77,10 +77,10 @@ def test_the_row_count_for_some_rows_is_the_next_one_of_a_ladder(rows):
 
 @pytest.mark.parametrize(
     ("memory", "rows"),
-    [("2GiB", 32_128), ("2 gib", 32_128), ("1.5GB", 22_240), (2**30, 15_744), (f"{(40 << 20) + 65_536_000}B", 992)],
+    [("2GiB", 31_744), ("2 gib", 31_744), ("1.5GB", 21_856), (2**30, 15_360), (f"{(64 << 20) + 65_536_000}B", 992)],
 )
 def test_an_automatic_ladder_goes_as_far_as_memory_does(memory, rows):
-    """64 KiB a row, and 40 MiB of scratch."""
+    """64 KiB a row, and 64 MiB of scratch."""
     assert vg.Ladder.auto(memory, bytes_per_row=2**16) == vg.Ladder(max=rows)
 
 
@@ -96,9 +96,9 @@ def test_what_is_no_memory_says_so(memory):
         (lambda: vg.Budget(1024, items=0), "Budget(items=0): no item could use it; expected items to be an integer of"),
         (
             lambda: vg.Ladder.auto("1MiB", 2**17),
-            "1MiB of memory hold no graph: expected 40 MiB of scratch memory and enough for 16 rows, each of which takes",
+            "1MiB of memory hold no graph: expected 64 MiB of scratch memory and enough for 16 rows, each of which takes",
         ),
-        (lambda: vg.Ladder.auto("56MiB", 2**17), "Ladder(256, 128): expected 1 <= min <= max"),
+        (lambda: vg.Ladder.auto("80MiB", 2**17), "Ladder(256, 128): expected 1 <= min <= max"),
         (lambda: vg.Budget(0), "Budget(rows=0): no item could use it"),
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),

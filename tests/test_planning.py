@@ -128,7 +128,7 @@ def test_a_plan_keeps_to_its_memory_and_loses_no_call(calls, most, rows):
 def test_what_is_too_large_is_parted_or_runs_eager():
     costs = vg.Costs({vg.Budget(256): 1.0, vg.Budget(1024): 2.0}, host=3.0, bytes_per_row=2.0**20)
     calls = {Load(1500, 4, 8, 300): 10, Load(900, 1, 1, 900): 3, Load(300, 1, 1, 300): 5}
-    plan = vg.plan(trace_of(calls), max_memory="552 MiB", costs=costs)  # 512 rows
+    plan = vg.plan(trace_of(calls), max_memory="576 MiB", costs=costs)  # 512 rows
     assert plan.replays == {vg.Budget(320, 1, 1): 5, vg.Budget(512, 2, 3): 30}
     assert plan.eager == 3
     assert plan.rows == 10 * 1500 + 5 * 300
@@ -237,7 +237,7 @@ def test_what_no_segment_is_counted_for_has_room_for_its_items():
                 costs=vg.Costs({vg.Budget(9): 1.0}, host=1.0, bytes_per_row=1.0),
             ),
             vg.BudgetError,
-            "no call fits the 64 rows that max_memory=41943104 has room for",
+            "no call fits the 64 rows that max_memory=67108928 has room for",
         ),
     ],
 )

@@ -6,8 +6,9 @@ from varlen_graphs.errors import BudgetError
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
-SCRATCH = 40 << 20
-"""Bytes that graphs may hold however few rows they have: cuBLAS's scratch for a stream, 32 MiB on an H200."""
+SCRATCH = 64 << 20
+"""Bytes that graphs may hold however few rows they have: cuBLAS's scratch for a stream, 32 MiB on an H200, and what
+torch's allocator rounds up, some 25 MiB for an encoder of 27 blocks."""
 
 
 def in_bytes(memory: int | str) -> int:

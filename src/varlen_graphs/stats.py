@@ -57,7 +57,8 @@ class Stats:
         """Count a replay that was compared with the module itself."""
         with self._lock:
             self.checked[budget] += 1
-            self.wrong[budget] += not right
+            if not right:
+                self.wrong[budget] += 1
 
     @property
     def padding_share(self) -> float:

@@ -115,14 +115,14 @@ def test_failing_again_and_again_takes_no_memory():
             x.new_empty(1 << 42)
 
     encoder, reserved = faulty(fault, SIZES), []
-    for _ in range(6):
+    for _ in range(10):
         with pytest.raises(vg.CaptureError, match="no budget could be captured, because memory is short"):
             encoder.capture()
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
-    assert max(reserved[3:]) <= reserved[2] + (64 << 20)
+    assert max(reserved[6:]) <= reserved[5] + (64 << 20), reserved  # by then scratch is kept for all of torch's streams
     encoder.module.sizes = ()
     check_working(encoder)
 
@@ -259,6 +259,34 @@ def test_encoders_are_captured_while_others_replay_and_memory_is_pinned():
     run_in_threads(work, count=5)
     assert not errors
     assert not wrong
+
+
+def test_other_threads_draw_random_numbers_while_a_graph_is_captured():
+    """Theirs are those of the seed, whatever is captured meanwhile."""
+    torch.cuda.manual_seed(7)
+    expected = [torch.randn(1000, device="cuda") for _ in range(4)]
+    drawn, errors = [], []
+
+    def draw():
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                drawn.append(torch.randn(1000, device="cuda"))
+                torch.cuda.current_stream().synchronize()
+        except Exception as error:
+            errors.append(error)
+
+    def fault(x):
+        if capturing():
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
+
+    torch.cuda.manual_seed(7)
+    faulty(fault, SIZES).capture()
+    drawn.append(torch.randn(1000, device="cuda"))
+    assert not errors
+    assert len(drawn) == len(expected)
+    assert all(map(torch.equal, drawn, expected))
 
 
 PRELUDE = """

@@ -43,6 +43,8 @@ def test_the_padding_contract_holds(family, dtype):
     def rows(grid, seed=0):
         return pixels(grid, seed, device="cuda", dtype=dtype)
 
-    with torch.backends.cudnn.flags(allow_tf32=False):  # the original embeds and merges patches by convolutions
+    with torch.backends.cudnn.flags(
+        enabled=True, allow_tf32=False
+    ):  # the original embeds and merges patches by convolutions
         rounding = max(distance(original(rows(grid), grid), exact(rows(grid), grid)) for grid in LAYOUTS)
         check_padding_contract(encoder, exact, rows, "grid_thw", LAYOUTS, max(1.2 * rounding, 1e-5))

@@ -66,7 +66,7 @@ def test_the_padding_contract_holds_in_half_precision(half):
 def test_the_padding_contract_holds_in_float32():
     tower = tower_of(torch.float32)
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # the original embeds patches by a convolution
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # the original embeds patches by a convolution
         check_padding_contract(encoder, original_of(tower), rows_of(torch.float32), "grid_thw", LAYOUTS, 1e-5)
 
 

@@ -16,7 +16,7 @@ IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 @pytest.fixture(autouse=True)
 def convolutions_in_float32():
     """By default cuDNN runs those of the original in TF32, where patches are embedded by a matrix product here."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
 

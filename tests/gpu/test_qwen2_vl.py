@@ -37,7 +37,7 @@ def encoder_of(tower, **options):
 
 def original_of(tower):
     def run(rows, grid):
-        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return tower(rows, grid_thw=torch.tensor(grid, device="cuda"))
 
     return run

@@ -5,7 +5,6 @@ import torch
 
 import varlen_graphs as vg
 from tests.towers import equal_bits, pixels, qwen3_vl_tower
-from varlen_graphs.memory_limit import SCRATCH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -37,7 +36,7 @@ def test_what_a_row_takes_is_measured_and_foretells_other_ladders(tower):
     assert costs.bytes_per_row * 16_384 == pytest.approx(taken)
     for memory in (taken // 2, taken * 3 // 2):
         ladder = vg.Ladder.auto(memory, costs.bytes_per_row)
-        assert held(tower, [ladder.max, ladder.max // 2])[0] <= 1.05 * memory + SCRATCH / 10
+        assert held(tower, [ladder.max, ladder.max // 2])[0] <= 1.05 * memory
 
 
 def test_recording_does_not_sync_with_the_host(tower):

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -46,37 +46,43 @@ class CudaCapture:
         A capture that another thread invalidates is tried once more. So is one that runs out of memory, because a
         capture cannot free what the allocator keeps for others.
 
+        Other threads may draw random numbers on the GPU meanwhile, unless `run` draws some itself: torch's generator
+        then belongs to the capture, and theirs fail.
+
         Raises:
             CaptureError: CUDA refuses something in `run`. The original error is its cause.
             torch.OutOfMemoryError: There is no memory left.
         """
+        draws, once_more = False, True
         with _collector_paused(), torch.cuda.device(self._pool.device):
-            try:
-                return self._capture(run, name)
-            except RuntimeError as error:
-                if not _may_pass(error):
-                    raise _told(error, name) from error
-                forget_frames(error)
-            torch.cuda.empty_cache()
-            try:
-                return self._capture(run, name)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                raise _told(error, name) from error
+            while True:
+                try:
+                    return self._capture(run, name, draws)
+                except RuntimeError as error:
+                    if not draws and _DRAWS in str(error):
+                        draws = True
+                    elif once_more and _may_pass(error):
+                        once_more = False
+                    elif isinstance(error, torch.OutOfMemoryError):
+                        raise
+                    else:
+                        raise _told(error, name) from error
+                    forget_frames(error)
+                torch.cuda.empty_cache()
 
-    def _capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
+    def _capture(self, run: Callable[[], list[Tensor]], name: str, draws: bool) -> CudaGraph:
         graph, handle, stream = self._pool.new_graph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             try:
-                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                with nullcontext() if draws else _random_numbers_spared():
+                    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 outputs = run()
-                self._end(graph, handle)
+                self._end(graph, handle, draws)
             except BaseException:  # an interrupt too must not leave the stream capturing
                 if torch.cuda.is_current_stream_capturing():
                     with suppress(RuntimeError):  # that the capture was invalid; what made it so is being told
-                        self._end(graph, handle)
+                        self._end(graph, handle, draws)
                 raise
             memsets_to_kernels(graph, stream)
             graph.instantiate()
@@ -89,7 +95,7 @@ class CudaCapture:
         outputs = {id(output) for graph in graphs for output in graph.outputs}
         return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
 
-    def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
+    def _end(self, graph: torch.cuda.CUDAGraph, handle: Any, draws: bool) -> None:
         """End a capture, also one that CUDA has invalidated: torch then stops before it has left capture mode."""
         try:
             graph.capture_end()
@@ -98,13 +104,32 @@ class CudaCapture:
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, handle)
             torch._C._cuda_releasePool(device, handle)
-            # Random numbers leave capture mode with the next capture that succeeds.
-            healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
-            torch.cuda.current_stream().synchronize()
-            healing.capture_begin(capture_error_mode="thread_local")
-            scratch.add_(1)
-            healing.capture_end()
+            if draws:  # random numbers leave capture mode with the next capture that succeeds
+                healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
+                torch.cuda.current_stream().synchronize()
+                healing.capture_begin(capture_error_mode="thread_local")
+                scratch.add_(1)
+                healing.capture_end()
             raise
+
+
+_DRAWS = "generator not in capture mode"
+"""What torch says where a capture draws random numbers that do not belong to it."""
+
+
+@contextmanager
+def _random_numbers_spared() -> Iterator[None]:
+    """Let a capture that begins inside take hold of other random numbers than those that other threads draw.
+
+    Each capture takes hold of the state of the default generator, and the draws of other threads raise until its end.
+    """
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = default.graphsafe_get_state()
+    default.graphsafe_set_state(torch.Generator(default.device))
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(state)
 
 
 def _may_pass(error: RuntimeError) -> bool:
