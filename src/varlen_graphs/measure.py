@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,14 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
+from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Span
 from varlen_graphs.samples import sample_layout
+from varlen_graphs.spec import BufferSpec
 from varlen_graphs.warn import warn
+
+FEW_ROWS = 256
+"""Rows of a run without a graph that takes as long as the host needs for it, and not longer."""
 
 REPEATS = 4
 REPEATS_MS = 2.0
@@ -53,15 +59,23 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
     attention = {budget: graphs.per_square * spec.needs.squares(sample) for budget, sample in samples.items()}
     replays = {budget: max(1e-6, times[budget] - attention[budget]) for budget in budgets}
 
-    def eager(budget: Budget) -> float:
-        sample = samples[budget]
+    def eager(sample: Layout, budget: Budget) -> float:
         run = partial(forward.exact, arena.part(Span.of(sample), budget), sample, statics)
         return _host_milliseconds(run)
 
     smallest, largest = min(budgets), max(budgets)
-    factor = max(1.0, eager(largest) / times[largest])
+    few = samples[smallest] if spec.layout.padded else _few(spec, smallest)
+    factor = max(1.0, eager(samples[largest], largest) / times[largest])
     bytes_per_row = (held + arena.rows.nbytes) / largest.rows
-    return Costs(replays, graphs.per_square, eager(smallest), factor, bytes_per_row)
+    return Costs(replays, graphs.per_square, eager(few, smallest), factor, bytes_per_row)
+
+
+def _few(spec: BufferSpec, budget: Budget) -> Layout:
+    """Items of about `FEW_ROWS` rows, or as many as a budget has."""
+    rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
+    few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
+    few = replace(few, items=min(few.items, budget.items), segments=min(few.segments, budget.segments))
+    return sample_layout(spec.layout, few, spec.needs.windows)
 
 
 def _device_milliseconds(run: Callable[[], object]) -> float:

@@ -1,4 +1,7 @@
-"""What holds for any encoder: a graph gives every item what it gets alone, eager and unpadded, whatever padding holds."""
+"""What holds for any encoder: a graph gives every item what it gets alone, eager and unpadded, whatever padding holds.
+
+What a call gives again is bit for bit the same as long as costs are. Once they were measured, it may be split otherwise.
+"""
 
 import math
 
@@ -27,14 +30,19 @@ def check(case, device="cpu"):
         expected = one_by_one(case, encoder, call, device)
         if first:  # captured by now
             encoder.poison()
-        got = run(case, encoder, call, device)
+        costs, got = encoder.costs, run(case, encoder, call, device)
         for name, tensor in expected.items():
             assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
             error = relative(got[name], tensor)
             assert error < TOLERANCE[device], (call, name, error)
-        first.append(got)
-    for call, before in zip(reversed(case.calls), reversed(first), strict=True):
-        assert equal_bits(run(case, encoder, call, device), before), call
+        first.append((costs, got))
+    for call, (costs, before) in zip(reversed(case.calls), reversed(first), strict=True):
+        again = run(case, encoder, call, device)
+        for name, tensor in before.items():
+            if costs is encoder.costs:
+                assert equal_bits(again[name], tensor), (call, name)
+            else:
+                assert relative(again[name], tensor) < TOLERANCE[device], (call, name)
     return encoder.stats
 
 
