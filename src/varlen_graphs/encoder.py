@@ -417,6 +417,12 @@ class GraphedEncoder:
             return self._forward.reference(call, layout)
         return self._forward.without_graph(call, layout, hooked)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a GraphedEncoder is neither copied nor pickled, because its graphs belong to this process: copy its "
+            "module, and make an encoder of the copy"
+        )
+
     def __repr__(self) -> str:
         name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"
         return f"GraphedEncoder({name}, {len(self.budgets)} budgets of {rows}, {len(self._captured)} captured)"
