@@ -19,7 +19,7 @@ from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.forward import Forward
-from varlen_graphs.graphs import Graphs
+from varlen_graphs.graphs import Graphs, reason_of
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
 from varlen_graphs.spec import BufferSpec
@@ -57,6 +57,7 @@ class Captured:
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first capture took.
         kept: Tensors that captured runs made and somebody keeps, for people.
+        failure: Why the last capture gave no graph at all, if it did not, for people.
         releases: How often graphs were dropped.
     """
 
@@ -76,6 +77,7 @@ class Captured:
         self.staged = False
         self.seconds: dict[str, float] = {}
         self.kept: list[str] = []
+        self.failure: str | None = None
         self.releases = 0
         self._module = module
         self._spec = spec
@@ -128,7 +130,12 @@ class Captured:
             arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
             self._pool.advance()
             start = time.perf_counter()
-            graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
+            try:
+                graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
+            except Exception as error:
+                self.failure = reason_of(error)
+                raise
+            self.failure = None
             self._graphs[key], self.arena = graphs, arena
             # After the module's caches were filled.
             self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])

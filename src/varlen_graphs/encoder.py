@@ -1,5 +1,6 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -122,6 +123,7 @@ class GraphedEncoder:
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
+        _check_tolerance(tolerance)
         if not isinstance(verify, int) or verify < 0:
             raise SpecError(f"verify={verify!r}: expected how many calls of each budget to compare, 0 for none")
         _check_choice("outputs", outputs, ("owned", "borrowed"))
@@ -234,6 +236,7 @@ class GraphedEncoder:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
         example = packed.as_argument(self._captured.no_rows())
         call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
+        self.spec.check_description(call.description, self.budgets[-1].rows)
         items = self.spec.read_layout(call.description, ())
         self._planner.whole(items)  # bounds what is allocated, with a graph or without
         reason, backend = self._choice.of(call)
@@ -328,7 +331,8 @@ class GraphedEncoder:
 
         With a path, such as `"report.html"`, it is also written there as a page of its own, with figures.
         """
-        text = report(repr(self), self._in_use, self.stats, self._captured.seconds, self._captured.kept)
+        captured = self._captured
+        text = report(repr(self), self._in_use, self.stats, captured.seconds, captured.kept, captured.failure)
         if path is not None:
             Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
         return text
@@ -364,6 +368,9 @@ class GraphedEncoder:
             InputError: A call that runs eager, or that no budget holds.
             StaleGraphError: Weights were moved or replaced since the capture: all are looked at.
         """
+        _check_tolerance(tolerance)
+        if isinstance(calls, Mapping):
+            raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
@@ -426,6 +433,11 @@ class GraphedEncoder:
     def __repr__(self) -> str:
         name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"
         return f"GraphedEncoder({name}, {len(self.budgets)} budgets of {rows}, {len(self._captured)} captured)"
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+        raise SpecError(f"tolerance={tolerance!r}: expected a relative error of at least 0, or None")
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -77,11 +77,13 @@ class Graphs:
         self._graphs: dict[Budget, Graph] = {}
         self._memory = ReadMemory(arena.rows.device, "the module")
         self._form: _Form | None = None
-        entries = None
+        first = None
         for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
             parts = _probe(forward, probe, declared)
-            entries = entries or _entries(parts)
-            _check_entries(_entries(parts), entries)
+            first = first or parts
+            _check_entries(_entries(parts), _entries(first))
+            _check_constants(parts.constants, first.constants)
+            self._constants = parts.constants
         try:
             self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend))
         except BaseException:
@@ -103,7 +105,7 @@ class Graphs:
             except Exception as error:
                 if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
                     raise  # of the declaration, which is the same for all
-                self.failed[budget] = _reason(error)
+                self.failed[budget] = reason_of(error)
                 if is_out_of_memory(error):
                     forget_frames(error)
                     if self.arena.rows.is_cuda:
@@ -137,6 +139,7 @@ class Graphs:
                 parts = warm_up()
             form = self._form or _Form(parts)
             form.check(parts)
+            _check_constants(parts.constants, self._constants)
             del parts
             memory.hold_state()
             run = partial(_run, forward, arena, deferred, declared, budget)
@@ -160,7 +163,7 @@ class Graphs:
         return graph.outputs
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong and where, in one line."""
     what, *rest = str(error).splitlines() or [""]
     where = next((line for line in rest if line.startswith("  at ")), "")
@@ -194,19 +197,10 @@ class _Form:
             raise SpecError(f"the module's output cannot be made anew from its parts: {error}") from error
         self.rebuild = parts.rebuild
         self.extents = parts.extents
-        self._constants = parts.constants
         self._entries = _entries(parts)
 
     def check(self, parts: Parts) -> None:
-        """Whether the output at a budget is that of every budget, but for the number of entries.
-
-        A replay gives the Python values in it for any call.
-        """
-        if repr(parts.constants) != repr(self._constants):
-            raise SpecError(
-                f"the output holds Python values that depend on the budget, {self._constants} and {parts.constants}: a "
-                "graph would freeze them; leave them out, or compute them from the layout outside of the module"
-            )
+        """Whether the output at a budget is that of every budget, but for the number of entries."""
         _check_entries(_entries(parts), self._entries)
 
     def check_captured(self, outputs: Sequence[Tensor]) -> None:
@@ -217,6 +211,15 @@ class _Form:
                 f"the capture gave {len(outputs)} tensors with entries {came}, the run before it {len(self.extents)} "
                 f"with {self._entries}: expected the same of every run; with compile=True leave that out"
             )
+
+
+def _check_constants(came: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Whether the Python values of an output are those of any call, as a replay gives them."""
+    if repr(came) != repr(expected):
+        raise SpecError(
+            f"the output holds Python values that depend on the items, {expected} and {came}: a graph would freeze "
+            "them; leave them out, or compute them from the layout outside of the module"
+        )
 
 
 EntryKinds = list[tuple[torch.Size, torch.dtype]]
