@@ -391,6 +391,20 @@ def test_a_layout_that_is_the_same_shows_nothing():
     assert not frozen(forward, *layouts([3, 5], [3, 5]))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: torch.full_like(x, torch.nan),
+        lambda m, x: x.masked_fill(x > 0, float("nan")),
+        lambda m, x: x.new_full((4,), float("nan")),
+        lambda m, x: x.clamp(min=float("nan")),
+        lambda m, x: torch.where(x > 0, x, float("nan")),
+    ],
+)
+def test_nan_is_the_same_in_all_runs(function):
+    assert not list(vg.diagnose(Of(function), torch.ones(4), torch.ones(4)))
+
+
 def cached_once(m, x):
     if not hasattr(m, "table"):
         m.table = torch.arange(4.0, device=x.device)

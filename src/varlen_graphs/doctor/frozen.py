@@ -90,7 +90,7 @@ def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence
     changed = []
     for name in dict.fromkeys(name for operation in operations for name in operation.values):
         values = [operation.values.get(name) for operation in operations]
-        if any(value != values[0] for value in values) and not _explained(values, operations, calls):
+        if not all(_same(value, values[0]) for value in values) and not _explained(values, operations, calls):
             pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
             changed.append(f"{name} of {site.name} is {', '.join(pairs)}{_origin(values, site, calls)}")
     return "; ".join(changed)
@@ -113,6 +113,13 @@ def _count(call: Observed, site: Site) -> int:
     return len(call.run.functions.get(site, ()))
 
 
+def _same(value: Value | None, other: Value | None) -> bool:
+    """Whether two values are equal; so is NaN to NaN."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return value == other or (value != value and other != other)
+
+
 def _explained(values: Sequence[Value | None], operations: Sequence[Operation], calls: Sequence[Observed]) -> bool:
     """Whether all that differs in a value follows from sizes."""
     known = [
@@ -124,7 +131,7 @@ def _explained(values: Sequence[Value | None], operations: Sequence[Operation], 
     if len({len(own) for own in lists}) > 1:
         return False
     for column in zip(*lists, strict=True):
-        if any(value != column[0] for value in column) and not any(_follows(column, slot) for slot in slots):
+        if not all(_same(value, column[0]) for value in column) and not any(_follows(column, slot) for slot in slots):
             return False
     return True
 
@@ -140,7 +147,7 @@ def _follows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
 def _origin(values: Sequence[Value | None], site: Site, calls: Sequence[Observed]) -> str:
     """Where a number comes from, as far as that shows: an argument, or a line that read it from a tensor."""
     for name in calls[0].numbers:
-        if all(call.numbers.get(name) == value for call, value in zip(calls, values, strict=True)):
+        if all(_same(call.numbers.get(name), value) for call, value in zip(calls, values, strict=True)):
             return f", the argument {name!r}"
     here = site.lines[0]
     for line in sorted(calls[0].run.reads, key=lambda line: (line.file, line.function) != (here.file, here.function)):
