@@ -381,7 +381,79 @@ def test_a_number_that_changes_from_run_to_run_is_named():
         return x * generator.random()
 
     (value,) = frozen(forward, torch.ones(4))
-    assert "the first run of call 1" in value.what
+    assert "the second run of call 1" in value.what
+
+
+def test_a_branch_that_another_run_takes_otherwise_is_named():
+    def forward(m, x):
+        m.runs = getattr(m, "runs", 0) + 1
+        return x * 2 if m.runs % 2 else x
+
+    (value,) = frozen(forward, torch.ones(4))
+    assert value.what == "it ran 0 operations in the second run of call 1, 1 operation in the third run"
+
+
+class Chooses(nn.Module):
+    """Takes other weights for another number of items."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(4))
+        self.plain = [torch.ones(4), torch.zeros(4)]
+        self.choose = choose
+
+    def forward(self, x, lengths):
+        return self.choose(self, x, len(lengths))
+
+
+@pytest.mark.parametrize(
+    ("choose", "says"),
+    [
+        (lambda m, x, n: m.experts[n](x), "is the module's experts.2.weight in call 1, the module's experts.3.weight"),
+        (lambda m, x, n: x * m.scales[n], "other of aten.mul.Tensor is the module's scales.2 in call 1"),
+        (lambda m, x, n: x * m.plain[n > 2], "is the module's plain[0] in call 1, the module's plain[1] in call 2"),
+        (lambda m, x, n: torch.stack([m.scales[n], x[0]]), "tensors[0] of aten.stack.default is the module's scales.2"),
+    ],
+)
+def test_weights_that_the_layout_chooses_are_named(choose, says):
+    (value,) = vg.diagnose(Chooses(choose), *layouts([3, 5], [2, 2, 4]))
+    assert value.kind == "frozen value"
+    assert says in value.what
+    assert not list(vg.diagnose(Chooses(choose), *layouts([3, 5], [2, 6])))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, lengths: x / len(lengths),
+        lambda m, x, lengths: x * len(x),
+        lambda m, x, lengths: x / len(x) ** 0.5,
+        lambda m, x, lengths: torch.full((4,), len(lengths), dtype=x.dtype, device=x.device) + x,
+        lambda m, x, lengths: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], scale=1 / len(x)),
+    ],
+)
+def test_arithmetic_with_the_number_of_rows_or_items_is_worth_knowing(function):
+    diagnosis = vg.diagnose(Of(function), *layouts([3, 5], [3, 3, 6]))
+    (finding,) = diagnosis
+    assert (finding.kind, finding.blocks, diagnosis.ok) == ("padded size", False, True)
+    assert "in call 1" in finding.what
+    assert "DeviceBuffer" in finding.remedy
+
+
+def test_sizes_and_constants_are_no_arithmetic_with_the_number_of_rows():
+    norm = nn.LayerNorm(4, eps=1e-3)
+
+    def forward(m, x, lengths):
+        rows, items = len(x), len(lengths)
+        heads = norm(x).reshape(rows, 2, 2).transpose(0, 1)
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, scale=2**-0.5)
+        index = torch.arange(rows, device=x.device).clamp(max=rows - 1) % rows
+        line = torch.linspace(0, rows - 1, rows, device=x.device)
+        table = x.new_zeros(items, 4).index_add(0, index % items, x[index])
+        return attended.mean(), nn.functional.dropout(table, 0.1, training=False), line, x.expand(items, -1, -1)
+
+    assert not list(vg.diagnose(Of(forward), *layouts([3, 5], [2, 3, 3], [3, 3, 6], [7])))
 
 
 def test_a_layout_that_is_the_same_shows_nothing():

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from varlen_graphs.capture.base import CAPTURING
+from varlen_graphs.capture.owners import tensors_of
 from varlen_graphs.doctor.examples import Example, by_rows
 from varlen_graphs.doctor.findings import Diagnosis
-from varlen_graphs.doctor.frozen import Observed, frozen_branches, frozen_values
+from varlen_graphs.doctor.frozen import Observed, frozen_branches, frozen_values, padded_sizes
 from varlen_graphs.doctor.gather import gather
 from varlen_graphs.doctor.modules import Running
 from varlen_graphs.doctor.observe import observe, storage_key
@@ -21,9 +22,9 @@ from varlen_graphs.errors import InputError
 def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     """Find all that keeps a module from being captured, and all that a capture would freeze.
 
-    The module is run eager, twice for each call, on the CPU or on a GPU; nothing is captured. Tensors of a call are
-    copied first; what the module writes into its own state stays written. On the CPU tensors of a call count as
-    tensors of the device, as on the tape. Syncs wherever the module does.
+    The module is run eager, twice for each call and a third time for the first, on the CPU or on a GPU; nothing is
+    captured. Tensors of a call are copied first; what the module writes into its own state stays written. On the CPU
+    tensors of a call count as tensors of the device, as on the tape. Syncs wherever the module does.
 
     Frozen values are looked for among calls of as many rows: give two or more, with other items. The rows of a call are
     its largest tensor.
@@ -42,14 +43,18 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     first = next(chain(module.parameters(), module.buffers(), examples[0].tensors().values()), torch.empty(0))
     with CAPTURING:
         runs = [[_observe(module, example, first.device) for _ in range(2)] for example in examples]
+        again = _observe(module, examples[0], first.device)
     seen = [[*second.sightings, *kept] for (_, second), kept in zip(runs, _kept(runs), strict=True)]
-    for at, (example, pair) in enumerate(zip(examples, runs, strict=True), 1):
-        names = f"the first run of call {at}", f"the second run of call {at}"
-        seen.append(frozen_values([_observed(*own, example) for own in zip(names, pair, strict=True)]))
+    named = ("the second run of call 1", runs[0][1]), ("the third run", again)
+    first_call = [_observed(*own, examples[0]) for own in named]
+    seen += [frozen_values(first_call), frozen_branches(first_call)]
     groups = by_rows(examples)
     for group in groups:
         same_rows = [_observed(f"call {at + 1}", runs[at][1], examples[at]) for at in group]
         seen += [frozen_values(same_rows), frozen_branches(same_rows)]
+    all_rows = [_observed(f"call {at + 1}", runs[at][1], example) for at, example in enumerate(examples)]
+    told = {sighting.line for sightings in seen for sighting in sightings if sighting.kind == "frozen value"}
+    seen.append([sighting for sighting in padded_sizes(all_rows) if sighting.line not in told])
     alone = [str(group[0] + 1) for group in groups if len(group) == 1]
     notes = (
         f"frozen values were not looked for in call {', '.join(alone)}: no other call has rows of the same shape. "
@@ -64,8 +69,8 @@ def _observed(name: str, run: Run, example: Example) -> Observed:
 
 def _observe(module: nn.Module, example: Example, device: torch.device) -> Run:
     args, kwargs = copied = example.copied(device)
-    state = chain(module.named_parameters(), module.named_buffers())
-    owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state}
+    state = {name: tensor.detach() for name, tensor in tensors_of(module)}  # held, so that keys stay unique
+    owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state.items()}
     owners |= {storage_key(own): ("input written", f"the argument {name}") for name, own in copied.tensors().items()}
     return observe(lambda: module(*args, **kwargs), Running(module), device, owners)
 

@@ -31,7 +31,7 @@ NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) 
         "HostBuffer.",
     ),
     "frozen branch": Nature(
-        "What runs depends on the layout, and a graph runs what ran at its capture.",
+        "What runs is not the same for all layouts, or all runs, and a graph runs what ran at its capture.",
         "Compute it for all items at once, from tensors, or declare the result as a DeviceBuffer or a HostBuffer.",
     ),
     "cache by layout": Nature(
@@ -41,6 +41,12 @@ NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) 
     "state written": Nature(
         "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding.",
         "Keep what changes outside of the module, or call module.eval() if it is a statistic of training.",
+    ),
+    "padded size": Nature(
+        "It follows from the number of rows or items. A graph holds that of its budget, in which padding counts.",
+        "Declare what is computed from it as a DeviceBuffer of the item table or a HostBuffer, unless padding may "
+        "count.",
+        blocks=False,
     ),
     "lazy cache": Nature(
         "The first run made it and others read it. The warm-up makes it, so graphs find it: right if no layout counts.",

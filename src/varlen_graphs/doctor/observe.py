@@ -26,6 +26,7 @@ from varlen_graphs.capture.watch import Watch
 from varlen_graphs.doctor.examples import Number
 from varlen_graphs.doctor.modules import Running
 from varlen_graphs.doctor.runs import Made, Operation, Run, Sighting, Site, Value
+from varlen_graphs.doctor.scalars import scalars_of
 
 aten = torch.ops.aten
 
@@ -145,7 +146,7 @@ class _Observer(Watch):
                 self._note("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._note_write(func, tensor)
-        line = self._note_operation(str(func), named)
+        line = self._note_operation(str(func), named, scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
         for result in results:
             if isinstance(result, Tensor) and storage_key(result) not in known:
@@ -155,9 +156,9 @@ class _Observer(Watch):
         line = next(user_lines(), UNKNOWN)
         self.run.sightings.append(Sighting(kind, what, line, self._running.path))
 
-    def _note_operation(self, operator: str, named: dict[str, Any]) -> Line:
+    def _note_operation(self, operator: str, named: dict[str, Any], scalars: frozenset[str] = frozenset()) -> Line:
         lines = tuple(user_lines()) or (UNKNOWN,)
-        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path)
+        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path, scalars)
         self.run.operations.setdefault(Site(lines, operator), []).append(operation)
         function = self._function or _Function(operator, [])
         if not function.counted:
@@ -199,9 +200,20 @@ class _Observer(Watch):
                 if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
                     values[name] = leaf.item()
                 elif isinstance(leaf, Tensor):
+                    if own := self._own_name(leaf):
+                        values[name if leaf is value else f"{name}[{at}]"] = own
                     sizes[f"{name}[{at}].numel"] = leaf.numel()
                     sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
         return values, sizes
+
+    def _own_name(self, tensor: Tensor) -> str | None:
+        """What the module calls a tensor that it had before the run."""
+        key = storage_key(tensor)
+        kind, name = self._owners.get(key, ("", ""))
+        if kind != "state written" or key in self._made:
+            return None
+        self.run.used.add(name)
+        return name
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()
