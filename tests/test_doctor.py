@@ -124,12 +124,29 @@ def own_generator(m, x, n):
     return x + torch.rand(4, device=x.device, generator=torch.Generator())
 
 
+def range_to_a_tensor(m, x, n):
+    return torch.linspace(0, n.max(), 8, device=x.device)
+
+
+def range_of_logarithms(m, x, n):
+    return torch.logspace(n.min(), n.max(), 8, device=x.device)
+
+
+def conditional(m, x, n):
+    return torch.cond(n.sum() > 2, torch.sin, torch.cos, (x,))
+
+
+def conditional_loop(m, x, n):
+    return torch.while_loop(lambda n, x: n.sum() < 9, lambda n, x: (n + 1, x * 2), (n, x))
+
+
 OFFENDERS = {
     item: "host sync", tolist: "host sync", to_int: "host sync", index: "host sync", sized_by_a_tensor: "host sync",
     printed: "host sync", branch: "branch", compared: "branch", contained: "branch", cpu: "copy to host",
     to_cpu: "copy to host", numpy: "copy to host", new_tensor: "copy to device", made_on_the_device: "copy to device",
     moved: "copy to device", host_tensor: "host tensor", host_indices: "host tensor",
     nonzero: "data-dependent shape", unique: "data-dependent shape", boolean_index: "data-dependent shape",
+    range_to_a_tensor: "host sync", range_of_logarithms: "host sync", conditional: "branch", conditional_loop: "branch",
     repeated: "data-dependent shape", own_generator: "own generator",
 }  # fmt: skip
 
@@ -233,6 +250,26 @@ def test_what_runs_on_after_an_offender_is_still_told_apart():
 
     kinds = [kind for kind, _ in found(forward, torch.ones(4))]
     assert kinds == ["copy to host", "copy to device", "host sync", "host sync"]
+
+
+def cached_indices(m, x):
+    if x.shape not in HOST_CACHE:
+        HOST_CACHE[x.shape] = torch.arange(len(x) - 1, -1, -1)
+    return x[HOST_CACHE[x.shape]]
+
+
+HOST_CACHE = {}
+
+
+def test_host_tensors_of_earlier_runs_are_still_the_hosts():
+    def lazily(m, x):
+        if not hasattr(m, "order"):
+            m.order = torch.arange(len(x))
+        return x[m.order]
+
+    HOST_CACHE.clear()
+    assert found(cached_indices, torch.ones(4)) == [("host tensor", "cached_indices")]
+    assert found(lazily, torch.ones(4)) == [("host tensor", "lazily")]
 
 
 def test_calls_are_dicts_tuples_or_single_arguments():
@@ -532,6 +569,58 @@ def test_a_cache_that_another_layout_fills_anew_stands_in_the_way():
     assert "call 2" in first.what
 
 
+def rebuffered(m, x):
+    m.register_buffer("count", m.count + 1)
+    return x + m.count
+
+
+def reweighted(m, x):
+    m.weight.data = m.weight.data * 2
+    return x + m.weight
+
+
+def advanced(m, x):
+    m.state = getattr(m, "state", torch.zeros(4, device=x.device)) + 1
+    return x + m.state
+
+
+@pytest.mark.parametrize(("function", "name"), [(rebuffered, "count"), (reweighted, "weight"), (advanced, "state")])
+def test_state_that_a_run_replaces_stands_in_the_way(function, name):
+    module = Of(function)
+    module.register_buffer("count", torch.zeros(4))
+    (finding,) = vg.diagnose(module, torch.ones(2, 4))
+    assert (finding.kind, finding.what, finding.blocks) == ("state written", f"it replaces the module's {name}", True)
+    assert finding.line.function == function.__name__
+
+
+def test_inference_mode_changes_nothing():
+    with torch.inference_mode():
+        assert found(input_changed, torch.ones(4)) == [("input written", "input_changed")]
+    module = Of(weight_changed)
+    with torch.inference_mode():
+        assert [finding.kind for finding in vg.diagnose(module, torch.ones(4))] == ["state written"]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (lambda m, x: x @ m.table, lambda: torch.ones(2, 4)),
+        (lambda m, x: torch.sparse.mm(x.to_sparse(), x), lambda: torch.eye(4)),
+        (lambda m, x: x.to_sparse_csr() @ x, lambda: torch.eye(4)),
+        (lambda m, x: x.to_dense(), lambda: torch.eye(4).to_sparse()),
+        (lambda m, x: torch.nested.nested_tensor(list(x.split([1, 3]))).to_padded_tensor(0), lambda: torch.ones(4, 4)),
+        (lambda m, x: x.to_padded_tensor(0), lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(3)])),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+def test_sparse_and_nested_tensors_are_found_and_refused(function, argument):
+    module = Of(function)
+    module.register_buffer("table", torch.eye(4).to_sparse())
+    assert "sparse tensor" in {finding.kind for finding in vg.diagnose(module, argument())}
+    with pytest.raises(vg.CaptureError, match=r"sparse or nested|host"):
+        TapeCapture().capture(lambda: function(module, argument()), "the test")
+
+
 def test_tensors_of_a_call_stay_as_they_were():
     x = torch.ones(4)
     vg.diagnose(Of(input_changed), x)
@@ -544,12 +633,21 @@ def test_running_statistics_are_state():
     assert "num_batches_tracked" in diagnosis.findings[0].what
 
 
-def test_a_module_that_raises_raises():
-    def forward(m, x):
-        return x @ x[:1, :3]
+def test_a_run_that_raises_is_told_with_what_came_before():
+    def forward(m, x, lengths):
+        m.weight * lengths.max().item()
+        m.kept = x * 2
+        return x @ x[:1, :3] if len(lengths) > 1 else x
 
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        vg.diagnose(Of(forward), torch.ones(2, 4))
+    sync, error, *others = vg.diagnose(Of(forward), *layouts([3, 5], [8]))
+    assert (sync.kind, error.kind, error.count) == ("host sync", "error", 1)
+    assert error.what.startswith("it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert error.line.source == "return x @ x[:1, :3] if len(lengths) > 1 else x"
+    assert [other.kind for other in others] == ["kept memory"]  # of the call that came through
+    (nested,) = vg.diagnose(nn.Sequential(nn.ReLU(), Of(lambda m, x: x[9])), torch.ones(4))
+    assert (nested.kind, nested.modules) == ("error", ("1",))
+    (wrong,) = vg.diagnose(nn.Linear(4, 4), {"x": torch.ones(4)})
+    assert "unexpected keyword argument 'x'" in wrong.what
     assert vg.diagnose(Of(lambda m, x: x * 2), torch.ones(2)).ok  # nothing watches any more
 
 

@@ -25,6 +25,10 @@ class Nature(NamedTuple):
 
 
 NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) in WHY.items()} | {
+    "error": Nature(
+        "The run ended there: what would have followed was not looked at.",
+        "Mend it, or give calls that the module takes.",
+    ),
     "frozen value": Nature(
         "It is not the same for all layouts, and a graph holds the one of its capture.",
         "Declare what is computed from it as a buffer: a DeviceBuffer of tensor operations on the item table, or a "
@@ -39,7 +43,8 @@ NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) 
         "Declare it as a buffer, or make it once, as large as it may get.",
     ),
     "state written": Nature(
-        "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding.",
+        "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding. What is put in "
+        "its place is that of the capture.",
         "Keep what changes outside of the module, or call module.eval() if it is a statistic of training.",
     ),
     "padded size": Nature(

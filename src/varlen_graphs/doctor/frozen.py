@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.branches import deciding_line
-from varlen_graphs.doctor.examples import Number
+from varlen_graphs.doctor.examples import Example, Number
 from varlen_graphs.doctor.runs import Operation, Run, Sighting, Site, Value
 
 
@@ -23,6 +23,11 @@ class Observed(NamedTuple):
     run: Run
     sizes: dict[str, int]
     numbers: dict[str, Number]
+
+    @classmethod
+    def of(cls, name: str, run: Run, example: Example) -> "Observed":
+        """The run of an example."""
+        return cls(name, run, example.sizes(), example.numbers())
 
 
 def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:

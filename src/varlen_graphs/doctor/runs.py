@@ -74,6 +74,7 @@ class Run:
         functions: Paths of the submodules that called a function of torch, by where, if operations came of it.
         sizes: Sizes of tensors that the module's Python read, in order, with a name of the place.
         reads: Numbers that the host read from tensors of the device, by line.
+        error: What ended the run, if it raised.
         used: The module's own tensors that operations were given, by name.
         kept: What was allocated, and is still alive after the run and its output are gone.
     """
@@ -83,5 +84,6 @@ class Run:
     functions: dict[Site, list[str]] = field(default_factory=dict)
     sizes: list[tuple[str, int]] = field(default_factory=list)
     reads: dict[Line, set[Number]] = field(default_factory=dict)
+    error: Sighting | None = None
     used: set[str] = field(default_factory=set)
     kept: list[Made] = field(default_factory=list)
