@@ -715,12 +715,33 @@ FACTORIES = """
 
     def nothing():
         return torch.nn.Linear(3, 3)
+
+    def raises():
+        raise ValueError("no weights here")
+
+    def leaves():
+        raise SystemExit(0)
+
+    def needs(path):
+        return good()
+
+    def listed():
+        return [torch.nn.Linear(3, 3), torch.ones(3)]
+
+    def wrong_call():
+        return Reads(), (torch.ones(3), 1)
+
+    number = 3
 """
+
+BROKEN = {"no_name": "from torch import does_not_exist", "no_python": "def f(:", "leaving": "raise SystemExit(0)"}
 
 
 @pytest.fixture
 def factories(tmp_path, monkeypatch):
     (tmp_path / "factories.py").write_text(textwrap.dedent(FACTORIES))
+    for name, source in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("factories", None)
@@ -733,6 +754,8 @@ def test_the_command_says_by_its_status_whether_something_stands_in_the_way(fact
     assert "\x1b" not in text  # no terminal
     assert main(["doctor", "factories:bad", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert main(["doctor", "factories:wrong_call"]) == 1
+    assert "error: it raised TypeError" in capsys.readouterr().out
     assert main(["doctor", "factories:good"]) == 0
     assert capsys.readouterr().out.startswith("Linear, 1 call: nothing stands in the way of a graph\n")
 
@@ -754,6 +777,15 @@ def test_a_terminal_gets_colour_unless_it_wants_none(factories, capsys, monkeypa
         ("nowhere:bad", "cannot be found"),
         ("factories:nowhere", "cannot be found"),
         ("factories:nothing", "expected a tuple (module, call, call, ...)"),
+        ("factories:listed", "expected a tuple (module, call, call, ...)"),
+        ("factories:raises", "ValueError: no weights here\n  at "),
+        ("factories:raises", 'in raises: raise ValueError("no weights here")'),
+        ("factories:leaves", "SystemExit: 0"),
+        ("factories:needs", "cannot be called without arguments: TypeError"),
+        ("factories:number", "cannot be called without arguments: TypeError"),
+        ("no_name:f", "'no_name' cannot be imported: ImportError"),
+        ("no_python:f", "'no_python' cannot be imported: SyntaxError"),
+        ("leaving:f", "'leaving' cannot be imported: SystemExit"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_a_factory(factories, capsys, factory, says):
