@@ -168,7 +168,11 @@ def attention(m, x, n):
     return nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-HARMLESS = [dropped_in_eval, repeated_to_a_size, host_arithmetic, attention]
+def mapped(m, x, n):
+    return torch.vmap(lambda row: row * 2)(x)
+
+
+HARMLESS = [mapped, dropped_in_eval, repeated_to_a_size, host_arithmetic, attention]
 
 
 def call():

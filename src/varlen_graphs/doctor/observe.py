@@ -222,7 +222,7 @@ class _Observer(Watch):
                 if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
                     values[name] = leaf.item()
                 elif isinstance(leaf, Tensor) and has_storage(leaf):
-                    if own := self._own_name(leaf):
+                    if name != "given" and (own := self._own_name(leaf)):
                         values[name if leaf is value else f"{name}[{at}]"] = own
                     sizes[f"{name}[{at}].numel"] = leaf.numel()
                     sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
