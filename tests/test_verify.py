@@ -283,16 +283,16 @@ class Window(nn.Module):
 
     def __init__(self, longest):
         super().__init__()
-        self.longest = longest
+        self.limits = [longest]
         self.weight = nn.Parameter(torch.ones(8))
 
     def forward(self, x, position_ids):
-        return self.weight * x * (position_ids < self.longest)[:, None]
+        return self.weight * x * (position_ids < self.limits[0])[:, None]
 
 
 def test_a_max_seqlen_frozen_at_capture_is_told_from_what_rows_mix():
     encoder = encoder_of(Window(4), POSITIONS).capture()
-    encoder.module.longest = 60  # as a caller does that knows its lengths
+    encoder.module.limits[0] = 60  # as a caller does that knows its lengths
     message = refused(encoder)
     assert "Budget(rows=64" in message
     assert "gives the right output without a graph, so the graph holds something that is another one now" in message

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import StaticKey, static_key
+from varlen_graphs.capture.attributes import Attributes
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.guard import Guard
 from varlen_graphs.capture.owners import with_owners
@@ -88,6 +89,8 @@ class Captured:
         self._in_use = in_use
         self._on_change = on_change
         self._guard: Guard | None = None
+        self._unowned: list[str] = []
+        self._attributes: Attributes | None = None
         self._graphs: dict[Key, Graphs] = {}
 
     def __len__(self) -> int:
@@ -120,9 +123,13 @@ class Captured:
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
             )
 
+        attributes = self._attributes = self._attributes or Attributes(self._module)
+
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
-                return self._forward(rows, table, host, statics, compiled and device.type == "cuda")
+                output = self._forward(rows, table, host, statics, compiled and device.type == "cuda")
+            attributes.run()
+            return output
 
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             if self.deferred is None or self.deferred.device != device:
@@ -138,7 +145,13 @@ class Captured:
             self.failure = None
             self._graphs[key], self.arena = graphs, arena
             # After the module's caches were filled.
-            self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])
+            read = [tensor for each in self._graphs.values() for tensor in each.read]
+            state = [tensor for each in self._graphs.values() for tensor in each.state]
+            spec = self._spec
+            also: dict[str, Any] = {b.name: b for b in spec.buffers} | {"normalize": spec.packed.normalize}
+            also["forward"] = self._forward.function
+            self._guard = Guard(self._module, read, state, also, attributes)
+            self._tell_unowned(self._guard.unowned)
             self._tell_failed(graphs)
             self._tell_kept(backend)
             if len(self._graphs) == 1:
@@ -177,6 +190,16 @@ class Captured:
                 f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
                 "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "
                 "anything else; return what is needed as an output, and drop the rest"
+            )
+
+    def _tell_unowned(self, unowned: list[str]) -> None:
+        """Name what is read and cannot be looked after."""
+        before, self._unowned = self._unowned, unowned
+        if set(unowned).difference(before):
+            warn(
+                f"graphs read {len(unowned)} tensors that nothing the module reaches owns: {'; '.join(unowned)}; they "
+                "are held, but where they are replaced later graphs go on reading what is held, and nothing says so; "
+                "register them, or the modules they belong to, as parts of the module"
             )
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
@@ -244,7 +267,7 @@ class Captured:
     def _changed(self, what: str) -> None:
         what += (
             " since the graphs were captured (module.to(...), load_state_dict(assign=True), param.data = ..., "
-            "untyped_storage().resize_(0)), and graphs read the memory it had"
+            "untyped_storage().resize_(0)), and graphs go on with what was there"
         )
         if self._on_change == "error":
             raise StaleGraphError(
@@ -264,6 +287,7 @@ class Captured:
         self.arena = None
         self.kept = []
         self._guard = None
+        self._attributes = None
         self._in_use.put_all_in()
 
     def poison(self) -> None:

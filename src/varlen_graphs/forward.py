@@ -33,6 +33,7 @@ class Forward:
 
     Attributes:
         module: As given.
+        function: As given.
         spec: As given.
         compiled: What the compiler made of it, if it was asked for.
     """
@@ -47,7 +48,7 @@ class Forward:
     ) -> None:
         self.module = module
         self._module_forward = module.forward
-        self._function = function
+        self.function = function
         self.spec = spec
         self._signature = signature
         self.compiled = CompiledForward(self._run) if compile else None
@@ -93,7 +94,7 @@ class Forward:
         return self._run(**arguments)
 
     def _run(self, **arguments: Any) -> Any:
-        return self._function(self.module, **arguments) if self._function else self._call_module(**arguments)
+        return self.function(self.module, **arguments) if self.function else self._call_module(**arguments)
 
     def exact(
         self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
@@ -124,7 +125,7 @@ class Forward:
         """Run a call: by the original module where the function in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
-        if hooked and self._function is not None:
+        if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments than it does: hooks on parts that this function does not call see nothing"

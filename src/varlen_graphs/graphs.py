@@ -51,6 +51,7 @@ class Graphs:
         extents: What each tensor of the output is.
         per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
         read: What the graphs read that is neither the arena nor what checks it.
+        state: What runs before the captures left behind, which graphs may read too.
         rebuild: Puts tensors in the places of the output, in a new object.
 
     Raises:
@@ -92,6 +93,7 @@ class Graphs:
         self._held = [*self._memory.held.values()]
         own = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *deferred.memory)}
         self.read = [tensor for address, tensor in self._memory.read.items() if address not in own]
+        self.state = self._memory.state
         del self._memory
 
     def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:

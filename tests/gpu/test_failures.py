@@ -209,6 +209,51 @@ def test_freed_memory_is_never_replayed():
         encoder(rows, lengths=[6])
 
 
+@pytest.mark.filterwarnings("ignore:1 tensors were made while graphs were captured")
+def test_state_that_the_run_before_a_capture_left_behind_is_held():
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("start", torch.ones(1 << 20))
+            self.state = None
+
+        def forward(self, x):
+            state = self.start if self.state is None else self.state
+            self.state = state + 1
+            return x + state[:1]
+
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec)
+    rows = rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    others = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(8)]  # would take what is free
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
+    assert expected.isfinite().all()
+    del others
+
+
+def test_an_upload_of_pinned_memory_is_held_and_one_of_memory_made_in_the_forward_refused():
+    class Uploading(nn.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(16))
+            self.make = make
+
+        def forward(self, x):
+            return x * self.scale + self.make().to(x.device, non_blocking=True)
+
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    pinned = torch.full((16,), 3.0).pin_memory()
+    encoder = vg.GraphedEncoder(Uploading(lambda: pinned).to("cuda"), [64], spec)
+    rows = rows_for([6])
+    torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 3)
+    pinned.fill_(4.0)
+    torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 4)
+    made = vg.GraphedEncoder(Uploading(lambda: torch.tensor([3.0] * 16, pin_memory=True)).to("cuda"), [64], spec)
+    with pytest.raises(vg.CaptureError, match="what the run itself has put on the host"):
+        made(rows, lengths=[6])
+
+
 def test_what_is_kept_in_the_pool_is_named_with_its_owner():
     class Keeping(Attention):
         def forward(self, x, cu_seqlens, max_seqlen):

@@ -1,6 +1,8 @@
 """Whether the memory that graphs read is still where, and what, it was when they were captured."""
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import cycle
 from operator import attrgetter, is_
@@ -10,7 +12,8 @@ import torch
 import torch.nn.modules.module as torch_module
 from torch import Tensor, nn
 
-from varlen_graphs.capture.owners import describe, tensors_of
+from varlen_graphs.capture.attributes import Attributes
+from varlen_graphs.capture.owners import Found, describe, memory_of, reached_from
 
 CALLS = 64
 """A change of a single tensor is found within so many calls."""
@@ -19,36 +22,71 @@ SAMPLE = 8
 """At least so many tensors and submodules are looked at in each call."""
 
 
+class _Watched:
+    """What a guard looks after, and how often something happened to that.
+
+    Args:
+        modules: Its modules.
+        tensors: Its tensors.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> None:
+        self.count = 0
+        self._held = [*modules]  # so that their ids stay theirs
+        self._modules = frozenset(map(id, self._held))
+        self._storages = frozenset(filter(None, map(_storage, tensors)))
+
+    def module_event(self, module: nn.Module) -> None:
+        """Something is set on a module."""
+        if id(module) in self._modules:
+            self.count += 1
+
+    def storage_event(self, storage: int | None) -> None:
+        """A storage is resized."""
+        if storage in self._storages:
+            self.count += 1
+
+
 class _Events:
-    """Counts what may void graphs: what is set on any module of the process, and storages resized in place.
+    """Tells guards what may void graphs: what is set on their modules, and their storages resized in place.
 
     Torch has hooks for parameters, buffers and submodules, and none for `UntypedStorage.resize_`, by which sharding
-    frees the memory of weights: a function that counts is put around it.
+    frees the memory of weights, nor for `Tensor.resize_`: functions that tell are put around these. What happens to
+    modules and storages of others costs a guard nothing.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._counting = False
+        self._guards: tuple[weakref.ref[_Watched], ...] = ()
+        self._lock = threading.Lock()
+        self._telling = False
 
-    def begin(self) -> None:
-        """Count from now on."""
-        if not self._counting:
-            self._counting = True
-            torch_module.register_module_parameter_registration_hook(self._one_more)
-            torch_module.register_module_buffer_registration_hook(self._one_more)
-            torch_module.register_module_module_registration_hook(self._one_more)
-            torch.UntypedStorage.resize_ = self._counted(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+    def begin(self, watched: _Watched) -> None:
+        """Tell of what happens from now on, as long as `watched` lives."""
+        with self._lock:
+            self._guards = (*(guard for guard in self._guards if guard() is not None), weakref.ref(watched))
+            if not self._telling:
+                self._telling = True
+                torch_module.register_module_parameter_registration_hook(self._set)
+                torch_module.register_module_buffer_registration_hook(self._set)
+                torch_module.register_module_module_registration_hook(self._set)
+                torch.UntypedStorage.resize_ = self._told(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+                torch.Tensor.resize_ = self._told(torch.Tensor.resize_)  # type: ignore[method-assign]
+                torch.Tensor.resize_as_ = self._told(torch.Tensor.resize_as_)  # type: ignore[method-assign]
 
-    def _one_more(self, *event: Any) -> None:
-        self.count += 1
+    def _set(self, module: nn.Module, *what: Any) -> None:
+        for reference in self._guards:
+            if (guard := reference()) is not None:
+                guard.module_event(module)
 
-    def _counted(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+    def _told(self, resize: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(resize)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.count += 1
-            return resize(*args, **kwargs)
+        def told(resized: Any, *args: Any, **kwargs: Any) -> Any:
+            for reference in self._guards:
+                if (guard := reference()) is not None:
+                    guard.storage_event(_storage(resized))
+            return resize(resized, *args, **kwargs)
 
-        return counted
+        return told
 
 
 _EVENTS = _Events()
@@ -61,15 +99,31 @@ class Guard:
     read as another dtype or shape; nor is a storage that was resized in place, as sharding and offloading do, which
     frees what graphs read however it is held.
 
+    Memory that graphs read is looked after wherever the module reaches it: in each view of it, and in modules that are
+    in lists, closures or globals, whose weights are to stay as those of its own parts are.
+
     A plain attribute that is set to another tensor is none of these: modules do that with their caches. Graphs go on
     reading the tensor that it was.
 
     Args:
         module: The module.
         read: What graphs read, parameters and buffers or not, as `ReadMemory.read` has it.
+        state: What they may read, as `ReadMemory.state` has it.
+        also: What runs in the place of the module's forward or beside it, by name.
+        attributes: What else the module's forward was when it ran.
+
+    Attributes:
+        unowned: What is read and reached by nothing that could be looked at, for people.
     """
 
-    def __init__(self, module: nn.Module, read: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        read: Iterable[Tensor],
+        state: Iterable[Tensor] = (),
+        also: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:
         owners = [
             (f"{prefix}." if prefix else "", owner)
             for prefix, owner in module.named_modules()
@@ -83,15 +137,19 @@ class Guard:
         slots = [
             _Slot(f"{prefix}{name}", values, name, value) for prefix, values in places for name, value in values.items()
         ]
-        known = {id(slot.value) for slot in slots}
-        outside = _slots_outside([tensor for tensor in read if id(tensor) not in known], module)
+        elsewhere = _Elsewhere([*reached_from(module, also)], [*read], [*state], slots)
+        self.unowned = elsewhere.unowned
+        outside = elsewhere.slots
         slots += outside
         self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
         self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
         self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
+        self._ways = elsewhere.ways
+        self._attributes = attributes
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
-        _EVENTS.begin()
-        self._seen = _EVENTS.count
+        self._events = _Watched([*(owner for _, owner in owners), *elsewhere.modules], self._memory)
+        _EVENTS.begin(self._events)
+        self._seen = self._events.count
         count = min(CALLS, -(-len(slots) // SAMPLE))
         always = [*outside[:SAMPLE], *slots[:1]]  # memory outside is the likeliest to go
         self._all = _Sample(slots)
@@ -99,12 +157,20 @@ class Guard:
 
     def change(self) -> str | None:
         """What is not as it was, of all there is."""
-        seen, found = _EVENTS.count, next(self._all.changes(), None)
-        if found is None:
-            grown = next((path for path, values, size in self._sizes if len(values) != size), None)
-            found = None if grown is None else f"{grown or 'the module'!r} got or lost a part"
+        seen = self._events.count
+        found = next(self._all.changes(), None) or next(self._other_changes(), None)
         self._seen = seen if found is None else -1  # after a change everything is looked at until it is as it was
         return found
+
+    def _other_changes(self) -> Iterator[str]:
+        for path, values, size in self._sizes:
+            if len(values) != size:
+                yield f"{path or 'the module'!r} got or lost a part"
+        for found in self._ways:
+            if not found.is_there():
+                yield f"the module at {found.path!r} was replaced"
+        if self._attributes is not None:
+            yield from self._attributes.changes()
 
     def change_soon(self) -> str | None:
         """The same, looking at a part of it, another part at each call; and at all if that has changed, or may have.
@@ -112,11 +178,12 @@ class Guard:
         What changes all weights (moving, casting or loading the module) is found at once, and so is what is set on a
         module, as adapters are, and a storage that was resized. A change of a single tensor (`param.data = ...`) is
         found within `CALLS` calls: looking at all of some hundred weights takes longer than the rest of a call. Where
-        there are at most `SAMPLE`, all are looked at in each call. Shapes and strides are compared by `change` alone.
+        there are at most `SAMPLE`, all are looked at in each call. Shapes and strides, modules that are replaced in
+        lists, dicts and closures, and what `Attributes` has are compared by `change` alone.
         """
         sample = next(self._turns, None)
         if (
-            self._seen == _EVENTS.count
+            self._seen == self._events.count
             and (sample is None or sample.same())
             and not any(len(values) != size for values, size in self._growing)
         ):
@@ -133,11 +200,59 @@ class _Slot(NamedTuple):
     value: Any
 
 
-def _slots_outside(tensors: list[Tensor], module: nn.Module) -> list[_Slot]:
-    """Slots for tensors that are no parameters or buffers: each is compared with itself, whoever has it now."""
-    paths = {id(tensor): path for path, tensor in tensors_of(module)} if tensors else {}
-    unknown = "a tensor {} that the module does not reach"
-    return [_Slot(paths.get(id(t)) or unknown.format(describe(t)), {"": t}, "", t) for t in tensors]
+class _Elsewhere:
+    """Where memory that graphs read is, beside the parameters and buffers of the module.
+
+    Attributes:
+        slots: One for each tensor there. What is registered on a module that is no part of this one is compared with
+            what is registered then, and so are the modules around it; another tensor with itself, whoever has it.
+        modules: Those modules.
+        ways: How the outermost of them were reached.
+        unowned: What nothing reaches: it is compared with itself, which sees little if it was made for one use.
+    """
+
+    def __init__(self, reached: list[Found], read: list[Tensor], state: list[Tensor], known: list[_Slot]) -> None:
+        addresses = {*map(memory_of, (*read, *state))} - {0}
+        places = {(id(slot.owner), slot.name) for slot in known}
+        objects = {id(slot.value) for slot in known}
+        held_by = {id(found.value): found for found in reached if isinstance(found.value, nn.Module)}
+        owned = {0}
+        self.slots: list[_Slot] = []
+        self.modules: list[nn.Module] = []
+        self.ways: list[Found] = []
+        for found in reached:
+            tensor, inside = found.value, found.module
+            if not isinstance(tensor, Tensor) or (address := memory_of(tensor)) not in addresses:
+                continue
+            owned.add(address)
+            if found.holder is None:
+                if id(tensor) not in objects:
+                    self.slots.append(_Slot(found.path, {"": tensor}, "", tensor))
+                    objects.add(id(tensor))
+            elif (id(found.holder[0]), found.holder[1]) not in places:
+                self.slots.append(_Slot(found.path, *found.holder, tensor))
+                while inside is not None and all(inside is not other for other in self.modules):
+                    self.modules.append(inside)
+                    around = held_by[id(inside)]
+                    if around.holder is None:
+                        self.ways.append(around)
+                    else:
+                        self.slots.append(_Slot(around.path, *around.holder, inside))
+                    inside = around.module
+        unowned = [tensor for tensor in read if memory_of(tensor) not in owned and id(tensor) not in objects]
+        self.unowned = [*map(describe, unowned)]
+        unknown = "a tensor {} that the module does not reach"
+        unowned += [tensor for tensor in state if memory_of(tensor) not in owned]
+        self.slots += [_Slot(unknown.format(describe(t)), {"": t}, "", t) for t in unowned]
+
+
+def _storage(value: Any) -> int | None:
+    """What tells the storage of a tensor, or a storage, from others that live."""
+    try:
+        storage = value if isinstance(value, torch.UntypedStorage) else value.untyped_storage()
+    except (AttributeError, RuntimeError, NotImplementedError):  # sparse, or made of other tensors
+        return None
+    return int(storage._cdata)
 
 
 _DTYPE = attrgetter("dtype")
