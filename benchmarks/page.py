@@ -167,6 +167,22 @@ def row_counts(result: Result) -> str:
     return table(header, [(*key, *values) for key, values in lines.items()])
 
 
+def parallel(result: Result) -> str:
+    """Calls that several GPUs share, medians, and how many times as fast as one GPU they are."""
+    walls = {(row["system"], row["input"]): statistics.median(row["wall_ms"]) for row in result["rows"]}
+    inputs = list(dict.fromkeys(row["input"] for row in result["rows"]))
+    lines = []
+    for name in inputs:
+        eager, one, shared = (walls["parallel_eager", name], walls["one", name], walls["parallel", name])
+        lines.append((name, eager, one, bold(shared), walls["gather", name], one / shared, eager / shared))
+    count = result["ranks"]
+    header = (
+        "ms", f"eager, {count} GPUs", "graphed, one GPU", f"graphed, {count} GPUs", "of that, gather", "one / all",
+        "eager / graphed",
+    )  # fmt: skip
+    return table(header, lines)
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "singles": singles,
     "traces": traces,
@@ -184,6 +200,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "plan": plain(
         "budgets", "graphs", "padding", "expected_ms", "alone_ms", "calls_ms", "later_ms", "expected_gib", "capture_gib"
     ),
+    "parallel": parallel,
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
 }
 

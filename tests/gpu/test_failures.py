@@ -1,8 +1,10 @@
 """Captures that fail, memory that goes, threads and processes, on real CUDA graphs."""
 
+import collections
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -259,15 +261,17 @@ def test_what_is_kept_in_the_pool_is_named_with_its_owner():
         def forward(self, x, cu_seqlens, max_seqlen):
             out = super().forward(x, cu_seqlens, max_seqlen)
             self.qkv.seen = out[:3]
-            hidden.append(out * 2)
+            listed.append(out * 2)
+            hidden.append(out.double())
             return out * 1.0
 
-    hidden = []
+    listed, hidden = [], collections.deque()  # into which nothing looks
     encoder = vg.GraphedEncoder(Keeping(16).to("cuda"), [256], SPEC)
-    with pytest.warns(UserWarning, match="2 tensors were made while graphs were captured, and are kept"):
+    with pytest.warns(UserWarning, match="3 tensors were made while graphs were captured, and are kept"):
         encoder.capture()
     assert "'qkv.seen', float32 [3, 16]" in encoder.report()
-    assert "float32 [256, 16], not reachable from the module" in encoder.report()
+    assert re.search(r"'Keeping.forward.listed\[\d+\]', float32 \[256, 16\]", encoder.report())
+    assert "float64 [256, 16], not reachable from the module" in encoder.report()
     plain = faulty(None, ()).capture()  # the outputs and what cuBLAS keeps are not counted
     assert "kept in" not in plain.report()
 
