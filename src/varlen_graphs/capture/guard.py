@@ -11,6 +11,7 @@ import torch.nn.modules.module as torch_module
 from torch import Tensor, nn
 
 from varlen_graphs.capture.owners import describe, tensors_of
+from varlen_graphs.sharded import is_wrapper, local
 
 CALLS = 64
 """A change of a single tensor is found within so many calls."""
@@ -83,10 +84,10 @@ class Guard:
         slots = [
             _Slot(f"{prefix}{name}", values, name, value) for prefix, values in places for name, value in values.items()
         ]
-        known = {id(slot.value) for slot in slots}
+        known = {id(part) for slot in slots for part in _parts_of(slot.value)}
         outside = _slots_outside([tensor for tensor in read if id(tensor) not in known], module)
         slots += outside
-        self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
+        self._memory = [local(slot.value).detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
         self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
         self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
@@ -152,7 +153,9 @@ class _Sample:
         self._names = [slot.name for slot in slots]
         self._values = [slot.value for slot in slots]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        # Of a sharded weight the address is that of its shard, which may be another tensor at any time.
+        self._address = _local_address if any(is_wrapper(type(t)) for t in self._tensors) else Tensor.data_ptr
+        self._addresses = [*map(self._address, self._tensors)]
         self._dtypes = [tensor.dtype for tensor in self._tensors]
         self._forms = [_form(tensor) for tensor in self._tensors]
 
@@ -161,7 +164,7 @@ class _Sample:
         now = map(dict.get, self._owners, self._names)
         return (
             all(map(is_, now, self._values))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_DTYPE, self._tensors)) == self._dtypes
         )
 
@@ -172,13 +175,23 @@ class _Sample:
             address, form = before.get(id(value), (0, ()))
             if owner.get(name) is not value:
                 yield f"{path!r} was moved or replaced"
-            elif isinstance(value, Tensor) and value.data_ptr() != address:
-                yield f"{path!r} was {'moved or replaced' if value.data_ptr() else 'freed'}"
+            elif isinstance(value, Tensor) and self._address(value) != address:
+                yield f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}"
             elif isinstance(value, Tensor) and _form(value) != form:
                 yield f"{path!r} is {_described(*_form(value))} now, and was {_described(*form)}"
 
 
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    """A tensor, and what this rank has of it."""
+    return (value, local(value)) if isinstance(value, Tensor) else (value,)
+
+
+def _local_address(tensor: Tensor) -> int:
+    return local(tensor).data_ptr()
+
+
 def _form(tensor: Tensor) -> tuple[Any, ...]:
+    tensor = local(tensor)
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
