@@ -164,10 +164,10 @@ class Captured:
             SpecError: They do not.
         """
         mesh = mesh_of(self._module)
-        if mesh is not None and mesh.size() > 1 and type(self.agreement) is Agreement:
+        if mesh is not None and mesh.size() > 1 and self.agreement.alone:
             raise SpecError(
-                f"the weights of {type(self._module).__name__} are sharded over {mesh.size()} ranks, which must capture "
-                "and replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
+                f"the weights of {type(self._module).__name__} are sharded over {mesh.size()} ranks, which must "
+                "capture and replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
             )
 
     def _tell_failed(self, graphs: Graphs) -> None:

@@ -134,7 +134,7 @@ class Graphs:
         agreement: Agreement,
         budget: Budget,
     ) -> Failure | None:
-        """Capture a budget, after two runs of it: what went wrong, if it did."""
+        """Capture a budget, after two runs of it or more: what went wrong, if it did."""
         memory, arena = self._memory, self.arena
         attention = Attention()
 
@@ -147,6 +147,9 @@ class Graphs:
             with measuring() as measured:
                 agreement.rehearse(warm_up)
             attention.per_square = measured.per_square
+            if not agreement.alone:  # what no graph can hold is to be found before other ranks wait for this one
+                with ReadMemory(arena.rows.device, "the module"):
+                    agreement.rehearse(warm_up)
 
         def record() -> None:
             with memory:

@@ -35,8 +35,8 @@ def whole(tensor: Tensor, name: str) -> Tensor:
     placements = getattr(tensor, "placements", ())
     if not all(placement.is_replicate() for placement in placements):
         raise SpecError(
-            f"{name} is sharded over ranks, {placements}: expected all of it on every rank; leave its module out of the "
-            "plan of parallelize_module, or give that style output_layouts=Replicate()"
+            f"{name} is sharded over ranks, {placements}: expected all of it on every rank; leave its module out of "
+            "the plan of parallelize_module, or give that style output_layouts=Replicate()"
         )
     inner: Any = tensor
     while is_wrapper(type(inner)):

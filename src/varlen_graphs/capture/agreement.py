@@ -27,7 +27,13 @@ class Failure(NamedTuple):
 
 
 class Agreement:
-    """One process, which has to agree with nobody. `TensorParallelEncoder` puts that of its ranks in the place."""
+    """One process, which has to agree with nobody. `TensorParallelEncoder` puts that of its ranks in the place.
+
+    Attributes:
+        alone: Whether it is one process.
+    """
+
+    alone = True
 
     def attempt(self, run: Callable[[], object]) -> Failure | None:
         """Run something on every rank: what went wrong, of the same kind on all ranks if it did on any."""

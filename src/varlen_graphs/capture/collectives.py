@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.rules import written_arguments
 from varlen_graphs.sharded import is_wrapper
@@ -46,7 +46,6 @@ class Rehearsal(TorchDispatchMode):
             return args[0]
         if written := written_arguments(func, args, kwargs):
             return written[0]
-        device = next(arg for arg in args if isinstance(arg, Tensor | list))
-        device = (device[0] if isinstance(device, list) else device).device
+        device = next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
         forms = func(*tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args), **kwargs)
         return tree_map_only(Tensor, lambda form: torch.zeros_like(form, device=device), forms)

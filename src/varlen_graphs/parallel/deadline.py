@@ -37,14 +37,8 @@ class Deadline:
 
     def watch(self) -> None:
         """Watch what is queued on the current stream up to now. Records an event; no sync."""
-        event = self._spare.pop() if self._spare else self._event()
-        event.record(current_stream(self._device))
-        self._under_way.append((event, time.monotonic()))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="varlen_graphs deadline", daemon=True)
-            self._thread.start()
-        if not self._awake.is_set():
-            self._awake.set()
+        self._under_way.append((self._record(), time.monotonic()))
+        self._wake()
 
     def close(self) -> None:
         """End the thread."""
@@ -60,8 +54,17 @@ class Deadline:
             return False
         return time.monotonic() - max(self._progress, self._under_way[0][1]) > self._seconds
 
-    def _event(self) -> torch.cuda.Event:
-        return torch.cuda.Event()
+    def _record(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event()
+        event.record(current_stream(self._device))
+        return event
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="varlen_graphs deadline", daemon=True)
+            self._thread.start()
+        if not self._awake.is_set():
+            self._awake.set()
 
     def _run(self) -> None:
         if self._device.type == "cuda":

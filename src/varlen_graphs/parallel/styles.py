@@ -1,7 +1,7 @@
-"""How the towers of recipes are sharded, as styles of `torch.distributed.tensor.parallel`, whose import takes a while."""
+"""How the towers of recipes are sharded: styles of `torch.distributed.tensor.parallel`, whose import takes a while."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,10 +10,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from varlen_graphs.errors import SpecError
 
 PROJECTIONS = {
-    "linear_fc1": ColwiseParallel, "linear_fc2": RowwiseParallel, "fc1": ColwiseParallel, "fc2": RowwiseParallel,
-    "gate_proj": ColwiseParallel, "up_proj": ColwiseParallel, "down_proj": RowwiseParallel,
+    "linear_fc1": "columns", "linear_fc2": "rows", "fc1": "columns", "fc2": "rows",
+    "gate_proj": "columns", "up_proj": "columns", "down_proj": "rows",
 }  # fmt: skip
-"""The linear layers of an MLP, by the names that towers have for them."""
+"""How the linear layers of an MLP are sharded, by the names that towers have for them."""
 
 
 class FusedHeads(ParallelStyle):
@@ -34,7 +34,7 @@ class FusedHeads(ParallelStyle):
             style.src_data_rank = self.src_data_rank
             style._apply(part, device_mesh)
         module.num_heads //= ranks
-        return module
+        return cast(nn.Module, module)
 
 
 def plan_of(tower: Any) -> dict[str, ParallelStyle]:
@@ -53,4 +53,4 @@ def _styles(tower: Any) -> Iterator[tuple[str, ParallelStyle]]:
         )
     yield "blocks.*.attn", FusedHeads()
     for name in names:
-        yield f"blocks.*.mlp.{name}", PROJECTIONS[name]()
+        yield f"blocks.*.mlp.{name}", ColwiseParallel() if PROJECTIONS[name] == "columns" else RowwiseParallel()

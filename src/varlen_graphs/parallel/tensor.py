@@ -62,8 +62,8 @@ class TensorParallelEncoder:
     A rank may die or hang, raise an error that others do not meet, or be called with something else. Nothing of torch
     looks at collectives in a graph, so on GPUs a thread does while calls are under way: where none ends within
     `deadline`, the group is aborted, which ends what hangs on the GPU. `RankError` then comes from each later call and
-    from `check()`; an output that was under way is undefined. On the CPU collectives raise by themselves, at the timeout
-    of the group, and the call raises `RankError`. After that a group is of no use any more.
+    from `check()`; an output that was under way is undefined. On the CPU collectives raise by themselves, at the
+    timeout of the group, and the call raises `RankError`. After that a group is of no use any more.
 
     Args:
         encoder: The encoder of this rank's shard, nothing captured yet. All ranks have the same budgets and options.
@@ -79,9 +79,7 @@ class TensorParallelEncoder:
         RankError: Another rank has other budgets, or raised an error.
     """
 
-    def __init__(
-        self, encoder: GraphedEncoder, group: "ProcessGroup | None" = None, *, deadline: float = 60.0
-    ) -> None:
+    def __init__(self, encoder: GraphedEncoder, group: "ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
         if not deadline > 0:
             raise SpecError(f"deadline={deadline}: expected seconds above 0")
         if len(encoder._captured):
@@ -182,6 +180,8 @@ _LOST = (
 class _Ranks(Agreement):
     """The agreement of the ranks of a group. Synchronizes with the host."""
 
+    alone = False
+
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._ranks = ranks
         self._device = device
@@ -203,7 +203,7 @@ class _Ranks(Agreement):
 
     def rehearse(self, run: Callable[[], Value]) -> Value:
         """Run without the other ranks."""
-        with Rehearsal():
+        with Rehearsal():  # type: ignore[no-untyped-call]  # torch's own
             return run()
 
     def same(self, value: Value) -> Value:
@@ -214,8 +214,12 @@ class _Ranks(Agreement):
 
 
 def _is_of_group(error: RuntimeError) -> bool:
-    """Whether a collective raised this; gloo's errors are of no class of their own."""
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    """Whether a collective raised this."""
+    return isinstance(error, torch.distributed.DistError) or any(words in str(error) for words in _GLOO)
+
+
+_GLOO = ("gloo", "pair closure")
+"""What errors of gloo say, which are of no class of their own."""
 
 
 def _method(bound: Any) -> Callable[[], None]:

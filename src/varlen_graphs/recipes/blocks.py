@@ -87,7 +87,7 @@ def split_heads(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tens
     """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`.
 
     Raises:
-        SpecError: The projection is of another width: it was sharded, as what it is not, or the number of heads was not.
+        SpecError: The projection is of another width: it was sharded, and the number of heads was not.
     """
     _check_heads(qkv, 3, heads, dim)
     q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
