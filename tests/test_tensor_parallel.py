@@ -109,6 +109,21 @@ def test_a_rehearsal_needs_no_other_rank(group_of_one):
     assert not any(t.any() for t in (reduced, gathered, scattered, *several))
 
 
+def test_after_the_deadline_the_group_is_aborted_and_graphs_are_freed(group_of_one, caplog):
+    encoder, aborted = attention_encoder(), threading.Event()
+    alone = vg.parallel.TensorParallelEncoder(encoder, deadline=7)
+    alone(torch.randn(8, 8), lengths=[5, 3])
+    assert len(encoder._captured)
+    alone._ranks.abort = aborted.set
+    alone._give_up()  # what the deadline calls
+    assert aborted.wait(30)
+    assert not len(encoder._captured)
+    for call in (lambda: alone(torch.randn(8, 8), lengths=[8]), alone.check, alone.capture):
+        with pytest.raises(vg.RankError, match="no call ended for 7 s, so the group was aborted: a rank of the group"):
+            call()
+    assert "no call ended for 7 s" in caplog.text
+
+
 class Clock:
     """Seconds that pass when they are told to, and events of what runs on a GPU."""
 
