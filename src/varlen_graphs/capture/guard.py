@@ -87,9 +87,8 @@ class Guard:
         known = {id(part) for slot in slots for part in _parts_of(slot.value)}
         outside = _slots_outside([tensor for tensor in read if id(tensor) not in known], module)
         slots += outside
-        self._memory = [
-            local(slot.value).detach() for slot in slots if isinstance(slot.value, Tensor)
-        ]  # nothing frees it
+        tensors = [slot.value for slot in slots if isinstance(slot.value, Tensor)]
+        self._memory = [local(tensor).detach() for tensor in tensors]  # nothing frees it
         self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
         self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
