@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.call import StaticKey, static_key
+from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.attributes import Attributes
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.guard import Guard
@@ -23,6 +24,7 @@ from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs, reason_of
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
+from varlen_graphs.sharded import mesh_of
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
 from varlen_graphs.table import ItemTable
@@ -60,6 +62,7 @@ class Captured:
         kept: Tensors that captured runs made and somebody keeps, for people.
         failure: Why the last capture gave no graph at all, if it did not, for people.
         releases: How often graphs were dropped.
+        agreement: With the other ranks that capture the module, if there are any.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Captured:
         self.kept: list[str] = []
         self.failure: str | None = None
         self.releases = 0
+        self.agreement = Agreement()
         self._module = module
         self._spec = spec
         self._budgets = budgets
@@ -116,6 +120,7 @@ class Captured:
         self, key: Key, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
         self.check_memory()
+        self._check_agreement()
         self._state.warn_of_training()
         budgets = [budget for budget in self._budgets if budget not in self._in_use.out]
         if not budgets:
@@ -138,7 +143,7 @@ class Captured:
             self._pool.advance()
             start = time.perf_counter()
             try:
-                graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
+                graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend, self.agreement)
             except Exception as error:
                 self.failure = reason_of(error)
                 raise
@@ -161,14 +166,29 @@ class Captured:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
                     timed = [budget for budget in budgets if budget not in graphs.failed]
-                    self._in_use.learn(measure(graphs, self._forward, timed, statics, self._pool.bytes()))
+                    held = self._pool.bytes()
+                    self._in_use.learn(measure(graphs, self._forward, timed, statics, held, self.agreement))
                     self.seconds["budgets timed in"] = time.perf_counter() - captured
+                self._in_use.learn(self.agreement.same(self._in_use.costs))
         if len(self._graphs) == MANY_KEYS:
             warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
         return graphs
+
+    def _check_agreement(self) -> None:
+        """Whether ranks that share the weights agree on what they capture.
+
+        Raises:
+            SpecError: They do not.
+        """
+        mesh = mesh_of(self._module)
+        if mesh is not None and mesh.size() > 1 and self.agreement.alone:
+            raise SpecError(
+                f"the weights of {type(self._module).__name__} are sharded over {mesh.size()} ranks, which must "
+                "capture and replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
+            )
 
     def _tell_failed(self, graphs: Graphs) -> None:
         """Take budgets out of use that could not be captured."""

@@ -12,12 +12,13 @@ from tqdm import tqdm
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
+from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.base import CAPTURING, Backend, Graph
-from varlen_graphs.capture.memory import ReadMemory, forget_frames, is_out_of_memory
+from varlen_graphs.capture.memory import ReadMemory, forget_frames
 from varlen_graphs.deferred import Deferred
-from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.extents import Extent
-from varlen_graphs.kernels.attention.timing import measuring
+from varlen_graphs.kernels.attention.timing import Attention, measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
 from varlen_graphs.table import ItemTable
 
@@ -44,6 +45,8 @@ class Graphs:
         budgets: Which graphs to capture.
         forward: What to capture. Not kept.
         backend: How.
+        agreement: With the other ranks that capture the module, if there are any: what fails on one of them is left out
+            on all.
 
     Attributes:
         arena: As given.
@@ -72,21 +75,16 @@ class Graphs:
         budgets: Sequence[Budget],
         forward: BoundForward,
         backend: Backend,
+        agreement: Agreement,
     ) -> None:
         self.arena = arena
         self.failed: dict[Budget, str] = {}
         self._graphs: dict[Budget, Graph] = {}
         self._memory = ReadMemory(arena.rows.device, "the module")
         self._form: _Form | None = None
-        first = None
-        for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            parts = _probe(forward, probe, declared)
-            first = first or parts
-            _check_entries(_entries(parts), _entries(first))
-            _check_constants(parts.constants, first.constants)
-            self._constants = parts.constants
+        self._constants = agreement.must(lambda: agreement.rehearse(partial(_probe_all, forward, arena, declared)))
         try:
-            self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend))
+            self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend, agreement))
         except BaseException:
             self._graphs.clear()  # whoever keeps the traceback does not keep the memory
             raise
@@ -96,31 +94,33 @@ class Graphs:
         self.state = self._memory.state
         del self._memory
 
-    def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:
+    def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], Failure | None]) -> None:
         """Capture what can be captured."""
         waiting = deque(sorted(budgets, reverse=True))
         first: Exception | None = None
         for _ in tqdm(range(len(waiting)), desc="capturing", unit="graph", delay=2, leave=False):
             budget = waiting.popleft()
-            try:
-                capture(budget)
-            except Exception as error:
-                if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
-                    raise  # of the declaration, which is the same for all
-                self.failed[budget] = reason_of(error)
-                if is_out_of_memory(error):
-                    forget_frames(error)
-                    if self.arena.rows.is_cuda:
-                        torch.cuda.empty_cache()
-                elif not self._graphs:
-                    if first is not None:
-                        raise first from None
-                    first = error
-                    waiting.rotate(1)  # the smallest comes next
-            else:
+            failure = capture(budget)
+            if failure is None:
                 if first is not None:
                     forget_frames(first)
                     first = None
+                continue
+            error, kind = failure
+            del failure
+            if kind == "declaration":
+                raise error
+            self.failed[budget] = reason_of(error)
+            if kind == "memory":
+                forget_frames(error)
+                if self.arena.rows.is_cuda:
+                    torch.cuda.empty_cache()
+            elif not self._graphs:
+                if first is not None:
+                    raise first from None
+                first = error
+                waiting.rotate(1)  # the smallest comes next
+            del error
         if not self._graphs:
             raise first or CaptureError(
                 f"no budget could be captured, because memory is short: {self.failed[min(budgets)]}\n"
@@ -128,15 +128,32 @@ class Graphs:
             )
 
     def _capture(
-        self, declared: Declared, deferred: Deferred, forward: BoundForward, backend: Backend, budget: Budget
-    ) -> None:
-        """Capture a budget, after two runs of it."""
+        self,
+        declared: Declared,
+        deferred: Deferred,
+        forward: BoundForward,
+        backend: Backend,
+        agreement: Agreement,
+        budget: Budget,
+    ) -> Failure | None:
+        """Capture a budget, after two runs of it or more: what went wrong, if it did."""
         memory, arena = self._memory, self.arena
-        with CAPTURING:
+        attention = Attention()
+
+        def warm_up() -> Parts:
+            return _run_parts(forward, arena, deferred, declared, budget)
+
+        def first_run() -> None:
+            """Fill whatever the module computes once and keeps, so that the watched run finds it."""
             arena.load_sample(budget)
-            warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
-            with measuring() as attention:
-                warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+            with measuring() as measured:
+                agreement.rehearse(warm_up)
+            attention.per_square = measured.per_square
+            if not agreement.alone:  # what no graph can hold is to be found before other ranks wait for this one
+                with ReadMemory(arena.rows.device, "the module"):
+                    agreement.rehearse(warm_up)
+
+        def record() -> None:
             with memory:
                 parts = warm_up()
             form = self._form or _Form(parts)
@@ -147,10 +164,16 @@ class Graphs:
             run = partial(_run, forward, arena, deferred, declared, budget)
             graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
             form.check_captured(graph.outputs)
-        if self._form is None:
-            self._form = form
-            self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-        self._graphs[budget] = graph
+            if self._form is None:
+                self._form = form
+                self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
+            self._graphs[budget] = graph
+
+        with CAPTURING:
+            failure = agreement.attempt(first_run) or agreement.attempt(record)
+        if failure is not None:
+            self._graphs.pop(budget, None)  # another rank has failed
+        return failure
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -171,6 +194,19 @@ def reason_of(error: Exception) -> str:
     where = next((line for line in rest if line.startswith("  at ")), "")
     kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "
     return shorten(f"{kind}{what}{where}", 400)
+
+
+def _probe_all(forward: BoundForward, arena: Arena, declared: Declared) -> Sequence[Any]:
+    """The Python values of an output without padding, by runs that show what its tensors are, too.
+
+    Of rows and items in two proportions: a wrong declaration fits one of them at most.
+    """
+    several = [_probe(forward, probe, declared) for probe in arena.probes()]
+    first = several[0]
+    for parts in several:
+        _check_entries(_entries(parts), _entries(first))
+        _check_constants(parts.constants, first.constants)
+    return first.constants
 
 
 def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], declared: Declared) -> Parts:
