@@ -299,7 +299,7 @@ def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, e
     """Which errors of CUDA that are; real ones are in tests/gpu/test_failures.py."""
     left = [*errors]
 
-    def capture_once(self, run, name):
+    def capture_once(self, run, name, draws):
         assert not gc.isenabled()
         if left:
             raise left.pop(0)

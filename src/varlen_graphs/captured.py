@@ -3,8 +3,8 @@
 import gc
 import logging
 import time
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,15 @@ Key = tuple[StaticKey, Hashable]
 """What graphs are kept by: static arguments, and the adapters at work."""
 
 
+class Basis(NamedTuple):
+    """What a set of graphs is captured for, whichever adapters are at work."""
+
+    statics: dict[str, Any]
+    row_shape: tuple[int, ...]
+    device: torch.device
+    backend: Backend
+
+
 class Captured:
     """One arena, the weights, and the graphs of each set of static arguments and of adapters at work.
 
@@ -44,18 +53,19 @@ class Captured:
     Args:
         module: The module whose weights the graphs read.
         spec: The declaration.
-        budgets: Which graphs to capture.
         forward: What to capture.
         state: The state to capture in.
         pool: Where.
-        in_use: Told what replays cost, once it was measured, and which budgets could not be captured.
+        in_use: The budgets. Told what replays cost, once it was measured, and which could not be captured.
         on_change: What happens when memory that graphs read is found elsewhere.
+        lazy: Whether calls capture no more than they must: the largest budget, if there is no other graph.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
         deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
-        seconds: How long the parts of the first capture took.
+        seconds: How long the parts of the first captures took.
+        busy: Whether graphs are being captured: whoever wants the pool's turn waits for it.
         kept: Tensors that captured runs made and somebody keeps, for people.
         releases: How often graphs were dropped.
     """
@@ -64,12 +74,12 @@ class Captured:
         self,
         module: nn.Module,
         spec: BufferSpec,
-        budgets: Sequence[Budget],
         forward: Forward,
         state: State,
         pool: Pool,
         in_use: InUse,
         on_change: Literal["error", "recapture"],
+        lazy: bool,
     ) -> None:
         self.arena: Arena | None = None
         self.deferred: Deferred | None = None
@@ -77,24 +87,30 @@ class Captured:
         self.seconds: dict[str, float] = {}
         self.kept: list[str] = []
         self.releases = 0
+        self.busy = False
         self._module = module
         self._spec = spec
-        self._budgets = budgets
         self._forward = forward
         self._state = state
         self._pool = pool
         self._in_use = in_use
         self._on_change = on_change
+        self._lazy = lazy
         self._guard: Guard | None = None
         self._graphs: dict[Key, Graphs] = {}
+        self._bases: dict[Key, Basis] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
 
+    def find(self, statics: dict[str, Any]) -> Graphs | None:
+        """The graphs for these static arguments, if there are any. Needs no turn of the pool."""
+        return self._graphs.get(self.key(statics))
+
     def graphs(
         self, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
-        """The graphs for these static arguments, captured if this is the first call with them.
+        """The graphs for these static arguments; those that a call must find are captured if they are not there.
 
         Raises:
             StaleGraphError: What they read was found elsewhere, with `on_change="error"`. A part of it is looked at,
@@ -103,20 +119,49 @@ class Captured:
         self._check_not_staged()
         if self._guard is not None and (what := self._guard.change_soon()):
             self._changed(what)
-        key = self.key(statics)
-        found = self._graphs.get(key)
-        return found or self._capture(key, statics, row_shape, device, backend)
+        found = self._graphs.get(self.key(statics))
+        if found is not None and (self._lazy or self._in_use.settled or found.complete_for is self._in_use.costs):
+            return found
+        return self.capture(Basis(statics, tuple(row_shape), device, backend), () if self._lazy else None)
 
-    def _capture(
-        self, key: Key, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
-    ) -> Graphs:
+    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None) -> Graphs:
+        """Capture what has no graph yet: of all budgets in use, or of some.
+
+        The first graph of a set is that of the largest budget in use: the pool is then as large as it has to be, and
+        smaller ones find room in it. Synchronizes with the host.
+
+        Raises:
+            CaptureError: No budget is in use.
+            StaleGraphError: What graphs read was found elsewhere, with `on_change="error"`.
+        """
+        self._check_not_staged()
         self.check_memory()
-        self._state.warn_of_training()
-        budgets = [budget for budget in self._budgets if budget not in self._in_use.out]
-        if not budgets:
+        key = self.key(basis.statics)
+        graphs = self._graphs.get(key)
+        in_use = [budget for budget in self._in_use.budgets if budget not in self._in_use.out]
+        if graphs is None and not in_use:
             raise CaptureError(
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
             )
+        budgets = in_use if wanted is None else [budget for budget in in_use if budget in wanted]
+        if graphs is None and in_use[-1] not in budgets:
+            budgets.append(in_use[-1])
+        missing = [budget for budget in budgets if graphs is None or budget not in graphs]
+        if missing:
+            self.busy = True
+            try:
+                self._capture(key, basis, missing)
+            finally:
+                self.busy = False
+        graphs = self._graphs[key]
+        if wanted is None:
+            graphs.complete_for = self._in_use.costs
+        return graphs
+
+    def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> None:
+        """Capture these, which have no graphs yet."""
+        statics, row_shape, device, backend = basis
+        self._state.warn_of_training()
 
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
@@ -125,34 +170,45 @@ class Captured:
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             if self.deferred is None or self.deferred.device != device:
                 self.deferred = Deferred(self._spec, device)
-            arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
+            start, is_new, is_first = time.perf_counter(), key not in self._graphs, not self._graphs
+            arena = self.arena or Arena(self._spec, self._in_use.budgets, row_shape, self._forward.row_dtype, device)
+            graphs = self._graphs.get(key) or Graphs(self._spec.declared, arena, self.deferred)
+            if is_new and self._forward.compiled is not None:
+                self._forward.compiled.begin()
             self._pool.advance()
-            start = time.perf_counter()
-            graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
-            self._graphs[key], self.arena = graphs, arena
+            graphs.capture(budgets, forward, backend)
+            self._graphs[key], self._bases[key], self.arena = graphs, basis, arena
             # After the module's caches were filled.
             self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])
-            self._tell_failed(graphs)
+            self._tell_failed(graphs, budgets)
             self._tell_kept(backend)
-            if len(self._graphs) == 1:
-                captured = time.perf_counter()
-                self.seconds = {"captured, kernels compiled, in": captured - start}
-                if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
+            if self.is_timed(statics):
+                self.seconds = {} if is_first else self.seconds
+                self._count_seconds("captured, kernels compiled, in", start)
+                if is_first and self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    timed = [budget for budget in budgets if budget not in graphs.failed]
-                    self._in_use.learn(measure(graphs, self._forward, timed, statics, self._pool.bytes()))
-                    self.seconds["budgets timed in"] = time.perf_counter() - captured
-        if len(self._graphs) == MANY_KEYS:
+                    self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
+        if is_new and len(self._graphs) == MANY_KEYS:
             warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
-        return graphs
 
-    def _tell_failed(self, graphs: Graphs) -> None:
-        """Take budgets out of use that could not be captured."""
-        for budget, reason in graphs.failed.items():
+    def _time(self, graphs: Graphs, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
+        """Learn what replays of these budgets cost."""
+        start = time.perf_counter()
+        known = None if is_first else self._in_use.learned
+        self._in_use.learn(measure(graphs, self._forward, budgets, statics, self._pool.bytes(), known))
+        self._count_seconds("budgets timed in", start)
+
+    def _count_seconds(self, part: str, start: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def _tell_failed(self, graphs: Graphs, budgets: Sequence[Budget]) -> None:
+        """Take those of these budgets out of use that could not be captured."""
+        failed = {budget: reason for budget, reason in graphs.failed.items() if budget in budgets}
+        for budget, reason in failed.items():
             self._in_use.put_out(budget, reason)
             warn(
                 f"the graph of {budget.rows} rows could not be captured and is out of use: other budgets take its calls"
@@ -254,6 +310,7 @@ class Captured:
         self._pool.advance()
         self.releases += 1
         self._graphs.clear()
+        self._bases.clear()
         self.arena = None
         self.kept = []
         self._guard = None

@@ -17,7 +17,7 @@ from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Captured
+from varlen_graphs.captured import Basis, Captured
 from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
@@ -141,7 +141,7 @@ class GraphedEncoder:
         self._state = State(module)
         self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(
-            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._in_use, on_change
+            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy=False
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
@@ -320,7 +320,7 @@ class GraphedEncoder:
         backend = self._choice.backend(example.device)
         if backend:
             with self.pool.exclusive():
-                self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
+                self._captured.capture(Basis(bound, self.spec.row_extent.rest(example), example.device, backend))
         return self
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:

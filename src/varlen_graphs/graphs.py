@@ -1,6 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import shorten
@@ -14,6 +14,7 @@ from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.base import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import ReadMemory, forget_frames, is_out_of_memory
+from varlen_graphs.costs import Costs
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.extents import Extent
@@ -29,68 +30,89 @@ By the compiler's code, if there is one, unless it is called with `compiled=Fals
 
 
 class Graphs:
-    """Captures a forward once a budget, largest first, and replays it.
+    """Captures a forward once a budget, largest first, and replays it. More budgets may be captured later.
 
     Outputs stay where each graph computes them, in memory that the other graphs of the pool use too: they are to be
     copied out before the next replay.
-
-    A budget whose capture fails is left out. If it is the largest, the smallest is tried next: where that fails as
-    well, the forward cannot be captured. Memory may be short for large budgets only, so then all are tried.
 
     Args:
         declared: What the forward's output is.
         arena: Where the forward finds its inputs.
         deferred: Checks the item table, first of all.
-        budgets: Which graphs to capture.
-        forward: What to capture. Not kept.
-        backend: How.
 
     Attributes:
         arena: As given.
-        failed: Why budgets were left out.
+        failed: Why budgets could not be captured.
         extents: What each tensor of the output is.
         per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
-        read: What the graphs read that is neither the arena nor what checks it.
         rebuild: Puts tensors in the places of the output, in a new object.
-
-    Raises:
-        SpecError: The output is not what was declared.
-        CaptureError: No budget could be captured.
-        Exception: What the forward raised at the largest budget and at the smallest.
+        times: How often each budget was captured.
+        complete_for: The costs of budgets that all have a graph here, if these are known.
     """
 
     per_square: float
     extents: Sequence[Extent]
     rebuild: Callable[[Sequence[Tensor]], Any]
 
-    def __init__(
-        self,
-        declared: Declared,
-        arena: Arena,
-        deferred: Deferred,
-        budgets: Sequence[Budget],
-        forward: BoundForward,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, declared: Declared, arena: Arena, deferred: Deferred) -> None:
         self.arena = arena
         self.failed: dict[Budget, str] = {}
+        self.times: Counter[Budget] = Counter()
+        self.complete_for: Costs | None = None
+        self._usable: tuple[Costs, Costs] | None = None
+        self._declared = declared
+        self._deferred = deferred
         self._graphs: dict[Budget, Graph] = {}
-        self._memory = ReadMemory(arena.rows.device, "the module")
+        self._entries: EntryKinds | None = None
         self._form: _Form | None = None
+        self._held: dict[int, Tensor] = {}
+        self._read: dict[int, Tensor] = {}
+
+    @property
+    def read(self) -> list[Tensor]:
+        """What the graphs read that is neither the arena nor what checks it."""
+        own = {tensor.untyped_storage().data_ptr() for tensor in (*self.arena.memory, *self._deferred.memory)}
+        return [tensor for address, tensor in self._read.items() if address not in own]
+
+    def capture(self, budgets: Sequence[Budget], forward: BoundForward, backend: Backend) -> None:
+        """Capture budgets, largest first.
+
+        A budget whose capture fails is left out. If it is the largest, and there is no graph yet, the smallest is tried
+        next: where that fails as well, the forward cannot be captured. Memory may be short for large budgets only, so
+        then all are tried. After any other error nothing is left of this call.
+
+        Args:
+            budgets: Which, of those that have no graph.
+            forward: What to capture. Not kept.
+            backend: How.
+
+        Raises:
+            SpecError: The output is not what was declared.
+            CaptureError: There is no graph, and no budget could be captured.
+            Exception: What the forward raised at the largest budget and at the smallest.
+        """
+        if self._entries is None:
+            self._entries = self._probed(forward)
+        memory = ReadMemory(self.arena.rows.device, "the module")
+        memory.held, memory.read = dict(self._held), dict(self._read)
+        before = set(self._graphs)
+        try:
+            self._capture_all(budgets, partial(self._capture, forward, backend, memory))
+        except BaseException:
+            for budget in self._graphs.keys() - before:
+                self.drop(budget)  # whoever keeps the traceback does not keep the memory
+            raise
+        self._held, self._read = memory.held, memory.read
+
+    def _probed(self, forward: BoundForward) -> "EntryKinds":
+        """What an entry of each output is, where there is no padding."""
         entries = None
-        for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            parts = _probe(forward, probe, declared)
+        for probe in self.arena.probes():  # rows and items in two proportions: a wrong declaration fits one at most
+            parts = _probe(forward, probe, self._declared)
             entries = entries or _entries(parts)
             _check_entries(_entries(parts), entries)
-        try:
-            self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend))
-        except BaseException:
-            self._graphs.clear()  # whoever keeps the traceback does not keep the memory
-            raise
-        self._held = [*self._memory.held.values()]
-        own = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *deferred.memory)}
-        self.read = [tensor for address, tensor in self._memory.read.items() if address not in own]
-        del self._memory
+        assert entries is not None  # noqa: S101 - there are two probes
+        return entries
 
     def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:
         """Capture what can be captured."""
@@ -114,6 +136,7 @@ class Graphs:
                     first = error
                     waiting.rotate(1)  # the smallest comes next
             else:
+                self.failed.pop(budget, None)
                 if first is not None:
                     forget_frames(first)
                     first = None
@@ -123,11 +146,9 @@ class Graphs:
                 "Give the encoder smaller budgets, or free memory first."
             )
 
-    def _capture(
-        self, declared: Declared, deferred: Deferred, forward: BoundForward, backend: Backend, budget: Budget
-    ) -> None:
+    def _capture(self, forward: BoundForward, backend: Backend, memory: ReadMemory, budget: Budget) -> None:
         """Capture a budget, after two runs of it."""
-        memory, arena = self._memory, self.arena
+        arena, deferred, declared = self.arena, self._deferred, self._declared
         with CAPTURING:
             arena.load_sample(budget)
             warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
@@ -145,7 +166,27 @@ class Graphs:
         if self._form is None:
             self._form = form
             self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-        self._graphs[budget] = graph
+        self._graphs[budget], self._usable = graph, None
+        self.times[budget] += 1
+
+    def usable(self, costs: Costs) -> Costs:
+        """Of these costs those of budgets that have a graph."""
+        if self._usable is None or self._usable[0] is not costs:
+            self._usable = costs, costs.without([budget for budget in costs.replays if budget not in self])
+        return self._usable[1]
+
+    def drop(self, budget: Budget) -> None:
+        """Forget the graph of a budget, if there is one; no replay of it may be running."""
+        self._graphs.pop(budget, None)
+        self._usable = None
+
+    def __contains__(self, budget: Budget) -> bool:
+        return budget in self._graphs
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """The budgets that have a graph."""
+        return [*self._graphs]
 
     def __len__(self) -> int:
         return len(self._graphs)

@@ -29,6 +29,14 @@ TOO_LARGE_IN_USE = "larger than every budget in use"
 EAGER_IS_FASTER = "faster without padding"
 
 
+def planned_again(packs: Sequence[Pack], layout: Layout, planner: Planner, graphs: Graphs) -> Sequence[Pack]:
+    """The replays of a call; others than were planned if a budget has no graph, or went out of use since then."""
+    usable = graphs.usable(planner.costs)
+    if all(one.budget is None or one.budget in usable.replays for one in packs):
+        return packs
+    return planner.packs(layout, usable)
+
+
 class Replays:
     """Answers calls with graphs. Each call has the pool's turn from its first copy in to its last copy out.
 
@@ -57,8 +65,8 @@ class Replays:
         collected = Collected(Span.of(layout))
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if (out := self._planner.in_use.out) and any(one.budget in out for one in packs):
-                packs = self._planner.packs(layout)  # a budget went out of use after the call was planned
+            if not self._planner.in_use.settled:
+                packs = planned_again(packs, layout, self._planner, graphs)
             for one in packs:
                 part, spans = one.layout(layout), one.spans(layout)
                 if one.budget is None:
@@ -81,7 +89,7 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if budget in self._planner.in_use.out:
+            if not self._planner.in_use.settled and budget not in graphs.usable(self._planner.costs).replays:
                 layout = self._forward.spec.read_layout(call.description, rows.shape)
                 return self.run(call, layout, self._planner.packs(layout), backend)
             deferred = self._captured.deferred
@@ -113,7 +121,8 @@ class Replays:
             budget = self._planner.whole(layout)
             if budget is not None:
                 graphs = self._graphs(call, call.rows, backend)
-                budget = self._planner.whole(layout)  # a capture may have put it out of use
+                # A capture may have put it out of use.
+                budget = self._planner.whole(layout, graphs.usable(self._planner.costs))
             if budget is None:
                 yield None
                 return

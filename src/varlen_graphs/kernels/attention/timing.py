@@ -1,5 +1,6 @@
 """How fast backends are: timed while something is captured, once for each size of call."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,13 @@ class _Timed(NamedTuple):
     per_square: float
 
 
-_measured: Attention | None = None
+class _Measuring(threading.local):
+    """What is being measured, by this thread: others may run attention meanwhile."""
+
+    now: Attention | None = None
+
+
+_measuring = _Measuring()
 _timed: dict[tuple[object, ...], _Timed] = {}
 
 
@@ -39,12 +46,12 @@ def measuring() -> Iterator[Attention]:
 
     Synchronizes with the device. Outside, `fastest` is what was found, or the first backend where nothing was.
     """
-    global _measured
-    before, _measured = _measured, Attention()
+    before, now = _measuring.now, Attention()
+    _measuring.now = now
     try:
-        yield _measured
+        yield now
     finally:
-        _measured = before
+        _measuring.now = before
 
 
 def fastest(call: Call, backends: Mapping[str, Run]) -> str:
@@ -52,12 +59,13 @@ def fastest(call: Call, backends: Mapping[str, Run]) -> str:
     q, k = call.q, call.k
     sizes = call.max_seqlen_q, call.max_seqlen_k, call.left, call.right
     key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
-    if key not in _timed and _measured is not None and not torch.cuda.is_current_stream_capturing():
+    measured = _measuring.now
+    if key not in _timed and measured is not None and not torch.cuda.is_current_stream_capturing():
         _timed[key] = _time(call, backends)
     if key not in _timed:
         return next(iter(backends))
-    if _measured is not None:
-        _measured.per_square += _timed[key].per_square
+    if measured is not None:
+        measured.per_square += _timed[key].per_square
     return _timed[key].fastest
 
 
