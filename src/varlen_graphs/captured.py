@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
-from varlen_graphs.call import StaticKey, static_key
+from varlen_graphs.call import Call, StaticKey, static_key
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.guard import Guard
 from varlen_graphs.capture.owners import with_owners
@@ -106,6 +106,10 @@ class Captured:
     def find(self, statics: dict[str, Any]) -> Graphs | None:
         """The graphs for these static arguments, if there are any. Needs no turn of the pool."""
         return self._graphs.get(self.key(statics))
+
+    def basis(self, call: Call, backend: Backend) -> Basis:
+        """What to capture for a call."""
+        return Basis(call.statics, tuple(self._spec.row_extent.rest(call.rows)), call.rows.device, backend)
 
     def graphs(
         self, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend

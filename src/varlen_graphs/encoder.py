@@ -3,18 +3,17 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
-from varlen_graphs.borrowed import Borrowed
-from varlen_graphs.budgets import Budgets, resolve_budgets
-from varlen_graphs.call import Call, Signature
-from varlen_graphs.capture.base import Backend
+from varlen_graphs.background import Background
+from varlen_graphs.budgets import Budget, Budgets, resolve_budgets
+from varlen_graphs.call import Signature
+from varlen_graphs.calls import Calls
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Basis, Captured
@@ -23,21 +22,19 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.errors import CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
-from varlen_graphs.layout import Layout
-from varlen_graphs.packing import Pack
-from varlen_graphs.padded import pack_rows
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
-from varlen_graphs.replay import EAGER_IS_FASTER, Replays
+from varlen_graphs.replay import Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
-from varlen_graphs.stage import Stage, staged
+from varlen_graphs.stage import Stage
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
+from varlen_graphs.wanted import Wanted
 
 
 class GraphedEncoder:
@@ -88,11 +85,13 @@ class GraphedEncoder:
             the evidence. Each of these calls takes an eager one more, syncs, and copies items on the GPU to the host.
         strict: Whether a call whose graph is wrong raises `VerificationError` instead.
         tolerance: How far outputs may be from the module's own, relative L2 of each item; see `verify`.
+        lazy: Whether no call captures. What calls want is captured between them, by `capture_wanted` or
+            `capture_in_background`; until then they take other budgets where that is no slower than eager, or run
+            eager, which `stats.eager` counts as `"not captured yet"`.
 
     Attributes:
         module: As given.
         spec: As given.
-        budgets: The budgets, ascending.
         pool: The pool.
         stats: What happened so far.
 
@@ -119,6 +118,7 @@ class GraphedEncoder:
         verify: int = 0,
         strict: bool = False,
         tolerance: float | None = None,
+        lazy: bool = False,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -128,29 +128,31 @@ class GraphedEncoder:
         _check_choice("on_change", on_change, ("error", "recapture"))
         self.module = module
         self.spec = buffer_spec
-        self.budgets = resolve_budgets(budgets, buffer_spec.row_multiple)
-        buffer_spec.check_budgets(self.budgets)
+        resolved = resolve_budgets(budgets, buffer_spec.row_multiple)
+        buffer_spec.check_budgets(resolved)
         self.pool = pool or Pool()
         self.stats = Stats()
-        self._off = off
         self._lends = outputs == "borrowed"
-        self._in_use = InUse(Costs.in_rows(self.budgets))
+        self._in_use = InUse(Costs.in_rows(resolved), settled=not lazy)
         self._planner = Planner(buffer_spec, self._in_use, on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
-        self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(
-            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy=False
+            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
-        self._checks = (
+        checks = (
             InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
             if verify
             else None
         )
-        self._traces: list[Trace] = []
+        self._wanted = Wanted(self._captured, self._planner, self._state, self.pool) if lazy else None
+        self._calls = Calls(
+            self._signature, Choice(module, self._state, backend, self.pool), self._captured, self._planner,
+            self._forward, self._replays, self._state, self.stats, checks, self._wanted, off, self._lends,
+        )  # fmt: skip
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,38 +171,11 @@ class GraphedEncoder:
                 was forked.
         """
         self._replays.tell_deferred()
-        call = self._bind(args, kwargs)
-        reason, backend = self._choice.of(call)
-        if backend is not None and (budget := self._planner.unseen(call)) is not None:
-            self.stats.count_call(call.items)
-            for trace in self._traces:
-                trace.count(self._planner.most(call))
-            if self._checks is not None:
-                packs = [Pack(budget, range(call.items))]
-                return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
-            return self._replays.run_unseen(call, budget, backend)
-        return self._encode(call, self._read_layout(call), reason, backend)
-
-    def _encode(self, call: Call, layout: Layout, reason: str, backend: Backend | None) -> Any:
-        """The output of items that the host knows: of a call, or of a part of one."""
-        self._count(layout)
-        packs = self._planner.packs(layout) if backend is not None else []
-        if packs and all(one.budget is None for one in packs):
-            reason, backend = self._replays.too_large, None
-        elif packs and self._planner.eager_is_faster(packs, layout) and self._captured.is_timed(call.statics):
-            reason, backend = EAGER_IS_FASTER, None
-        if backend is None:
-            self.stats.count_eager(reason)
-            return self._run_eager(call, layout)
-        if self._checks is not None:
-            replay = partial(self._replays.run, call, layout, packs, backend)
-            return self._checks.run(call, packs, replay, layout)
-        return self._replays.run(call, layout, packs, backend)
+        return self._calls.answer(self._calls.bind(args, kwargs))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same call without graphs and without padding, for comparison: through the same code where it can be."""
-        call = self._bind(args, kwargs)
-        return self._run_eager(call, self._read_layout(call))
+        return self._calls.eager(self._calls.bind(args, kwargs))
 
     @contextmanager
     def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:
@@ -224,32 +199,7 @@ class GraphedEncoder:
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
         self._replays.tell_deferred()
-        packed = self.spec.packed
-        if packed.padded_by is not None:
-            raise InputError(
-                f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in"
-                " place; call the encoder with it"
-            )
-        if packed.name in arguments:
-            raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
-        example = packed.as_argument(self._captured.no_rows())
-        call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
-        items = self.spec.read_layout(call.description, ())
-        self._planner.whole(items)  # bounds what is allocated, with a graph or without
-        reason, backend = self._choice.of(call)
-        self._count(items)
-        if backend is not None:
-            checked = None if self._checks is None else partial(self._checks.run_stage, call, items)
-            with self._replays.stage(call, items, backend, checked) as stage:
-                if stage is not None:
-                    yield stage
-                    return
-            reason = self._replays.too_large
-        self.stats.count_eager(reason)
-        rows = example.new_empty(self.spec.argument_shape(items, call.rows))
-        call.original[packed.name], call.rows = rows, packed.rows_first(rows)
-        hooked = self._state.has_hooks()
-        with torch.no_grad(), staged(rows, lambda: self._without_graph(call, items, hooked)) as stage:
+        with self._calls.stage(layout, arguments) as stage:
             yield stage
 
     @contextmanager
@@ -272,12 +222,17 @@ class GraphedEncoder:
                 "PackedRows(padded_by=...)"
             )
         trace = Trace(self.costs)
-        self._traces.append(trace)
+        self._calls.traces.append(trace)
         try:
             yield trace
         finally:
-            self._traces.remove(trace)
+            self._calls.traces.remove(trace)
             trace.costs = self.costs  # the first call may have measured them
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets, ascending."""
+        return self._in_use.budgets
 
     @property
     def costs(self) -> Costs:
@@ -310,6 +265,14 @@ class GraphedEncoder:
             CaptureError: Something in the module cannot be captured, or the module's state is not that of construction.
         """
         self.pool.check_process()
+        basis = self._basis(statics)
+        if basis is not None:
+            with self.pool.exclusive():
+                self._captured.capture(basis)
+        return self
+
+    def _basis(self, statics: dict[str, Any]) -> Basis | None:
+        """What to capture for calls with these static arguments; `None` where calls run eager."""
         example = self._captured.no_rows()
         bound, beyond = self._signature.bind_statics(statics)
         reason = beyond or self._state.change(example.device.type)
@@ -317,11 +280,52 @@ class GraphedEncoder:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the state of construction"
             )
-        backend = self._choice.backend(example.device)
-        if backend:
-            with self.pool.exclusive():
-                self._captured.capture(Basis(bound, self.spec.row_extent.rest(example), example.device, backend))
-        return self
+        backend = self._calls.choice.backend(example.device)
+        if backend is None:
+            return None
+        return Basis(bound, tuple(self.spec.row_extent.rest(example)), example.device, backend)
+
+    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+        """Capture what calls wanted and found without a graph, with `lazy=True`: the most wanted first.
+
+        For the time between calls: the pool's turn is taken for one budget at a time. With the first one the largest
+        budget is captured, too, because it sizes the memory that all share.
+
+        Args:
+            most: At most so many; `None` is all.
+
+        Returns:
+            Those that were captured, or went out of use because they could not be.
+
+        Raises:
+            SpecError: The encoder is not lazy, so its calls capture.
+            CaptureError, StaleGraphError, and what the module raises: As for `capture`. Calls go on eager.
+        """
+        self.pool.check_process()
+        return self._lazy().capture(most)
+
+    def capture_in_background(self) -> "Future[None]":
+        """Capture what calls want in a thread of its own, with `lazy=True`, one budget after the other.
+
+        Calls meanwhile do not wait, unless they began before the capture: they run eager while a graph is captured, and
+        on the graphs there are in between.
+
+        Returns:
+            A future that is pending as long as the thread is at work. `cancel()` ends it, and so do the end of the
+            encoder and that of the interpreter. An error ends it too, and is the future's `exception()`.
+
+        Raises:
+            SpecError: The encoder is not lazy.
+        """
+        self.pool.check_process()
+        thread = Background(self._lazy(), self.pool)
+        thread.start()
+        return thread.future
+
+    def _lazy(self) -> Wanted:
+        if self._wanted is None:
+            raise SpecError("calls of this encoder capture what they need: expected one with lazy=True")
+        return self._wanted
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Budgets, the times measured for them, replays, padding and eager runs, as a table for people.
@@ -367,17 +371,20 @@ class GraphedEncoder:
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
+        for one, _ in pairs if self._wanted is not None else ():
+            with self.pool.exclusive():
+                self._captured.capture(self._captured.basis(one.call, one.backend))
         if not pairs:
             raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
         given = self._tolerance if tolerance is None else tolerance
         return Verifier(self._captured, self._forward, self._planner, self.pool, given, pairs).verify()
 
     def _example(self, arguments: Mapping[str, Any]) -> Example:
-        call = self._bind((), dict(arguments))
-        reason, backend = self._choice.of(call)
+        call = self._calls.bind((), dict(arguments))
+        reason, backend = self._calls.choice.of(call)
         if backend is None:
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
-        return Example(call, self._read_layout(call), backend)
+        return Example(call, self._calls.read_layout(call), backend)
 
     def poison(self) -> None:
         """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.
@@ -387,39 +394,10 @@ class GraphedEncoder:
         with self.pool.exclusive():
             self._captured.poison()
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        call = self._signature.bind(args, kwargs)
-        self._captured.check_rows(call.rows)
-        if self._off is not None and call.beyond is None:
-            call.beyond = self._off(self.module)
-        return call
-
-    def _read_layout(self, call: Call) -> Layout:
-        """The items of a call; where it brings a padded batch to pack, this packs it."""
-        layout = self.spec.read_layout(call.description, call.rows.shape)
-        if self.spec.packed.padded_by is not None:
-            call.length = call.rows.shape[1]
-            with torch.no_grad():
-                call.rows = pack_rows(call.rows, layout.rows)
-        return layout
-
-    def _count(self, layout: Layout) -> None:
-        self.stats.count_call(len(layout))
-        for trace in self._traces:
-            trace.count(self.spec.needs.load(layout), self.spec.needs.squares(layout))
-
-    def _run_eager(self, call: Call, layout: Layout) -> Any:
-        output = self._without_graph(call, layout, self._state.has_hooks())
-        return Borrowed(output) if self._lends else output
-
-    def _without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
-        if self._checks is not None and self._checks.distrusts_forward:
-            return self._forward.reference(call, layout)
-        return self._forward.without_graph(call, layout, hooked)
-
     def __repr__(self) -> str:
-        name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"
-        return f"GraphedEncoder({name}, {len(self.budgets)} budgets of {rows}, {len(self._captured)} captured)"
+        budgets = self.budgets
+        name, rows = type(self.module).__name__, f"{budgets[0].rows}..{budgets[-1].rows} rows"
+        return f"GraphedEncoder({name}, {len(budgets)} budgets of {rows}, {len(self._captured)} captured)"
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

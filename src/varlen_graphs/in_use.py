@@ -15,6 +15,7 @@ class InUse:
 
     Args:
         costs: All budgets, and what replays of them are assumed to cost.
+        settled: Whether all of them have graphs whenever one has.
 
     Attributes:
         budgets: All budgets, ascending.
@@ -24,12 +25,12 @@ class InUse:
         settled: Whether every budget that calls were ever planned for has its graphs.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, settled: bool = True) -> None:
         self.budgets = tuple(sorted(costs.replays))
         self.costs = costs
         self.learned: Costs | None = None
         self.out: dict[Budget, str] = {}
-        self.settled = True
+        self.settled = settled
         self._assumed = costs
 
     def learn(self, costs: Costs) -> None:

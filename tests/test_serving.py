@@ -1,0 +1,375 @@
+"""The life of a server: graphs that are captured between calls, while calls go on."""
+
+import contextlib
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests.encoders import Attention, attention_encoder, attention_spec
+from tests.test_guard import rows_for
+from tests.test_threads import run_script
+from tests.threads import run_in_threads
+from tests.towers import distance, equal_bits
+
+SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SIZES = (32, 96, 160, 256)
+"""Other numbers of rows than those that a module is looked at with first."""
+BUDGETS = tuple(vg.Budget(rows, items=8) for rows in SIZES)
+SMALL, LARGEST = BUDGETS[0], BUDGETS[-1]
+
+
+def lazy_encoder(**options):
+    return attention_encoder(options.pop("budgets", BUDGETS), **({"spec": SHAPED, "lazy": True} | options))
+
+
+def check(encoder, lengths, unseen=False, **statics):
+    """One call, held against the same without graphs."""
+    rows = rows_for(lengths, len(lengths))
+    got = encoder(rows, lengths=torch.tensor(lengths) if unseen else lengths, **statics)
+    assert distance(got, encoder.eager(rows, lengths=lengths, **statics)) < 1e-5
+
+
+def captured(encoder):
+    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
+
+
+# Lazy capture
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_no_call_captures_and_what_calls_wanted_is_captured_between_them(unseen):
+    encoder = lazy_encoder()
+    for _ in range(3):
+        check(encoder, [20], unseen)
+    check(encoder, [100], unseen)
+    assert not captured(encoder)
+    assert encoder.stats.eager == {"not captured yet": 4}
+    assert encoder.capture_wanted() == [SMALL]  # the most wanted
+    assert captured(encoder) == {SMALL, LARGEST}  # which sizes the memory
+    check(encoder, [20], unseen)
+    assert encoder.stats.replays == {SMALL: 1}
+    assert encoder.capture_wanted(most=None) == [BUDGETS[2]]
+    assert encoder.capture_wanted() == []
+    check(encoder, [100], unseen)
+    assert encoder.stats.replays == {SMALL: 1, BUDGETS[2]: 1}
+    assert encoder.stats.eager.total() == 4
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_another_budget_stands_in_where_it_costs_little_more(unseen):
+    encoder = lazy_encoder(budgets=[32, 512, 640])
+    check(encoder, [600], unseen)
+    encoder.capture_wanted()
+    check(encoder, [500], unseen)
+    assert encoder.stats.replays == {encoder.budgets[2]: 1}
+    assert encoder.capture_wanted() == [encoder.budgets[1]]  # and is wanted nevertheless
+    check(encoder, [20], unseen)  # no budget that is there is close
+    assert encoder.stats.eager == {"not captured yet": 2}
+
+
+def test_what_stands_in_is_faster_than_eager_where_times_are_known():
+    encoder = lazy_encoder(budgets=[512, 1024])
+    check(encoder, [1000])
+    encoder.capture_wanted()
+    for host, replays in ((100.0, 1), (0.5, 0)):
+        costs = vg.Costs({encoder.budgets[0]: 1.0, encoder.budgets[1]: 3.0}, host=host)
+        encoder._in_use.learn(costs)
+        before = encoder.stats.replays.total()
+        check(encoder, [500])
+        assert encoder.stats.replays.total() - before == replays
+
+
+def test_a_lazy_encoder_captures_everything_when_it_is_told_to():
+    encoder = lazy_encoder().capture()
+    assert captured(encoder) == set(BUDGETS)
+    assert encoder.capture_wanted() == []
+    check(encoder, [20])
+    assert not encoder.stats.eager
+
+
+def test_an_encoder_that_is_not_lazy_says_so():
+    encoder = attention_encoder()
+    for method in (encoder.capture_wanted, encoder.capture_in_background):
+        with pytest.raises(vg.SpecError, match="lazy=True"):
+            method()
+
+
+def test_each_set_of_static_arguments_has_graphs_of_its_own():
+    encoder = lazy_encoder()
+    check(encoder, [20])
+    check(encoder, [20], scale=2.0)
+    check(encoder, [20], scale=2.0)
+    encoder.capture_wanted()
+    check(encoder, [20], scale=2.0)
+    check(encoder, [20])
+    assert encoder.stats.eager == {"not captured yet": 4}
+    encoder.capture_wanted()
+    check(encoder, [20])
+    assert encoder.stats.replays == {SMALL: 2}
+    assert repr(encoder).endswith("4 captured)")
+
+
+def test_a_stage_does_not_wait_for_a_capture():
+    encoder = lazy_encoder()
+    for count in range(2):
+        rows = rows_for([20])
+        with encoder.stage([20]) as stage:
+            stage.rows.copy_(rows)
+            if count:
+                with pytest.raises(vg.InputError, match=r"inside `with encoder\.stage"):
+                    encoder.capture_wanted(most=None)
+            else:
+                encoder(rows_for([100]), lengths=[100])
+        assert distance(stage.output, encoder.eager(rows, lengths=[20])) < 1e-6
+        if not count:
+            encoder.capture_wanted()
+            check(encoder, [100])
+    assert encoder.stats.replays[SMALL] == 1
+
+
+def test_borrowed_outputs_of_calls_without_graphs_are_the_callers_own():
+    encoder = lazy_encoder(outputs="borrowed")
+    first = encoder(rows_for([20]), lengths=[20])
+    encoder.capture_wanted()
+    assert first.valid
+    second = encoder(rows_for([20]), lengths=[20])
+    assert distance(second.output, first.output) < 1e-6
+    encoder(rows_for([100]), lengths=[100])
+    encoder.capture_wanted()
+    assert not second.valid
+
+
+def test_nothing_is_captured_in_another_state_than_that_of_construction():
+    encoder = lazy_encoder()
+    check(encoder, [20])
+    encoder.module.train(False)
+    assert encoder.capture_wanted() == []
+    encoder.module.train(True)
+    with torch.autocast("cpu", torch.bfloat16):  # of this thread, and not of the encoder
+        assert encoder.capture_wanted() == [SMALL]
+    check(encoder, [20])
+    assert encoder.stats.replays.total() == 1
+
+
+def test_released_graphs_are_captured_again_between_calls():
+    encoder = lazy_encoder()
+    check(encoder, [20])
+    encoder.capture_wanted()
+    encoder.release()
+    check(encoder, [20])
+    assert not captured(encoder)
+    assert encoder.capture_wanted() == [SMALL]
+    check(encoder, [20])
+    assert encoder.stats.replays.total() == 1
+
+
+def test_weights_that_moved_are_told_between_calls_and_in_them():
+    encoder = lazy_encoder()
+    check(encoder, [20])
+    encoder.capture_wanted()
+    check(encoder, [100])
+    encoder.module.qkv.weight.data = encoder.module.qkv.weight.data.clone()
+    with pytest.raises(vg.StaleGraphError, match="was moved or replaced"):
+        encoder.capture_wanted()
+    with pytest.raises(vg.StaleGraphError, match="was moved or replaced"):
+        encoder(rows_for([20]), lengths=[20])
+    encoder.release()
+    assert encoder.capture_wanted() == [BUDGETS[2]]
+
+
+def test_with_recapture_calls_go_on_over_weights_that_moved():
+    encoder = lazy_encoder(on_change="recapture")
+    check(encoder, [20])
+    encoder.capture_wanted()
+    encoder.module.qkv.weight.data = encoder.module.qkv.weight.data * 2
+    for _ in range(2):
+        check(encoder, [20])
+    assert captured(encoder) == {LARGEST}  # one graph, which the call itself captures
+    encoder.capture_wanted()
+    check(encoder, [20])
+    assert encoder.stats.replays[SMALL] == 1
+
+
+def test_replays_are_checked_as_soon_as_there_are_any():
+    encoder = lazy_encoder(verify=1)
+    check(encoder, [20])
+    assert not encoder.stats.checked
+    encoder.capture_wanted()
+    for _ in range(3):
+        check(encoder, [20])
+    assert encoder.stats.checked == {SMALL: 1}
+
+
+def test_verify_captures_what_it_proves():
+    encoder = lazy_encoder()
+    verified = encoder.verify([{"x": rows_for([20]), "lengths": [20]}])
+    assert verified.budgets == BUDGETS
+
+
+def test_what_fails_is_told_to_whoever_captures_and_calls_go_on_eager():
+    class Failing(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            if len(x) in self.sizes:
+                raise ValueError("no grid of so many blocks")
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    module = Failing()
+    module.sizes = SIZES
+    encoder = lazy_encoder(module=module)
+    check(encoder, [20])
+    with pytest.raises(ValueError, match="no grid of so many blocks"):
+        encoder.capture_wanted()
+    check(encoder, [20])
+    future = encoder.capture_in_background()
+    assert isinstance(future.exception(60), ValueError)
+    check(encoder, [20])
+    module.sizes = (32,)
+    with pytest.warns(UserWarning, match="32 rows could not be captured and is out of use"):
+        assert encoder.capture_wanted() == [SMALL]
+    assert encoder.capture_wanted() == []
+    check(encoder, [20])
+    assert encoder.stats.eager == {"not captured yet": 3}
+    assert encoder.stats.replays == {LARGEST: 1}
+    assert encoder.capture_wanted() == [BUDGETS[1]]
+    check(encoder, [20])
+    assert encoder.stats.replays == {LARGEST: 1, BUDGETS[1]: 1}
+
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=5)
+STEPS = st.one_of(
+    st.tuples(st.just("call"), LENGTHS, st.booleans(), st.sampled_from([1.0, 2.0])),
+    st.tuples(st.sampled_from(["wanted", "release", "capture", "poison"])),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(STEPS, max_size=12))
+def test_whatever_comes_between_calls_they_are_right(steps):
+    encoder = lazy_encoder()
+    for name, *rest in steps:
+        if name == "call":
+            check(encoder, rest[0], rest[1], scale=rest[2])
+        elif name == "wanted":
+            encoder.capture_wanted()
+        else:
+            getattr(encoder, name)()
+    encoder.check()
+
+
+# Capture in the background
+
+
+class Held(Attention):
+    """Holds every run of so many rows until it may go on."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+        if len(x) == self.rows:
+            self.begun.set()
+            assert self.go_on.wait(60)
+        return super().forward(x, cu_seqlens, max_seqlen, scale)
+
+
+def wait_for(encoder, budgets):
+    """Wait until calls find these graphs."""
+    done = threading.Event()
+    while not captured(encoder) >= set(budgets):
+        done.wait(0.01)
+
+
+def test_calls_go_on_while_a_thread_captures_what_they_want():
+    module = Held(160)
+    encoder = lazy_encoder(module=module)
+    future = encoder.capture_in_background()
+    check(encoder, [20])
+    wait_for(encoder, [SMALL])
+    check(encoder, [20])
+    assert encoder.stats.replays == {SMALL: 1}
+    check(encoder, [100])
+    module.begun.wait(60)
+    replayed = encoder.stats.replays.copy()
+    for unseen in (False, True):
+        check(encoder, [20], unseen)  # does not wait, though its graph is there
+    with encoder.stage([20]) as stage:
+        stage.rows.copy_(rows_for([20]))
+    assert encoder.stats.eager["a graph was being captured"] == 3
+    assert encoder.stats.replays == replayed
+    module.go_on.set()
+    wait_for(encoder, [BUDGETS[2]])
+    assert not future.done()
+    future.cancel()
+
+
+def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder():
+    encoder = lazy_encoder()
+    before = threading.active_count()
+    future = encoder.capture_in_background()
+    assert threading.active_count() == before + 1
+    assert future.cancel()
+    again = encoder.capture_in_background()
+    check(encoder, [20])
+    wait_for(encoder, [SMALL])
+    with encoder.pool.exclusive():  # nothing is at work
+        alive = weakref.ref(encoder._captured)
+        del encoder
+    gc.collect()
+    assert again.result(60) is None
+    assert alive() is None
+
+
+def test_threads_that_call_capture_and_release_at_once_get_right_outputs():
+    encoder, wrong = lazy_encoder(), []
+    future = encoder.capture_in_background()
+
+    def work(seed):
+        for i in range(30):
+            if seed == 0:
+                (encoder.release, encoder.capture_wanted, encoder.check)[i % 3]()
+                continue
+            lengths = [1 + (seed * 7 + i * 5) % 90, 1 + i]
+            rows = rows_for(lengths, seed)
+            with contextlib.nullcontext():
+                got = encoder(rows, lengths=torch.tensor(lengths) if i % 2 else lengths)
+            if distance(got, encoder.eager(rows, lengths=lengths)) > 1e-5:
+                wrong.append((seed, i))
+
+    run_in_threads(work)
+    assert not wrong
+    assert not future.done()
+    future.cancel()
+
+
+def test_the_interpreter_ends_quietly_while_a_thread_captures():
+    printed, errors = run_script("""
+    encoder = attention_encoder(spec=spec, module=Slow(), lazy=True)
+    waiting = attention_encoder(spec=spec, lazy=True)
+    encoder(rows, lengths=[6])
+    futures = [one.capture_in_background() for one in (encoder, waiting)]
+    Slow.capturing.wait()
+    with waiting.pool.exclusive():
+        waiting(rows, lengths=[6])
+    stage = waiting.stage([6])
+    writing = stage.__enter__()  # a block that nobody leaves
+    print("ready", flush=True)
+    """)
+    assert printed == ["ready"]
+    assert "Exception" not in errors
+    assert "Error" not in errors
+
+
+def test_replays_of_the_same_budget_give_the_same_bits_however_it_was_captured():
+    at_once, later = attention_encoder(BUDGETS, spec=SHAPED).capture(), lazy_encoder()
+    check(later, [20])
+    later.capture_wanted()
+    rows = rows_for([20])
+    assert equal_bits(at_once(rows, lengths=[20]), later(rows, lengths=[20]))
