@@ -373,3 +373,115 @@ def test_replays_of_the_same_budget_give_the_same_bits_however_it_was_captured()
     later.capture_wanted()
     rows = rows_for([20])
     assert equal_bits(at_once(rows, lengths=[20]), later(rows, lengths=[20]))
+
+
+# Budgets that come and go
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_budgets_come_and_go_while_serving(lazy):
+    encoder = lazy_encoder(budgets=BUDGETS[1:3], lazy=lazy)
+
+    def fill():
+        if lazy:
+            encoder.capture_wanted(None)
+
+    for _ in range(2):
+        check(encoder, [90])
+        fill()
+    check(encoder, [20])
+    arena = encoder._captured.arena
+    assert encoder.add_budget(SMALL) == SMALL
+    assert encoder.budgets == BUDGETS[:3]
+    check(encoder, [20])
+    fill()
+    check(encoder, [20])
+    assert encoder.stats.replays[SMALL] == (1 if lazy else 2)
+    assert encoder._captured.arena is arena
+    encoder.add_budget(LARGEST)
+    assert len(encoder._captured.arena.rows) == 256
+    assert captured(encoder) >= {SMALL, BUDGETS[1]}  # again
+    check(encoder, [250])
+    fill()
+    check(encoder, [250])
+    assert encoder.stats.replays[LARGEST] >= 1
+    encoder.drop_budget(SMALL)
+    check(encoder, [20])
+    assert SMALL not in captured(encoder)
+    encoder.drop_budget(LARGEST)
+    check(encoder, [250])
+    assert encoder.stats.eager["larger than every budget"] == 1
+    encoder.release()
+    check(encoder, [90])
+    assert encoder.budgets == BUDGETS[1:3]
+
+
+def test_budgets_that_cannot_come_or_go_are_told():
+    encoder = attention_encoder([32, 96], spec=SHAPED).capture()
+    with pytest.raises(vg.BudgetError, match="one of the encoder's budgets already"):
+        encoder.add_budget(20)
+    with pytest.raises(vg.BudgetError, match="none of the encoder's budgets"):
+        encoder.drop_budget(160)
+    with pytest.raises(vg.BudgetError, match="no item could use it"):
+        encoder.add_budget(0)
+    encoder.drop_budget(32)
+    with pytest.raises(vg.BudgetError, match="the only budget: add another one first"):
+        encoder.drop_budget(96)
+    check(encoder, [20])
+
+
+def test_more_items_than_the_arena_has_room_for_are_held_by_a_new_one():
+    encoder = attention_encoder([vg.Budget(256, items=4)], spec=SHAPED, verify=1).capture()
+    for _ in range(2):
+        check(encoder, [9] * 12)
+    encoder.add_budget(vg.Budget(160, items=16))
+    for _ in range(2):
+        check(encoder, [9] * 12)
+    assert encoder.stats.replays[vg.Budget(160, items=16)] == 2
+    assert encoder.stats.checked[vg.Budget(256, items=4)] == 3
+
+
+def test_a_budget_that_came_has_graphs_for_all_static_arguments():
+    encoder = attention_encoder(BUDGETS[1:], spec=SHAPED).capture().capture(scale=2.0)
+    encoder.add_budget(SMALL)
+    assert len(encoder._captured) == 8
+    for scale in (1.0, 2.0):
+        check(encoder, [20], scale=scale)
+    assert encoder.stats.replays == {SMALL: 2}
+
+
+def test_a_handle_on_the_memory_of_a_budget_that_went_refuses():
+    encoder = attention_encoder(BUDGETS, spec=SHAPED, outputs="borrowed")
+    handle = encoder(rows_for([20]), lengths=[20])
+    encoder.drop_budget(SMALL)
+    assert not handle.valid
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_budgets_come_and_go_under_load(lazy):
+    encoder, wrong = lazy_encoder(lazy=lazy), []
+    if lazy:
+        future = encoder.capture_in_background()
+
+    def work(seed):
+        for i in range(24):
+            if seed == 0:
+                (encoder.drop_budget, encoder.add_budget)[i % 2](BUDGETS[(i // 2) % 4])
+                continue
+            lengths = [1 + (seed * 7 + i * 5) % 90, 1 + i]
+            rows = rows_for(lengths, seed)
+            if i % 3:
+                got = encoder(rows, lengths=torch.tensor(lengths) if i % 2 else lengths)
+            else:
+                with encoder.stage(lengths) as stage:
+                    stage.rows.copy_(rows)
+                got = stage.output
+            if distance(got, encoder.eager(rows, lengths=lengths)) > 1e-5:
+                wrong.append((seed, i))
+
+    run_in_threads(work)
+    assert not wrong
+    assert encoder.budgets == BUDGETS
+    if lazy:
+        assert not future.done()
+        future.cancel()

@@ -107,6 +107,11 @@ class Captured:
         """The graphs for these static arguments, if there are any. Needs no turn of the pool."""
         return self._graphs.get(self.key(statics))
 
+    def is_now(self, key: Key, basis: Basis) -> bool:
+        """Whether a capture now would be of the state of construction, with these adapters at work."""
+        with self._state.autocast(basis.device.type):  # which is not the same in another thread
+            return self._state.why_eager(basis.device.type) is None and self.key(basis.statics) == key
+
     def basis(self, call: Call, backend: Backend) -> Basis:
         """What to capture for a call."""
         return Basis(call.statics, tuple(self._spec.row_extent.rest(call.rows)), call.rows.device, backend)
@@ -232,6 +237,41 @@ class Captured:
                 "anything else; return what is needed as an output, and drop the rest"
             )
 
+    def add(self, budget: Budget) -> None:
+        """Have a graph for one budget more, where there are graphs and calls are to find one.
+
+        Where the arena has no room for it, all that there is, is captured again in a larger one.
+        """
+        self._check_not_staged()
+        self._in_use.add(budget)
+        if self.arena is not None and not self.arena.holds(budget):
+            self._capture_again()
+        if not self._lazy:
+            for key, basis in [*self._bases.items()]:
+                if self.is_now(key, basis):  # others wait for calls
+                    self.capture(basis)
+
+    def drop(self, budget: Budget) -> None:
+        """Forget a budget, and its graphs once they have run."""
+        self._check_not_staged()
+        self._in_use.drop(budget)
+        self._drop_graphs([budget])
+
+    def _drop_graphs(self, budgets: Collection[Budget]) -> None:
+        self._pool.synchronize()
+        self._pool.advance()
+        for graphs in self._graphs.values():
+            for budget in budgets:
+                graphs.drop(budget)
+
+    def _capture_again(self) -> None:
+        """Capture what there is in new memory; graphs of another state than the module is in are dropped."""
+        before = [(key, basis, self._graphs[key].budgets) for key, basis in self._bases.items()]
+        self._forget_all()
+        for key, basis, budgets in before:
+            if self.is_now(key, basis) and not self._in_use.out.keys() >= {*self._in_use.budgets}:
+                self.capture(basis, budgets)
+
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
         return next(iter(self._graphs), None) == self.key(statics)
@@ -310,6 +350,10 @@ class Captured:
     def release(self) -> None:
         """Drop everything, once the last replay has run."""
         self._check_not_staged()
+        self._forget_all()
+        self._in_use.put_all_in()
+
+    def _forget_all(self) -> None:
         self._pool.synchronize()
         self._pool.advance()
         self.releases += 1
@@ -318,7 +362,6 @@ class Captured:
         self.arena = None
         self.kept = []
         self._guard = None
-        self._in_use.put_all_in()
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""

@@ -19,7 +19,7 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.captured import Basis, Captured
 from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
-from varlen_graphs.errors import CaptureError, InputError, SpecError
+from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
 from varlen_graphs.page import page
@@ -148,7 +148,7 @@ class GraphedEncoder:
             if verify
             else None
         )
-        self._wanted = Wanted(self._captured, self._planner, self._state, self.pool) if lazy else None
+        self._wanted = Wanted(self._captured, self._planner, self.pool) if lazy else None
         self._calls = Calls(
             self._signature, Choice(module, self._state, backend, self.pool), self._captured, self._planner,
             self._forward, self._replays, self._state, self.stats, checks, self._wanted, off, self._lends,
@@ -321,6 +321,53 @@ class GraphedEncoder:
         thread = Background(self._lazy(), self.pool)
         thread.start()
         return thread.future
+
+    def add_budget(self, budget: int | Budget) -> Budget:
+        """Have one budget more, while serving; from any thread.
+
+        It is captured now, or when calls want it with `lazy=True`. Where it needs more room for rows or items than the
+        arena has, which is made for the largest budget, all graphs are captured again, in an arena that is larger:
+        calls meanwhile wait, or run eager with `lazy=True`.
+
+        Args:
+            budget: Rows, or a `Budget`.
+
+        Returns:
+            The budget, its rows rounded up as those of the others.
+
+        Raises:
+            BudgetError: It is there already, or no item could use it.
+            CaptureError, StaleGraphError, and what the module raises: As for `capture`; the budget stays.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        self.spec.check_budgets([one])
+        with self.pool.exclusive():
+            if one in self.budgets:
+                raise BudgetError(f"{one} is one of the encoder's budgets already")
+            self._captured.add(one)
+        return one
+
+    def drop_budget(self, budget: int | Budget) -> None:
+        """Have one budget less, while serving; from any thread. Its calls go to others, or run eager.
+
+        Waits for the last replay, and frees what its graph alone takes. Memory that graphs share stays as large as the
+        largest budget needed until `release`.
+
+        Args:
+            budget: Rows, or a `Budget`, as `add_budget` takes it.
+
+        Raises:
+            BudgetError: There is no such budget, or no other one.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        with self.pool.exclusive():
+            if one not in self.budgets:
+                raise BudgetError(f"{one} is none of the encoder's budgets: expected one of encoder.budgets")
+            if len(self.budgets) == 1:
+                raise BudgetError(f"{one} is the only budget: add another one first")
+            self._captured.drop(one)
 
     def _lazy(self) -> Wanted:
         if self._wanted is None:

@@ -15,7 +15,6 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack, total_cost
 from varlen_graphs.planner import Planner
-from varlen_graphs.state import State
 
 NOT_CAPTURED = "not captured yet"
 CAPTURING = "a graph was being captured"
@@ -45,18 +44,16 @@ class Wanted:
     Args:
         captured: What there is, and captures.
         planner: Plans.
-        state: Tells whether a capture now would be of the state of construction.
         pool: Whose turn a capture takes.
 
     Attributes:
         some: Set when calls want something.
     """
 
-    def __init__(self, captured: Captured, planner: Planner, state: State, pool: Pool) -> None:
+    def __init__(self, captured: Captured, planner: Planner, pool: Pool) -> None:
         self.some = Event()
         self._captured = captured
         self._planner = planner
-        self._state = state
         self._pool = pool
         self._wants: dict[Key, _Want] = {}
         self._lock = Lock()
@@ -155,10 +152,8 @@ class Wanted:
                 if budget in self._planner.costs.replays
             ]
         for _, key, basis, budget in sorted(wants, key=lambda one: one[0], reverse=True):
-            device = basis.device.type
-            with self._state.autocast(device):  # which is not the same in another thread
-                if self._state.why_eager(device) is None and self._captured.key(basis.statics) == key:
-                    return key, basis, budget
+            if self._captured.is_now(key, basis):
+                return key, basis, budget
         return None
 
     def _forget(self, key: Key, budget: Budget) -> None:
