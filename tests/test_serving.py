@@ -312,10 +312,11 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
 
 def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder():
     encoder = lazy_encoder()
-    before = threading.active_count()
     future = encoder.capture_in_background()
-    assert threading.active_count() == before + 1
+    (thread,) = [one for one in threading.enumerate() if getattr(one, "future", None) is future]
     assert future.cancel()
+    thread.join(60)
+    assert not thread.is_alive()
     again = encoder.capture_in_background()
     check(encoder, [20])
     wait_for(encoder, [SMALL])
@@ -485,3 +486,113 @@ def test_budgets_come_and_go_under_load(lazy):
     if lazy:
         assert not future.done()
         future.cancel()
+
+
+# A limit of memory
+
+MIB = 1 << 20
+
+
+def bytes_of(budgets, **options):
+    return attention_encoder(budgets, spec=SHAPED, **options).capture().bytes()
+
+
+def test_what_an_encoder_holds_is_counted():
+    encoder = attention_encoder(BUDGETS, spec=SHAPED)
+    assert encoder.bytes() == 0
+    held = [bytes_of(BUDGETS[:count]) for count in range(1, 5)]
+    assert held == sorted(held)
+    encoder.capture()
+    assert encoder.bytes() == held[-1]
+    encoder.drop_budget(SMALL)
+    assert encoder.bytes() < held[-1]
+    encoder.release()
+    assert encoder.bytes() == 0
+
+
+def test_without_calls_the_largest_budgets_go():
+    limit = bytes_of(BUDGETS[:3])
+    encoder = attention_encoder(BUDGETS, spec=SHAPED, memory=limit)
+    check(encoder, [20])
+    assert captured(encoder) == set(BUDGETS[:3])
+    assert len(encoder._captured.arena.rows) == BUDGETS[2].rows
+    check(encoder, [200])
+    assert encoder.stats.eager == {"larger than every budget in use": 1}
+    assert encoder.stats.evicted == {LARGEST: 1}
+    assert f"hold more than the limit of {limit:,} bytes" in encoder.report()
+
+
+def test_budgets_that_calls_do_not_use_go_first():
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS) - 1)
+    for budget in BUDGETS:
+        for _ in range(12 if budget != BUDGETS[1] else 3):
+            check(encoder, [budget.rows - 2])
+        encoder.capture_wanted()
+        for _ in range(12 if budget != BUDGETS[1] else 0):
+            check(encoder, [budget.rows - 2])
+    assert captured(encoder) == set(BUDGETS) - {BUDGETS[1]}
+    for _ in range(3):
+        check(encoder, [90])
+    assert encoder.capture_wanted() == []  # others are of more use
+    for _ in range(200):
+        encoder(rows_for([90]), lengths=[90])
+    assert encoder.capture_wanted() == [BUDGETS[1]]
+    assert captured(encoder) >= {BUDGETS[1], LARGEST}
+    assert len(captured(encoder)) < 4
+    assert encoder.bytes() < bytes_of(BUDGETS)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
+    encoder = lazy_encoder(memory=1000, lazy=lazy)
+    reason = "no graph fits the limit of memory"
+    if lazy:
+        check(encoder, [20])
+    with pytest.warns(UserWarning, match="no graph fits the limit of 1,000 bytes, so all calls run eager") as warned:
+        encoder.capture_wanted() if lazy else check(encoder, [20, 30])
+    assert len(warned) == 1
+    for unseen in (False, True):
+        check(encoder, [20, 30], unseen)
+    with encoder.stage([20]) as stage:
+        stage.rows.copy_(rows_for([20]))
+    assert encoder.stats.eager[reason] >= 3
+    assert encoder.bytes() == 0
+    encoder.release()
+    for _ in range(2):
+        check(encoder, [20])
+        if lazy:
+            encoder.capture_wanted()
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 2 * bytes_of(BUDGETS)),
+    st.booleans(),
+    st.lists(st.tuples(LENGTHS, st.booleans(), st.sampled_from([1.0, 2.0])), max_size=12),
+)
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_the_limit_holds_after_every_call_and_calls_are_right(limit, lazy, calls):
+    encoder = lazy_encoder(memory=limit, lazy=lazy)
+    for lengths, unseen, scale in calls:
+        check(encoder, lengths, unseen, scale=scale)
+        assert encoder.bytes() <= limit
+        if lazy:
+            encoder.capture_wanted()
+            assert encoder.bytes() <= limit
+    assert encoder.stats.calls == len(calls)
+
+
+def test_a_limit_is_an_amount_of_memory():
+    with pytest.raises(vg.BudgetError, match="'2 apples'"):
+        lazy_encoder(memory="2 apples")
+    with pytest.raises(vg.BudgetError, match="'2 apples'"):
+        vg.Ladder.auto("2 apples")
+
+
+def test_a_ladder_for_a_memory_is_what_fits_of_the_default_one():
+    ladder = vg.Ladder.auto("1.5MiB")
+    assert [*ladder] == [*vg.Ladder()]
+    spec = vg.BufferSpec(vg.PackedRows("input", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), ladder, spec, backend="tape").capture()
+    assert MIB < encoder.bytes() <= 1.5 * MIB
+    assert 0 < len(captured(encoder)) < len(encoder.budgets) == len([*vg.Ladder()])

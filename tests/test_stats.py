@@ -74,7 +74,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
         assert found.pop(("own_eager_total", everywhere | {("reason", reason)})) == count
     for each in now["budgets"]:
         own = {(name, str(each[name])) for name in ("rows", "items", "segments", "max_seqlen")}
-        for name in ("replays", "active", "padding", "checked", "wrong"):
+        for name in ("replays", "active", "padding", "checked", "wrong", "evicted"):
             assert found.pop((f"own_budget_{name}_total", everywhere | own)) == each[name]
     assert not found
 
@@ -89,7 +89,7 @@ def test_what_an_encoder_did_is_on_its_page():
     assert found["varlen_graphs_eager_total", frozenset([model, ("reason", "larger than every budget")])] == 1
     assert encoder.stats.as_dict()["budgets"] == [
         {"rows": 64, "items": 4, "segments": 8, "max_seqlen": 64, "replays": 1, "active": 20, "padding": 44}
-        | {"checked": 0, "wrong": 0}
+        | {"checked": 0, "wrong": 0, "evicted": 0}
     ]
 
 

@@ -3,6 +3,7 @@
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,12 +19,14 @@ from varlen_graphs.capture.owners import with_owners
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
+from varlen_graphs.eviction import Use, least_useful
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
+from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
 from varlen_graphs.warn import warn
 
@@ -59,6 +62,8 @@ class Captured:
         in_use: The budgets. Told what replays cost, once it was measured, and which could not be captured.
         on_change: What happens when memory that graphs read is found elsewhere.
         lazy: Whether calls capture no more than they must: the largest budget, if there is no other graph.
+        limit: What graphs, pool and arena may hold, in bytes; `None` is any amount.
+        stats: Tells how often budgets were replayed.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
@@ -67,7 +72,8 @@ class Captured:
         seconds: How long the parts of the first captures took.
         busy: Whether graphs are being captured: whoever wants the pool's turn waits for it.
         kept: Tensors that captured runs made and somebody keeps, for people.
-        releases: How often graphs were dropped.
+        releases: How often graphs were released.
+        losses: How often all graphs were dropped, for that or to be captured again.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class Captured:
         in_use: InUse,
         on_change: Literal["error", "recapture"],
         lazy: bool,
+        limit: int | None,
+        stats: Stats,
     ) -> None:
         self.arena: Arena | None = None
         self.deferred: Deferred | None = None
@@ -87,6 +95,7 @@ class Captured:
         self.seconds: dict[str, float] = {}
         self.kept: list[str] = []
         self.releases = 0
+        self.losses = 0
         self.busy = False
         self._module = module
         self._spec = spec
@@ -96,6 +105,10 @@ class Captured:
         self._in_use = in_use
         self._on_change = on_change
         self._lazy = lazy
+        self._limit = limit
+        self._stats = stats
+        self._use = Use()
+        self._told_of_limit = False
         self._guard: Guard | None = None
         self._graphs: dict[Key, Graphs] = {}
         self._bases: dict[Key, Basis] = {}
@@ -133,8 +146,8 @@ class Captured:
             return found
         return self.capture(Basis(statics, tuple(row_shape), device, backend), () if self._lazy else None)
 
-    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None) -> Graphs:
-        """Capture what has no graph yet: of all budgets in use, or of some.
+    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: int = 0) -> Graphs:
+        """Capture what has no graph yet: of all budgets in use, or of some, which so many calls wanted.
 
         The first graph of a set is that of the largest budget in use: the pool is then as large as it has to be, and
         smaller ones find room in it. Synchronizes with the host.
@@ -147,7 +160,7 @@ class Captured:
         self.check_memory()
         key = self.key(basis.statics)
         graphs = self._graphs.get(key)
-        in_use = [budget for budget in self._in_use.budgets if budget not in self._in_use.out]
+        in_use = self._in_use.those_in_use
         if graphs is None and not in_use:
             raise CaptureError(
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
@@ -157,18 +170,78 @@ class Captured:
             budgets.append(in_use[-1])
         missing = [budget for budget in budgets if graphs is None or budget not in graphs]
         if missing:
-            self.busy = True
-            try:
-                self._capture(key, basis, missing)
-            finally:
-                self.busy = False
-        graphs = self._graphs[key]
+            graphs = self._capture(key, basis, missing)
+            if self._limit is not None:
+                for budget in wanted or ():
+                    self._use.want(budget, calls)
+                self._keep_to(self._limit)
+                graphs = self._graphs.get(key, graphs)  # in new memory; empty if there is not enough for any
+        assert graphs is not None  # noqa: S101 - something is missing where there is none
         if wanted is None:
             graphs.complete_for = self._in_use.costs
         return graphs
 
-    def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> None:
+    def _keep_to(self, limit: int) -> None:
+        """Give up the least useful budgets until what is held is no more than that."""
+        self._use.look(self._stats.replays)
+        while self._graphs and self.bytes() > limit:
+            self._use.fade()
+            own = self._own_bytes()
+            per_row = (self.bytes() - sum(own.values())) / max(own).rows
+            gone = least_useful(own, per_row, limit, self._use, self._in_use.costs.over(self._in_use.budgets))
+            self._stats.count_evicted(gone)
+            left = own.keys() - gone
+            largest = max(left, default=None)
+            too_large = [b for b in self._in_use.those_in_use if largest is None or b > largest]
+            for budget in too_large if self._lazy else {*too_large, *gone}:
+                self._in_use.put_out(budget, f"with it graphs hold more than the limit of {limit:,} bytes")
+            self._drop_graphs(gone)
+            if largest is None:
+                self._forget_all()
+                self._in_use.why_none = "no graph fits the limit of memory"
+                if not self._told_of_limit:
+                    self._told_of_limit = True
+                    warn(
+                        f"no graph fits the limit of {limit:,} bytes, so all calls run eager: allow more memory, or "
+                        "give the encoder smaller budgets"
+                    )
+            elif too_large:
+                self._capture_again()
+
+    def bytes(self) -> int:
+        """What graphs, arena and pool hold; of a pool that is shared, all of it."""
+        arena = sum(tensor.nbytes for tensor in self.arena.memory) if self.arena is not None else 0
+        return arena + self._pool.bytes() + sum(self._own_bytes().values())
+
+    def _own_bytes(self) -> dict[Budget, int]:
+        """What the graphs of each budget take beside memory that all share."""
+        own: Counter[Budget] = Counter()
+        for graphs in self._graphs.values():
+            own.update(graphs.bytes())
+        return dict(own)
+
+    def admits(self, budget: Budget, calls: int) -> bool:
+        """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less."""
+        own = self._own_bytes()
+        if self._limit is None or not own:
+            return True
+        larger = min([one for one in own if one >= budget], default=max(own))  # which takes no less
+        if self.bytes() + own[larger] <= self._limit:
+            return True
+        costs = self._in_use.costs.over(self._in_use.budgets)
+        self._use.look(self._stats.replays)
+        worth = self._use.of(budget, costs, own, calls) / max(1, own[larger])
+        return any(self._use.of(one, costs, own) / max(1, own[one]) < worth for one in own if one != max(own))
+
+    def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         """Capture these, which have no graphs yet."""
+        self.busy = True
+        try:
+            return self._capture_now(key, basis, budgets)
+        finally:
+            self.busy = False
+
+    def _capture_now(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         statics, row_shape, device, backend = basis
         self._state.warn_of_training()
 
@@ -180,7 +253,9 @@ class Captured:
             if self.deferred is None or self.deferred.device != device:
                 self.deferred = Deferred(self._spec, device)
             start, is_new, is_first = time.perf_counter(), key not in self._graphs, not self._graphs
-            arena = self.arena or Arena(self._spec, self._in_use.budgets, row_shape, self._forward.row_dtype, device)
+            arena = self.arena or Arena(
+                self._spec, self._in_use.those_in_use, row_shape, self._forward.row_dtype, device
+            )
             graphs = self._graphs.get(key) or Graphs(self._spec.declared, arena, self.deferred)
             if is_new and self._forward.compiled is not None:
                 self._forward.compiled.begin()
@@ -203,6 +278,7 @@ class Captured:
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
+        return graphs
 
     def _time(self, graphs: Graphs, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
         """Learn what replays of these budgets cost."""
@@ -269,8 +345,9 @@ class Captured:
         before = [(key, basis, self._graphs[key].budgets) for key, basis in self._bases.items()]
         self._forget_all()
         for key, basis, budgets in before:
-            if self.is_now(key, basis) and not self._in_use.out.keys() >= {*self._in_use.budgets}:
-                self.capture(basis, budgets)
+            again = [budget for budget in self._in_use.those_in_use if budget in budgets]
+            if self.is_now(key, basis) and again:
+                self._capture(key, basis, again)
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
@@ -351,12 +428,15 @@ class Captured:
         """Drop everything, once the last replay has run."""
         self._check_not_staged()
         self._forget_all()
+        self.releases += 1
         self._in_use.put_all_in()
 
     def _forget_all(self) -> None:
         self._pool.synchronize()
         self._pool.advance()
-        self.releases += 1
+        self.losses += 1
+        for graphs in self._graphs.values():
+            graphs.clear()  # whoever still has them does not keep the memory
         self._graphs.clear()
         self._bases.clear()
         self.arena = None

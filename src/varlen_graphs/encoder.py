@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from varlen_graphs.background import Background
-from varlen_graphs.budgets import Budget, Budgets, resolve_budgets
+from varlen_graphs.budgets import Budget, Budgets, Ladder, resolve_budgets
 from varlen_graphs.call import Signature
 from varlen_graphs.calls import Calls
 from varlen_graphs.capture.choose import BackendName
@@ -22,6 +22,7 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
+from varlen_graphs.memory_limit import in_bytes
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
 from varlen_graphs.replay import Replays
@@ -88,6 +89,10 @@ class GraphedEncoder:
         lazy: Whether no call captures. What calls want is captured between them, by `capture_wanted` or
             `capture_in_background`; until then they take other budgets where that is no slower than eager, or run
             eager, which `stats.eager` counts as `"not captured yet"`.
+        memory: What graphs, arena and pool may hold: bytes, or a text such as `"2GiB"`. After each capture that holds
+            more, the budgets that are of the least use for the memory they take are out of use until `release`; with
+            `lazy=True` those below the largest come back when calls want them more than others. While graphs are
+            captured there may be more. Of a shared pool all counts.
 
     Attributes:
         module: As given.
@@ -97,7 +102,7 @@ class GraphedEncoder:
 
     Raises:
         SpecError: The declaration does not match the module, or an option is none of those above.
-        BudgetError: A budget that no item could use.
+        BudgetError: A budget that no item could use, or `memory` that is no amount of it.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class GraphedEncoder:
         strict: bool = False,
         tolerance: float | None = None,
         lazy: bool = False,
+        memory: int | str | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -130,6 +136,9 @@ class GraphedEncoder:
         self.spec = buffer_spec
         resolved = resolve_budgets(budgets, buffer_spec.row_multiple)
         buffer_spec.check_budgets(resolved)
+        if memory is None and isinstance(budgets, Ladder):
+            memory = budgets.memory
+        limit = None if memory is None else in_bytes(memory)
         self.pool = pool or Pool()
         self.stats = Stats()
         self._lends = outputs == "borrowed"
@@ -139,7 +148,7 @@ class GraphedEncoder:
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
         self._captured = Captured(
-            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy
+            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy, limit, self.stats
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
@@ -432,6 +441,11 @@ class GraphedEncoder:
         if backend is None:
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
         return Example(call, self._calls.read_layout(call), backend)
+
+    def bytes(self) -> int:
+        """What graphs, arena and pool hold; of a shared pool all of it. On the tape graphs share no memory."""
+        with self.pool.exclusive():
+            return self._captured.bytes()
 
     def poison(self) -> None:
         """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.

@@ -180,6 +180,15 @@ class Graphs:
         self._graphs.pop(budget, None)
         self._usable = None
 
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._graphs.clear()
+        self._usable = None
+
+    def bytes(self) -> dict[Budget, int]:
+        """What the graph of each budget takes beside the pool and the arena."""
+        return {budget: graph.bytes for budget, graph in self._graphs.items()}
+
     def __contains__(self, budget: Budget) -> bool:
         return budget in self._graphs
 

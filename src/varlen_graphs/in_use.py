@@ -23,6 +23,7 @@ class InUse:
         learned: The same as far as it was measured; `None` before that.
         out: Those out of use, and why.
         settled: Whether every budget that calls were ever planned for has its graphs.
+        why_none: Why no budget is in use, where a limit is the reason.
     """
 
     def __init__(self, costs: Costs, settled: bool = True) -> None:
@@ -31,6 +32,7 @@ class InUse:
         self.learned: Costs | None = None
         self.out: dict[Budget, str] = {}
         self.settled = settled
+        self.why_none: str | None = None
         self._assumed = costs
 
     def learn(self, costs: Costs) -> None:
@@ -46,6 +48,7 @@ class InUse:
 
     def put_all_in(self) -> None:
         """Use all budgets again."""
+        self.why_none = None
         if self.out:
             self.out = {}
             self._plan()
@@ -68,6 +71,11 @@ class InUse:
     def _plan(self) -> None:
         costs = self._assumed if self.learned is None else self.learned.over(self.budgets)
         self.costs = costs.without(self.out)
+
+    @property
+    def those_in_use(self) -> list[Budget]:
+        """The budgets in use, ascending."""
+        return [budget for budget in self.budgets if budget not in self.out]
 
     def knows(self, needed: Demand | Load) -> bool:
         """Whether some budget holds what is needed, in use or not."""

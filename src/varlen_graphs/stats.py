@@ -1,6 +1,7 @@
 """What an encoder did so far."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -23,6 +24,7 @@ class Stats:
         padding: Rows of padding that were replayed with them.
         checked: Replays of each budget that were compared with the module itself, with `verify=`.
         wrong: Those that gave something else.
+        evicted: How often graphs of each budget were given up for `memory=`.
     """
 
     calls: int = 0
@@ -34,6 +36,7 @@ class Stats:
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
+    evicted: Counter[Budget] = field(default_factory=Counter)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def count_call(self, items: int) -> None:
@@ -62,6 +65,11 @@ class Stats:
             if not right:
                 self.wrong[budget] += 1
 
+    def count_evicted(self, budgets: Iterable[Budget]) -> None:
+        """Count budgets whose graphs were given up."""
+        with self._lock:
+            self.evicted.update(budgets)
+
     @property
     def padding_share(self) -> float:
         """Padding among all replayed rows, 0 to 1."""
@@ -87,8 +95,9 @@ class Stats:
                         "padding": budget.rows * self.replays[budget] - self.active[budget],
                         "checked": self.checked[budget],
                         "wrong": self.wrong[budget],
+                        "evicted": self.evicted[budget],
                     }
-                    for budget in sorted({*self.replays, *self.checked})
+                    for budget in sorted({*self.replays, *self.checked, *self.evicted})
                 ],
             }
 
@@ -133,4 +142,5 @@ _OF_BUDGETS = {
     "padding": "Rows of padding in all replays of each budget.",
     "checked": "Replays of each budget that were compared with the module itself.",
     "wrong": "Those that gave something else.",
+    "evicted": "How often graphs of each budget were given up for a limit of memory.",
 }

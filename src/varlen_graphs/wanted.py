@@ -131,17 +131,20 @@ class Wanted:
             CaptureError, StaleGraphError, and what the module raises: As for a call that captures.
         """
         done: list[Budget] = []
-        while (most is None or len(done) < most) and (one := self._next()) is not None:
-            key, basis, budget = one
+        while most is None or len(done) < most:
             with self._pool.exclusive():
+                one = self._next()
+                if one is None:
+                    break
+                key, basis, budget, calls = one
                 before = self._captured.find(basis.statics)
                 if before is None or budget not in before:
-                    self._captured.capture(basis, [budget])
+                    self._captured.capture(basis, [budget], calls)
                     done.append(budget)
-            self._forget(key, budget)
+                self._forget(key, budget)
         return done
 
-    def _next(self) -> tuple[Key, Basis, Budget] | None:
+    def _next(self) -> tuple[Key, Basis, Budget, int] | None:
         """What is wanted most, of what can be captured now."""
         self.some.clear()  # first, so that what comes from here on is not missed
         with self._lock:
@@ -151,9 +154,9 @@ class Wanted:
                 for budget, calls in want.calls.items()
                 if budget in self._planner.costs.replays
             ]
-        for _, key, basis, budget in sorted(wants, key=lambda one: one[0], reverse=True):
-            if self._captured.is_now(key, basis):
-                return key, basis, budget
+        for calls, key, basis, budget in sorted(wants, key=lambda one: one[0], reverse=True):
+            if self._captured.is_now(key, basis) and self._captured.admits(budget, calls):
+                return key, basis, budget, calls
         return None
 
     def _forget(self, key: Key, budget: Budget) -> None:

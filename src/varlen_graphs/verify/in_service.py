@@ -133,7 +133,7 @@ class InService:
         """Which graph answers a call in a budget."""
         graphs = self._captured.find(call.statics)
         times = graphs.times[budget] if graphs is not None and budget is not None else 0
-        return self._captured.releases, self._captured.key(call.statics), budget, times
+        return self._captured.losses, self._captured.key(call.statics), budget, times
 
     def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
         """What a call gives: `output`, or what the module itself gives if that is something else."""
