@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import threading
 import weakref
 
@@ -16,6 +17,7 @@ from tests.test_guard import rows_for
 from tests.test_threads import run_script
 from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
+from varlen_graphs.kernels.attention import timing
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 SIZES = (32, 96, 160, 256)
@@ -596,3 +598,89 @@ def test_a_ladder_for_a_memory_is_what_fits_of_the_default_one():
     encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), ladder, spec, backend="tape").capture()
     assert MIB < encoder.bytes() <= 1.5 * MIB
     assert 0 < len(captured(encoder)) < len(encoder.budgets) == len([*vg.Ladder()])
+
+
+# A warm-up file
+
+
+def measured(encoder):
+    encoder._in_use.learn(vg.Costs({b: b.rows / 100 for b in encoder.budgets}, 1e-6, 5.0, 1.5, 77.0))
+    return encoder
+
+
+def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
+    path = tmp_path / "warm.json"
+    first = measured(lazy_encoder(warmup=path))  # there is no file yet
+    for _ in range(2):
+        check(first, [20])
+        first.capture_wanted()
+    first.save_warmup(path)
+    second = lazy_encoder(warmup=path)
+    assert second.costs.as_json() == first.costs.as_json()
+    assert second._in_use.known == set(BUDGETS)
+    assert second.capture_wanted(None) == [SMALL]  # which calls used
+    check(second, [20])
+    assert second.stats.replays == {SMALL: 1}
+    assert json.loads(path.read_text())["identity"]["torch"] == torch.__version__
+
+
+def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
+    measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
+    other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, warmup=tmp_path / "warm.json")
+    assert other._in_use.known == set(BUDGETS) & set(other.budgets)
+    assert other.costs.measured
+    assert set(other.costs.replays) == set(other.budgets)
+
+
+def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
+    path = tmp_path / "warm.json"
+    measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(path)
+    for changes, what in (
+        ({"module": Held(1)}, "module is .*Attention, and not .*Held"),
+        ({"module": Attention(16), "spec": attention_spec()}, "weights is .*declaration is"),
+        ({"spec": attention_spec()}, "declaration is"),
+    ):
+        with pytest.warns(UserWarning, match=f"was written of something else, so it is ignored.*{what}"):
+            encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "warmup": path} | changes))
+        assert not encoder.costs.measured
+    value = json.loads(path.read_text())
+    value["identity"] |= {"device": "NVIDIA H200", "torch": "1.0"}
+    path.write_text(json.dumps(value))
+    with pytest.warns(UserWarning, match=r"torch is 1.0, and not .*; device is NVIDIA H200, and not cpu"):
+        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("warm") / "warm.json"
+    timing._timed.clear()
+    key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
+    timing._timed[key] = timing._Timed("b", 0.5)
+    encoder = measured(attention_encoder(BUDGETS, spec=SHAPED))
+    check(encoder, [20])
+    encoder.save_warmup(path)
+    timing._timed.clear()
+    value, place = json.loads(path.read_text()), data.draw(st.sampled_from(["costs", "used", "attention", "identity"]))
+    if data.draw(st.booleans()):
+        text = path.read_text()
+        path.write_text(text[: data.draw(st.integers(0, len(text) - 3))])
+    else:
+        value[place] = data.draw(
+            st.sampled_from([7, "x", [7], [[7]], [["float32", [4], [4], [1], ["a"], "c", 1]], {"a": 7}])
+        )
+        path.write_text(json.dumps(value))
+        if place == "identity" and isinstance(value[place], dict):
+            return
+    with pytest.raises(vg.InputError, match=r"warm.json is no warm-up file .*: expected what `encoder.save_warmup`"):
+        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+    assert not timing._timed
+
+
+def test_attention_takes_what_an_earlier_start_timed(tmp_path):
+    key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
+    timing._timed[key] = timing._Timed("b", 0.5)
+    attention_encoder(BUDGETS, spec=SHAPED).save_warmup(tmp_path / "warm.json")
+    timing._timed.clear()
+    attention_encoder(BUDGETS, spec=SHAPED, warmup=tmp_path / "warm.json")
+    assert timing._timed.pop(key) == ("b", 0.5)

@@ -24,6 +24,7 @@ from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
+from varlen_graphs.memory_limit import SCRATCH
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
@@ -187,8 +188,15 @@ class Captured:
         while self._graphs and self.bytes() > limit:
             self._use.fade()
             own = self._own_bytes()
-            per_row = (self.bytes() - sum(own.values())) / max(own).rows
-            gone = least_useful(own, per_row, limit, self._use, self._in_use.costs.over(self._in_use.budgets))
+            shared = self.bytes() - sum(own.values())
+            fixed = min(shared, SCRATCH) if self._pool.bytes() else 0
+            gone = least_useful(
+                own,
+                (shared - fixed) / max(own).rows,
+                limit - fixed,
+                self._use,
+                self._in_use.costs.over(self._in_use.budgets),
+            )
             self._stats.count_evicted(gone)
             left = own.keys() - gone
             largest = max(left, default=None)
@@ -198,6 +206,8 @@ class Captured:
             self._drop_graphs(gone)
             if largest is None:
                 self._forget_all()
+                if self._pool.device is not None and self._pool.device.type == "cuda":
+                    torch.cuda.empty_cache()
                 self._in_use.why_none = "no graph fits the limit of memory"
                 if not self._told_of_limit:
                     self._told_of_limit = True
@@ -281,9 +291,13 @@ class Captured:
         return graphs
 
     def _time(self, graphs: Graphs, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
-        """Learn what replays of these budgets cost."""
+        """Learn what replays of these budgets cost, as far as it is not known from an earlier start."""
         start = time.perf_counter()
-        known = None if is_first else self._in_use.learned
+        before = self._in_use.known
+        known = None if is_first and not before else self._in_use.learned
+        budgets = [budget for budget in budgets if budget not in before]
+        if not budgets:
+            return
         self._in_use.learn(measure(graphs, self._forward, budgets, statics, self._pool.bytes(), known))
         self._count_seconds("budgets timed in", start)
 

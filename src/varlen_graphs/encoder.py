@@ -4,7 +4,8 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,7 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
+from varlen_graphs.kernels.attention import timing
 from varlen_graphs.memory_limit import in_bytes
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
@@ -36,6 +38,7 @@ from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
 from varlen_graphs.wanted import Wanted
+from varlen_graphs.warmup import Warmup, identity_of
 
 
 class GraphedEncoder:
@@ -93,6 +96,9 @@ class GraphedEncoder:
             more, the budgets that are of the least use for the memory they take are out of use until `release`; with
             `lazy=True` those below the largest come back when calls want them more than others. While graphs are
             captured there may be more. Of a shared pool all counts.
+        warmup: A file that `save_warmup` wrote, or is to write at the end of this run: with it nothing is measured that
+            was, and with `lazy=True` the budgets that calls used then are wanted from the start. One of another device,
+            version, module or declaration is ignored, with a warning.
 
     Attributes:
         module: As given.
@@ -103,6 +109,7 @@ class GraphedEncoder:
     Raises:
         SpecError: The declaration does not match the module, or an option is none of those above.
         BudgetError: A budget that no item could use, or `memory` that is no amount of it.
+        InputError: `warmup` is a file of something else, or damaged.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class GraphedEncoder:
         tolerance: float | None = None,
         lazy: bool = False,
         memory: int | str | None = None,
+        warmup: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -157,6 +165,12 @@ class GraphedEncoder:
             if verify
             else None
         )
+        self._identity = partial(
+            identity_of, module, buffer_spec, self._forward.device, compile, getattr(forward, "__qualname__", None)
+        )
+        self._used: dict[Budget, int] = {}
+        if warmup is not None and (known := Warmup.load(warmup, self._identity())) is not None:
+            self._learn(known)
         self._wanted = Wanted(self._captured, self._planner, self.pool) if lazy else None
         self._calls = Calls(
             self._signature, Choice(module, self._state, backend, self.pool), self._captured, self._planner,
@@ -378,9 +392,34 @@ class GraphedEncoder:
                 raise BudgetError(f"{one} is the only budget: add another one first")
             self._captured.drop(one)
 
+    def save_warmup(self, path: str | os.PathLike[str]) -> None:
+        """Write what this start measured, and which budgets calls used, for the next: `GraphedEncoder(warmup=path)`.
+
+        What the kernels are compiled to, Triton and torch's compiler keep in files of their own.
+        """
+        device, costs = self._forward.device, self._in_use.learned
+        costs = costs if costs is not None and costs.measured else None
+        timed = timing.as_json(device) if device is not None else []
+        Warmup(self._identity(), costs, dict(self.stats.replays), timed).save(path)
+
+    def _learn(self, known: Warmup) -> None:
+        """Take in what an earlier start measured."""
+        if known.costs is not None and (timed := known.costs.replays.keys() & {*self.budgets}):
+            self._in_use.known = frozenset(timed)
+            self._in_use.learn(known.costs)
+        if self._forward.device is not None:
+            timing.learn(known.attention, self._forward.device)
+        self._used = {budget: calls for budget, calls in known.used.items() if budget in self.budgets}
+
     def _lazy(self) -> Wanted:
         if self._wanted is None:
             raise SpecError("calls of this encoder capture what they need: expected one with lazy=True")
+        if self._used:
+            with suppress(SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: calls tell
+                basis = self._basis({})
+                used, self._used = self._used, {}
+                if basis is not None:
+                    self._wanted.want(basis, used)
         return self._wanted
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:

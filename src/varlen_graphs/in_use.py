@@ -23,6 +23,7 @@ class InUse:
         learned: The same as far as it was measured; `None` before that.
         out: Those out of use, and why.
         settled: Whether every budget that calls were ever planned for has its graphs.
+        known: Those whose costs need not be measured.
         why_none: Why no budget is in use, where a limit is the reason.
     """
 
@@ -32,6 +33,7 @@ class InUse:
         self.learned: Costs | None = None
         self.out: dict[Budget, str] = {}
         self.settled = settled
+        self.known: frozenset[Budget] = frozenset()
         self.why_none: str | None = None
         self._assumed = costs
 

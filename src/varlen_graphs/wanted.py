@@ -1,7 +1,7 @@
 """Budgets that calls want and that have no graph yet: how calls run meanwhile, and which to capture next."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event, Lock
 from typing import NamedTuple
 
@@ -101,6 +101,12 @@ class Wanted:
             return None
         return budget if budget in graphs else self._close(self._planner.whole(layout, self._usable(graphs)), budget)
 
+    def want(self, basis: Basis, calls: Mapping[Budget, int]) -> None:
+        """Count that calls wanted budgets, as those of an earlier start did."""
+        with self._lock:
+            self._wants.setdefault(self._captured.key(basis.statics), _Want(basis, Counter())).calls.update(calls)
+        self.some.set()
+
     def _usable(self, graphs: Graphs) -> Costs:
         return graphs.usable(self._planner.costs)
 
@@ -114,10 +120,7 @@ class Wanted:
         graphs = self._captured.find(call.statics)
         missing = [budget for budget in budgets if graphs is None or budget not in graphs]
         if missing:
-            key, basis = self._captured.key(call.statics), self._captured.basis(call, backend)
-            with self._lock:
-                self._wants.setdefault(key, _Want(basis, Counter())).calls.update(missing)
-            self.some.set()
+            self.want(self._captured.basis(call, backend), dict.fromkeys(missing, 1))
         return graphs
 
     def capture(self, most: int | None) -> list[Budget]:

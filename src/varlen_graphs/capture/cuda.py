@@ -94,7 +94,7 @@ class CudaCapture:
             free, _ = torch.cuda.mem_get_info()
             graph.instantiate()
             taken = max(0, free - torch.cuda.mem_get_info()[0])
-        self._pool.add(graph)
+        self._pool.add(graph, handle)
         torch.cuda.current_stream().wait_stream(stream)
         return CudaGraph(graph, name, left_to_pool(outputs), taken)
 
