@@ -17,6 +17,7 @@ from tests.test_guard import rows_for
 from tests.test_threads import run_script
 from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
+from varlen_graphs.capture.tape import Tape
 from varlen_graphs.kernels.attention import timing
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
@@ -684,3 +685,45 @@ def test_attention_takes_what_an_earlier_start_timed(tmp_path):
     timing._timed.clear()
     attention_encoder(BUDGETS, spec=SHAPED, warmup=tmp_path / "warm.json")
     assert timing._timed.pop(key) == ("b", 0.5)
+
+
+# What only a GPU has: memory that graphs share
+
+
+class Shared(vg.Pool):
+    """A pool that holds a MiB for each row of the largest budget with a graph."""
+
+    encoders = ()
+
+    def bytes(self):
+        return MIB * max((budget.rows for encoder in self.encoders for budget in captured(encoder)), default=0)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_where_graphs_share_memory_the_largest_go(lazy, monkeypatch):
+    monkeypatch.setattr(Tape, "bytes", 1000)
+    pool = Shared()
+    encoder = lazy_encoder(memory="200MiB", pool=pool, lazy=lazy)
+    pool.encoders = (encoder,)
+    for _ in range(2):
+        for lengths in ([20], [250], [20]):
+            check(encoder, lengths)
+            if lazy:
+                encoder.capture_wanted(None)
+            assert encoder.bytes() <= 200 * MIB
+    assert max(captured(encoder)) == BUDGETS[2]
+    assert SMALL in captured(encoder)
+    assert encoder.stats.evicted == {LARGEST: 1}
+    assert encoder.stats.eager["larger than every budget in use"] >= 1
+
+
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_of_a_shared_pool_an_encoder_gives_up_its_own_graphs_alone():
+    pool = Shared()
+    other, limited = lazy_encoder(pool=pool).capture(), lazy_encoder(pool=pool, memory="200MiB", lazy=False)
+    pool.encoders = (other, limited)
+    for encoder in (limited, other):
+        check(encoder, [20])
+    assert not captured(limited)
+    assert len(captured(other)) == 4
+    assert other.stats.replays.total() == 1

@@ -359,7 +359,8 @@ class Captured:
         before = [(key, basis, self._graphs[key].budgets) for key, basis in self._bases.items()]
         self._forget_all()
         for key, basis, budgets in before:
-            again = [budget for budget in self._in_use.those_in_use if budget in budgets]
+            in_use = self._in_use.those_in_use
+            again = [budget for budget in in_use if budget in budgets or budget == in_use[-1]]
             if self.is_now(key, basis) and again:
                 self._capture(key, basis, again)
 
