@@ -585,6 +585,16 @@ def test_the_limit_holds_after_every_call_and_calls_are_right(limit, lazy, calls
     assert encoder.stats.calls == len(calls)
 
 
+def test_where_the_largest_does_not_fit_the_next_ones_are_tried():
+    """Also if it is the only one with a graph."""
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[2:3]) + 1000)
+    check(encoder, [250])
+    assert encoder.capture_wanted() == [LARGEST]
+    assert captured(encoder) == {BUDGETS[2]}
+    check(encoder, [150])
+    assert encoder.stats.replays == {BUDGETS[2]: 1}
+
+
 def test_a_limit_is_an_amount_of_memory():
     with pytest.raises(vg.BudgetError, match="'2 apples'"):
         lazy_encoder(memory="2 apples")

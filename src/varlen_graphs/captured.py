@@ -190,21 +190,24 @@ class Captured:
             own = self._own_bytes()
             shared = self.bytes() - sum(own.values())
             fixed = min(shared, SCRATCH) if self._pool.bytes() else 0
-            gone = least_useful(
-                own,
-                (shared - fixed) / max(own).rows,
-                limit - fixed,
-                self._use,
-                self._in_use.costs.over(self._in_use.budgets),
-            )
+            per_row = (shared - fixed) / max(own).rows
+            costs = self._in_use.costs.over(self._in_use.budgets)
+            gone = least_useful(own, per_row, limit - fixed, self._use, costs)
             self._stats.count_evicted(gone)
-            left = own.keys() - gone
-            largest = max(left, default=None)
-            too_large = [b for b in self._in_use.those_in_use if largest is None or b > largest]
+            left = {budget: taken for budget, taken in own.items() if budget not in gone}
+            # Of budgets without graphs those stay in use that may fit: with nothing left, each alone.
+            largest = max(left).rows if left else 0
+            each = per_row + (0 if left else own[max(own)] / max(own).rows)
+            most = (limit - fixed - sum(left.values())) / max(1e-9, each)
+            too_large = [
+                budget
+                for budget in self._in_use.those_in_use
+                if budget.rows > largest and (budget in gone or budget.rows > most)
+            ]
             for budget in too_large if self._lazy else {*too_large, *gone}:
                 self._in_use.put_out(budget, f"with it graphs hold more than the limit of {limit:,} bytes")
             self._drop_graphs(gone)
-            if largest is None:
+            if not self._in_use.those_in_use:
                 self._forget_all()
                 if self._pool.device is not None and self._pool.device.type == "cuda":
                     torch.cuda.empty_cache()
