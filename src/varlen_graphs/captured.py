@@ -113,6 +113,7 @@ class Captured:
         self._guard: Guard | None = None
         self._graphs: dict[Key, Graphs] = {}
         self._bases: dict[Key, Basis] = {}
+        self._first: Key | None = None  # of the graphs that were timed
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
@@ -275,6 +276,7 @@ class Captured:
             self._pool.advance()
             graphs.capture(budgets, forward, backend)
             self._graphs[key], self._bases[key], self.arena = graphs, basis, arena
+            self._first = key if is_first else self._first
             # After the module's caches were filled.
             self._guard = Guard(self._module, [tensor for each in self._graphs.values() for tensor in each.read])
             self._tell_failed(graphs, budgets)
@@ -369,7 +371,7 @@ class Captured:
 
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
-        return next(iter(self._graphs), None) == self.key(statics)
+        return self._first == self.key(statics)
 
     def key(self, statics: dict[str, Any]) -> Key:
         """What the graphs for these static arguments are kept by."""
@@ -457,6 +459,7 @@ class Captured:
             graphs.clear()  # whoever still has them does not keep the memory
         self._graphs.clear()
         self._bases.clear()
+        self._first = None
         self.arena = None
         self.kept = []
         self._guard = None

@@ -59,7 +59,8 @@ class Graphs:
         self.failed: dict[Budget, str] = {}
         self.times: Counter[Budget] = Counter()
         self.complete_for: Costs | None = None
-        self._usable: tuple[Costs, Costs] | None = None
+        self._usable: tuple[Costs, Costs, int] | None = None
+        self._changes = 0
         self._declared = declared
         self._deferred = deferred
         self._graphs: dict[Budget, Graph] = {}
@@ -166,24 +167,27 @@ class Graphs:
         if self._form is None:
             self._form = form
             self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-        self._graphs[budget], self._usable = graph, None
+        self._graphs[budget] = graph
+        self._changes += 1
         self.times[budget] += 1
 
     def usable(self, costs: Costs) -> Costs:
         """Of these costs those of budgets that have a graph."""
-        if self._usable is None or self._usable[0] is not costs:
-            self._usable = costs, costs.without([budget for budget in costs.replays if budget not in self])
-        return self._usable[1]
+        found, changes = self._usable, self._changes  # which another thread may change
+        if found is None or found[0] is not costs or found[2] != changes:
+            usable = costs.without([budget for budget in costs.replays if budget not in self])
+            self._usable = found = costs, usable, changes
+        return found[1]
 
     def drop(self, budget: Budget) -> None:
         """Forget the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
-        self._usable = None
+        self._changes += 1
 
     def clear(self) -> None:
         """Forget all graphs."""
         self._graphs.clear()
-        self._usable = None
+        self._changes += 1
 
     def bytes(self) -> dict[Budget, int]:
         """What the graph of each budget takes beside the pool and the arena."""

@@ -70,7 +70,7 @@ class Planner:
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
         costs, rows = self.costs, layout.size
-        if not costs.measured or any(one.budget is None for one in packs) or rows > costs.budgets[-1].rows:
+        if not costs.measured or any(one.budget not in costs.replays for one in packs) or rows > costs.budgets[-1].rows:
             return False
         graphed = (1 - MARGIN) * total_cost(packs, costs)
         if graphed <= costs.exact(rows):  # attention is the same for both

@@ -83,9 +83,10 @@ class Wanted:
             return []
         if costs.measured and self._captured.is_timed(call.statics):
             return [] if self._planner.eager_is_faster(others, layout) else others
-        known = [one for one in packs if one.budget is not None]
-        little = total_cost(others, costs) <= LITTLE_MORE * total_cost(known, self._planner.costs)
-        return others if little and len(known) == len(packs) else []
+        every = self._planner.costs
+        if any(one.budget not in every.replays for one in packs):  # one went out of use just now
+            return others
+        return others if total_cost(others, costs) <= LITTLE_MORE * total_cost(packs, every) else []
 
     def unseen(self, call: Call, budget: Budget, backend: Backend) -> Budget | None:
         """The same for items that only the GPU has seen, and one budget."""
@@ -113,7 +114,9 @@ class Wanted:
     def _close(self, other: Budget | None, budget: Budget) -> Budget | None:
         """Another budget, if it costs little more."""
         costs = self._planner.costs.replays
-        return other if other is not None and costs[other] <= LITTLE_MORE * costs[budget] else None
+        if other is None or other not in costs or budget not in costs:  # one may go out of use just now
+            return None
+        return other if costs[other] <= LITTLE_MORE * costs[budget] else None
 
     def _graphs(self, call: Call, budgets: Sequence[Budget], backend: Backend) -> Graphs | None:
         """The graphs that there are for a call; counts the budgets that have none."""
