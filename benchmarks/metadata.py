@@ -31,7 +31,7 @@ HEADS, HEAD_DIM = 16, 72
 Tensors = Callable[[], tuple[Tensor, ...]]
 
 
-def make_items(rows: int) -> Tensor:
+def make_items(rows: int, device: str) -> Tensor:
     """The item table of a budget that is 7/8 full of images of 64 to 1,024 patches."""
     items = torch.zeros(max(8, rows // 64), 3, dtype=torch.int64)
     sides, used = [(8, 8), (16, 12), (8, 24), (32, 32), (14, 14)], 0
@@ -41,14 +41,14 @@ def make_items(rows: int) -> Tensor:
             items[item] = torch.tensor([1, height, width])
             used += height * width
     order = (items[:, 0] == 0).argsort(stable=True)
-    return items[order].cuda()
+    return items[order].to(device)
 
 
-def work(rows: int) -> Iterator[tuple[str, Tensors, Tensors | None]]:
+def work(rows: int, device: str = "cuda") -> Iterator[tuple[str, Tensors, Tensors | None]]:
     """Name, kernel and reference of each buffer of a tower at a budget; that of the check would need the host."""
-    items = make_items(rows)
+    items = make_items(rows, device)
     segments = len(items)
-    inv_freq = 10_000.0 ** -(torch.arange(HEAD_DIM // 4, device="cuda") / (HEAD_DIM // 4))
+    inv_freq = 10_000.0 ** -(torch.arange(HEAD_DIM // 4, device=device) / (HEAD_DIM // 4))
     rotary = (items, rows, inv_freq, "h w", MERGE)
     yield "rotary table", lambda: rotary_table(*rotary), lambda: rotary_reference.rotary_table(*rotary)
     starts = (items, segments, True)
@@ -61,9 +61,9 @@ def work(rows: int) -> Iterator[tuple[str, Tensors, Tensors | None]]:
         lambda: (tile_schedule(*tiles)[:count],),
         lambda: (schedule_reference.tile_schedule(*tiles)[:count],),
     )
-    header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1], device="cuda")
-    padding, found = items.new_zeros(3), (items.new_zeros(5), torch.zeros((), device="cuda"))
-    limits = (MERGE, MERGE**2, segments, rows, True, False)
+    header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1], device=device)
+    padding, found = items.new_zeros(3), (items.new_zeros(5), torch.zeros((), device=device))
+    limits = (MERGE, MERGE**2, segments, rows, True, False, 0)
 
     def check() -> tuple[Tensor, ...]:
         check_items(header, items, padding, *found, *limits)
@@ -72,17 +72,22 @@ def work(rows: int) -> Iterator[tuple[str, Tensors, Tensors | None]]:
     yield "check", check, None
 
 
-def extra_work(rows: int) -> Iterator[tuple[str, Tensors, Tensors | None]]:
+def extra_work(rows: int, device: str = "cuda") -> Iterator[tuple[str, Tensors, Tensors | None]]:
     """The same for what that tower does not need, so that it counts for no total."""
-    at = (make_items(rows), rows, "h w", MERGE)
+    at = (make_items(rows, device), rows, "h w", MERGE)
     yield "positions", lambda: (positions(*at),), lambda: (positions_reference.positions(*at),)
+
+
+def check_one(kernel: Tensors, reference: Tensors | None) -> None:
+    """Hold a kernel against its reference; the check of the table finds nothing wrong."""
+    expected = reference() if reference else (torch.zeros(5, dtype=torch.int64), torch.tensor(-0.0))
+    for got, right in zip(kernel(), expected, strict=True):
+        torch.testing.assert_close(got, right.to(got.device), rtol=0, atol=2.4e-7)
 
 
 def time_one(kernel: Tensors, reference: Tensors | None) -> dict[str, float | None]:
     """Check a kernel, and time it and its reference."""
-    expected = reference() if reference else (torch.zeros(5, dtype=torch.int64), torch.tensor(-0.0))
-    for got, right in zip(kernel(), expected, strict=True):
-        torch.testing.assert_close(got, right.to(got.device), rtol=0, atol=2.4e-7)
+    check_one(kernel, reference)
     times = gpu_microseconds_each({"kernel": kernel, **({"torch": reference} if reference else {})})
     return {"kernel_us": times["kernel"], "torch_us": times.get("torch")}
 
@@ -95,7 +100,7 @@ def main() -> None:
     result: dict[str, Any] = {**facts(), "rows": []}
     print(headline(result) + "\n")
     for rows in BUDGETS:
-        items, total = len(make_items(rows)), 0.0
+        items, total = len(make_items(rows, "cpu")), 0.0
         for name, kernel, reference in work(rows):
             times = time_one(kernel, reference)
             total += times["kernel_us"] or 0.0

@@ -258,13 +258,24 @@ def test_missing_arguments_without_a_default_are_named():
         encoder(torch.ones(2, 1), lengths=[2])
 
 
-def test_python_values_that_depend_on_the_budget_are_refused():
+@pytest.mark.parametrize(
+    ("count", "values"),
+    [
+        (lambda x, lengths: x.shape[0], "[64] and [128]"),
+        (lambda x, lengths: len(lengths), "[1] and [8]"),  # of a few rows, and of every budget
+        (lambda x, lengths: x.shape[0] if x.shape[0] > 128 else 0, "[0] and [256]"),
+    ],
+)
+@pytest.mark.parametrize("budgets", [[128, 256], [256]])
+def test_python_values_that_depend_on_the_items_are_refused(count, values, budgets):
     class Counting(nn.Module):
-        def forward(self, x):
-            return {"x": x, "count": x.shape[0]}
+        def forward(self, x, lengths):
+            return {"x": x, "count": count(x, lengths)}
 
-    encoder = vg.GraphedEncoder(Counting(), [128, 256], vg.BufferSpec("x", vg.Lengths()), backend="tape")
-    with pytest.raises(vg.SpecError, match=re.escape("Python values that depend on the budget, [256] and [128]")):
+    encoder = vg.GraphedEncoder(
+        Counting(), [vg.Budget(n, 8) for n in budgets], vg.BufferSpec("x", vg.Lengths()), backend="tape"
+    )
+    with pytest.raises(vg.SpecError, match=re.escape(f"Python values that depend on the items, {values}")):
         encoder(torch.ones(2, 1), lengths=[2])
 
 

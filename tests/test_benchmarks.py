@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import common, qwen3_vl
+from benchmarks import common, metadata, qwen3_vl
 from benchmarks.traces import SINGLES, TRACES, rows_of, trace
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +71,13 @@ def test_help_needs_no_gpu(name):
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert "--json" in done.stdout or name in ("plots", "generic", "doctor")
+
+
+@pytest.mark.parametrize("rows", metadata.BUDGETS[:3])
+def test_the_metadata_that_is_timed_is_right(rows):
+    for work in (metadata.work, metadata.extra_work):
+        for _, kernel, reference in work(rows, "cpu"):
+            metadata.check_one(kernel, reference)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])

@@ -124,12 +124,29 @@ def own_generator(m, x, n):
     return x + torch.rand(4, device=x.device, generator=torch.Generator())
 
 
+def range_to_a_tensor(m, x, n):
+    return torch.linspace(0, n.max(), 8, device=x.device)
+
+
+def range_of_logarithms(m, x, n):
+    return torch.logspace(n.min(), n.max(), 8, device=x.device)
+
+
+def conditional(m, x, n):
+    return torch.cond(n.sum() > 2, torch.sin, torch.cos, (x,))
+
+
+def conditional_loop(m, x, n):
+    return torch.while_loop(lambda n, x: n.sum() < 9, lambda n, x: (n + 1, x * 2), (n, x))
+
+
 OFFENDERS = {
     item: "host sync", tolist: "host sync", to_int: "host sync", index: "host sync", sized_by_a_tensor: "host sync",
     printed: "host sync", branch: "branch", compared: "branch", contained: "branch", cpu: "copy to host",
     to_cpu: "copy to host", numpy: "copy to host", new_tensor: "copy to device", made_on_the_device: "copy to device",
     moved: "copy to device", host_tensor: "host tensor", host_indices: "host tensor",
     nonzero: "data-dependent shape", unique: "data-dependent shape", boolean_index: "data-dependent shape",
+    range_to_a_tensor: "host sync", range_of_logarithms: "host sync", conditional: "branch", conditional_loop: "branch",
     repeated: "data-dependent shape", own_generator: "own generator",
 }  # fmt: skip
 
@@ -151,7 +168,11 @@ def attention(m, x, n):
     return nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-HARMLESS = [dropped_in_eval, repeated_to_a_size, host_arithmetic, attention]
+def mapped(m, x, n):
+    return torch.vmap(lambda row: row * 2)(x)
+
+
+HARMLESS = [mapped, dropped_in_eval, repeated_to_a_size, host_arithmetic, attention]
 
 
 def call():
@@ -233,6 +254,26 @@ def test_what_runs_on_after_an_offender_is_still_told_apart():
 
     kinds = [kind for kind, _ in found(forward, torch.ones(4))]
     assert kinds == ["copy to host", "copy to device", "host sync", "host sync"]
+
+
+def cached_indices(m, x):
+    if x.shape not in HOST_CACHE:
+        HOST_CACHE[x.shape] = torch.arange(len(x) - 1, -1, -1)
+    return x[HOST_CACHE[x.shape]]
+
+
+HOST_CACHE = {}
+
+
+def test_host_tensors_of_earlier_runs_are_still_the_hosts():
+    def lazily(m, x):
+        if not hasattr(m, "order"):
+            m.order = torch.arange(len(x))
+        return x[m.order]
+
+    HOST_CACHE.clear()
+    assert found(cached_indices, torch.ones(4)) == [("host tensor", "cached_indices")]
+    assert found(lazily, torch.ones(4)) == [("host tensor", "lazily")]
 
 
 def test_calls_are_dicts_tuples_or_single_arguments():
@@ -381,7 +422,79 @@ def test_a_number_that_changes_from_run_to_run_is_named():
         return x * generator.random()
 
     (value,) = frozen(forward, torch.ones(4))
-    assert "the first run of call 1" in value.what
+    assert "the second run of call 1" in value.what
+
+
+def test_a_branch_that_another_run_takes_otherwise_is_named():
+    def forward(m, x):
+        m.runs = getattr(m, "runs", 0) + 1
+        return x * 2 if m.runs % 2 else x
+
+    (value,) = frozen(forward, torch.ones(4))
+    assert value.what == "it ran 0 operations in the second run of call 1, 1 operation in the third run"
+
+
+class Chooses(nn.Module):
+    """Takes other weights for another number of items."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(4))
+        self.plain = [torch.ones(4), torch.zeros(4)]
+        self.choose = choose
+
+    def forward(self, x, lengths):
+        return self.choose(self, x, len(lengths))
+
+
+@pytest.mark.parametrize(
+    ("choose", "says"),
+    [
+        (lambda m, x, n: m.experts[n](x), "is the module's experts.2.weight in call 1, the module's experts.3.weight"),
+        (lambda m, x, n: x * m.scales[n], "other of aten.mul.Tensor is the module's scales.2 in call 1"),
+        (lambda m, x, n: x * m.plain[n > 2], "is the module's plain[0] in call 1, the module's plain[1] in call 2"),
+        (lambda m, x, n: torch.stack([m.scales[n], x[0]]), "tensors[0] of aten.stack.default is the module's scales.2"),
+    ],
+)
+def test_weights_that_the_layout_chooses_are_named(choose, says):
+    (value,) = vg.diagnose(Chooses(choose), *layouts([3, 5], [2, 2, 4]))
+    assert value.kind == "frozen value"
+    assert says in value.what
+    assert not list(vg.diagnose(Chooses(choose), *layouts([3, 5], [2, 6])))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, lengths: x / len(lengths),
+        lambda m, x, lengths: x * len(x),
+        lambda m, x, lengths: x / len(x) ** 0.5,
+        lambda m, x, lengths: torch.full((4,), len(lengths), dtype=x.dtype, device=x.device) + x,
+        lambda m, x, lengths: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], scale=1 / len(x)),
+    ],
+)
+def test_arithmetic_with_the_number_of_rows_or_items_is_worth_knowing(function):
+    diagnosis = vg.diagnose(Of(function), *layouts([3, 5], [3, 3, 6]))
+    (finding,) = diagnosis
+    assert (finding.kind, finding.blocks, diagnosis.ok) == ("padded size", False, True)
+    assert "in call 1" in finding.what
+    assert "DeviceBuffer" in finding.remedy
+
+
+def test_sizes_and_constants_are_no_arithmetic_with_the_number_of_rows():
+    norm = nn.LayerNorm(4, eps=1e-3)
+
+    def forward(m, x, lengths):
+        rows, items = len(x), len(lengths)
+        heads = norm(x).reshape(rows, 2, 2).transpose(0, 1)
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, scale=2**-0.5)
+        index = torch.arange(rows, device=x.device).clamp(max=rows - 1) % rows
+        line = torch.linspace(0, rows - 1, rows, device=x.device)
+        table = x.new_zeros(items, 4).index_add(0, index % items, x[index])
+        return attended.mean(), nn.functional.dropout(table, 0.1, training=False), line, x.expand(items, -1, -1)
+
+    assert not list(vg.diagnose(Of(forward), *layouts([3, 5], [2, 3, 3], [3, 3, 6], [7])))
 
 
 def test_a_layout_that_is_the_same_shows_nothing():
@@ -389,6 +502,20 @@ def test_a_layout_that_is_the_same_shows_nothing():
         return [part * 2 for part in x.split(lengths.tolist())]
 
     assert not frozen(forward, *layouts([3, 5], [3, 5]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: torch.full_like(x, torch.nan),
+        lambda m, x: x.masked_fill(x > 0, float("nan")),
+        lambda m, x: x.new_full((4,), float("nan")),
+        lambda m, x: x.clamp(min=float("nan")),
+        lambda m, x: torch.where(x > 0, x, float("nan")),
+    ],
+)
+def test_nan_is_the_same_in_all_runs(function):
+    assert not list(vg.diagnose(Of(function), torch.ones(4), torch.ones(4)))
 
 
 def cached_once(m, x):
@@ -446,6 +573,58 @@ def test_a_cache_that_another_layout_fills_anew_stands_in_the_way():
     assert "call 2" in first.what
 
 
+def rebuffered(m, x):
+    m.register_buffer("count", m.count + 1)
+    return x + m.count
+
+
+def reweighted(m, x):
+    m.weight.data = m.weight.data * 2
+    return x + m.weight
+
+
+def advanced(m, x):
+    m.state = getattr(m, "state", torch.zeros(4, device=x.device)) + 1
+    return x + m.state
+
+
+@pytest.mark.parametrize(("function", "name"), [(rebuffered, "count"), (reweighted, "weight"), (advanced, "state")])
+def test_state_that_a_run_replaces_stands_in_the_way(function, name):
+    module = Of(function)
+    module.register_buffer("count", torch.zeros(4))
+    (finding,) = vg.diagnose(module, torch.ones(2, 4))
+    assert (finding.kind, finding.what, finding.blocks) == ("state written", f"it replaces the module's {name}", True)
+    assert finding.line.function == function.__name__
+
+
+def test_inference_mode_changes_nothing():
+    with torch.inference_mode():
+        assert found(input_changed, torch.ones(4)) == [("input written", "input_changed")]
+    module = Of(weight_changed)
+    with torch.inference_mode():
+        assert [finding.kind for finding in vg.diagnose(module, torch.ones(4))] == ["state written"]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (lambda m, x: x @ m.table, lambda: torch.ones(2, 4)),
+        (lambda m, x: torch.sparse.mm(x.to_sparse(), x), lambda: torch.eye(4)),
+        (lambda m, x: x.to_sparse_csr() @ x, lambda: torch.eye(4)),
+        (lambda m, x: x.to_dense(), lambda: torch.eye(4).to_sparse()),
+        (lambda m, x: torch.nested.nested_tensor(list(x.split([1, 3]))).to_padded_tensor(0), lambda: torch.ones(4, 4)),
+        (lambda m, x: x.to_padded_tensor(0), lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(3)])),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+def test_sparse_and_nested_tensors_are_found_and_refused(function, argument):
+    module = Of(function)
+    module.register_buffer("table", torch.eye(4).to_sparse())
+    assert "sparse tensor" in {finding.kind for finding in vg.diagnose(module, argument())}
+    with pytest.raises(vg.CaptureError, match=r"sparse or nested|host"):
+        TapeCapture().capture(lambda: function(module, argument()), "the test")
+
+
 def test_tensors_of_a_call_stay_as_they_were():
     x = torch.ones(4)
     vg.diagnose(Of(input_changed), x)
@@ -458,12 +637,21 @@ def test_running_statistics_are_state():
     assert "num_batches_tracked" in diagnosis.findings[0].what
 
 
-def test_a_module_that_raises_raises():
-    def forward(m, x):
-        return x @ x[:1, :3]
+def test_a_run_that_raises_is_told_with_what_came_before():
+    def forward(m, x, lengths):
+        m.weight * lengths.max().item()
+        m.kept = x * 2
+        return x @ x[:1, :3] if len(lengths) > 1 else x
 
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        vg.diagnose(Of(forward), torch.ones(2, 4))
+    sync, error, *others = vg.diagnose(Of(forward), *layouts([3, 5], [8]))
+    assert (sync.kind, error.kind, error.count) == ("host sync", "error", 1)
+    assert error.what.startswith("it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert error.line.source == "return x @ x[:1, :3] if len(lengths) > 1 else x"
+    assert [other.kind for other in others] == ["kept memory"]  # of the call that came through
+    (nested,) = vg.diagnose(nn.Sequential(nn.ReLU(), Of(lambda m, x: x[9])), torch.ones(4))
+    assert (nested.kind, nested.modules) == ("error", ("1",))
+    (wrong,) = vg.diagnose(nn.Linear(4, 4), {"x": torch.ones(4)})
+    assert "unexpected keyword argument 'x'" in wrong.what
     assert vg.diagnose(Of(lambda m, x: x * 2), torch.ones(2)).ok  # nothing watches any more
 
 
@@ -531,12 +719,33 @@ FACTORIES = """
 
     def nothing():
         return torch.nn.Linear(3, 3)
+
+    def raises():
+        raise ValueError("no weights here")
+
+    def leaves():
+        raise SystemExit(0)
+
+    def needs(path):
+        return good()
+
+    def listed():
+        return [torch.nn.Linear(3, 3), torch.ones(3)]
+
+    def wrong_call():
+        return Reads(), (torch.ones(3), 1)
+
+    number = 3
 """
+
+BROKEN = {"no_name": "from torch import does_not_exist", "no_python": "def f(:", "leaving": "raise SystemExit(0)"}
 
 
 @pytest.fixture
 def factories(tmp_path, monkeypatch):
     (tmp_path / "factories.py").write_text(textwrap.dedent(FACTORIES))
+    for name, source in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("factories", None)
@@ -549,6 +758,8 @@ def test_the_command_says_by_its_status_whether_something_stands_in_the_way(fact
     assert "\x1b" not in text  # no terminal
     assert main(["doctor", "factories:bad", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert main(["doctor", "factories:wrong_call"]) == 1
+    assert "error: it raised TypeError" in capsys.readouterr().out
     assert main(["doctor", "factories:good"]) == 0
     assert capsys.readouterr().out.startswith("Linear, 1 call: nothing stands in the way of a graph\n")
 
@@ -570,6 +781,15 @@ def test_a_terminal_gets_colour_unless_it_wants_none(factories, capsys, monkeypa
         ("nowhere:bad", "cannot be found"),
         ("factories:nowhere", "cannot be found"),
         ("factories:nothing", "expected a tuple (module, call, call, ...)"),
+        ("factories:listed", "expected a tuple (module, call, call, ...)"),
+        ("factories:raises", "ValueError: no weights here\n  at "),
+        ("factories:raises", 'in raises: raise ValueError("no weights here")'),
+        ("factories:leaves", "SystemExit: 0"),
+        ("factories:needs", "cannot be called without arguments: TypeError"),
+        ("factories:number", "cannot be called without arguments: TypeError"),
+        ("no_name:f", "'no_name' cannot be imported: ImportError"),
+        ("no_python:f", "'no_python' cannot be imported: SyntaxError"),
+        ("leaving:f", "'leaving' cannot be imported: SystemExit"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_a_factory(factories, capsys, factory, says):

@@ -1,6 +1,7 @@
 import copy
 import gc
 import itertools
+import pickle
 import re
 import threading
 import time
@@ -749,6 +750,14 @@ class Pruning(nn.Linear):
     def forward(self, x):
         x = super().forward(x)
         return x[x.sum(-1) > 0] if self.prune else x
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_encoder_is_neither_copied_nor_pickled(how):
+    encoder = attention_encoder()
+    encoder(rows_for([3]), lengths=[3])
+    with pytest.raises(TypeError, match="copy its module, and make an encoder of the copy"):
+        how(encoder)
 
 
 def test_content_pruning_turns_graphs_off_with_a_reason():

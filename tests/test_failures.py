@@ -128,8 +128,10 @@ def test_what_fails_at_every_budget_is_raised(name):
         assert {rows for rows in encoder.module.tried if rows in SIZES} == {*tried}
     assert repr(encoder).endswith("0 captured)")
     assert "out of use" not in encoder.report()
+    assert "nothing could be captured, so calls raise an error: " in encoder.report()
     encoder.module.sizes = ()
     assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
+    assert "nothing could be captured" not in encoder.report()
 
 
 def test_memory_of_a_run_that_failed_is_free_before_the_next():
@@ -281,6 +283,7 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
 
 INVALIDATED = RuntimeError("CUDA error: operation failed due to a previous error during capture\nSearch for ...")
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+DRAWS = RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 REFUSED = RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for ...")
 
 
@@ -292,14 +295,18 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
         ([SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
         ([INVALIDATED, INVALIDATED], vg.CaptureError, "(?s)could not be captured: CUDA error: .*previous error"),
         ([INVALIDATED, REFUSED], vg.CaptureError, "not permitted"),
+        ([DRAWS], None, None),
+        ([INVALIDATED, DRAWS], None, None),
+        ([DRAWS, SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
         ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_failures.py.*in capture_once: .*no \.item"),
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
     """Which errors of CUDA that are; real ones are in tests/gpu/test_failures.py."""
-    left = [*errors]
+    left, drawn = [*errors], []
 
     def capture_once(self, run, name, draws):
+        drawn.append(draws)
         assert not gc.isenabled()
         if left:
             raise left.pop(0)
@@ -310,4 +317,5 @@ def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, e
     with contextlib.nullcontext() if raised is None else pytest.raises(raised, match=message):
         assert CudaCapture(vg.Pool()).capture(list, "graph") == "graph"
     assert not left
+    assert drawn == [DRAWS in errors[:tries] for tries in range(len(drawn))]  # whose random numbers the capture takes
     assert gc.isenabled()

@@ -54,12 +54,12 @@ def test_a_bar_is_the_rows_that_are_replayed(traces, capsys):
 
 
 def test_costs_may_come_from_another_trace(traces, capsys):
-    text, _ = printed(capsys, traces / "bare.json", "--costs", traces / "measured.json", "--max-memory", "70MiB")
+    text, _ = printed(capsys, traces / "bare.json", "--costs", traces / "measured.json", "--max-memory", "94MiB")
     assert cells(text, "plan") == ["3", "3", "4.4%", "1.944", "0.02", "0"]
 
 
 def test_what_runs_eager_is_told(traces, capsys):
-    text, _ = printed(capsys, traces / "measured.json", "--max-memory", "47MiB")  # 224 rows
+    text, _ = printed(capsys, traces / "measured.json", "--max-memory", "71MiB")  # 224 rows
     assert cells(text, "plan")[-1] == "15"
     assert "calls that no budget holds run eager" in text
 

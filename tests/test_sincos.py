@@ -51,6 +51,13 @@ def test_sincos_of_places_equal_those_of_numpy(case, dtype):
     assert got[len(expected) :].isnan().all()
 
 
+def test_declarations_that_hold_tensors_can_be_compared():
+    one, other = (vg.SinCos("positions", frequencies(8)) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert len({one, other, one}) == 2
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(-1, 71_999), min_size=1, max_size=5))
 def test_sincos_of_a_column_equal_those_of_numpy(times):

@@ -273,3 +273,22 @@ def test_triton_kernels_are_seen_as_custom_ops_and_refused_otherwise(tmp_path):
     script = tmp_path / "kernels.py"  # the interpreter reads a kernel's source, and its switch, when it is decorated
     script.write_text(textwrap.dedent(TRITON))
     subprocess.run([sys.executable, str(script)], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+
+
+def test_python_attributes_and_forwards_stay_those_of_the_capture():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.scale = nn.LayerNorm(4), 2.0
+
+        def forward(self, x):
+            return self.norm(x) * self.scale
+
+    module, x = Scaled().eval(), torch.randn(8, 4)
+    encoder = vg.GraphedEncoder(module, [16], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    before = encoder(x, lengths=[3, 5])
+    module.scale, module.norm.eps = 3.0, 1.0
+    module.forward = module.norm.forward = lambda x: x
+    module.norm.__class__ = nn.Identity
+    encoder.check()
+    assert torch.equal(encoder(x, lengths=[3, 5]), before)

@@ -5,9 +5,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from torch import nn
 
 import varlen_graphs as vg
 from tests.encoders import attention_encoder, attention_spec
@@ -115,6 +117,45 @@ def test_a_layout_of_any_size_takes_memory_and_time_for_what_came_only(name):
             with pytest.raises(vg.VarlenGraphsError):
                 attacked.encoder.eager(attacked.rows, **attacked.good | {"layout": value})
         assert time.monotonic() - start < 20
+
+
+EXPANDED = {
+    "grid": (10**9, 3),
+    "sizes": (10**9, 2),
+    "lengths": (10**10,),
+    "padded_lengths": (10**10,),
+    "mask": (10**5, 10**5),
+}
+"""Shapes of tensors that have memory for one number."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+@pytest.mark.parametrize("make", [torch.ones, numpy.ones], ids=["tensor", "array"])
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_tensor_that_says_to_hold_more_than_it_does_is_refused_unread(name, make):
+    one, shape = make(1), EXPANDED[name]
+    layout = one.to(torch.int8).expand(shape) if make is torch.ones else numpy.broadcast_to(one.astype("int8"), shape)
+    attacked = target(name, "cpu")
+    with memory_limit(2**28):
+        attack(name, {"layout": layout})
+        with pytest.raises(vg.LayoutError, match=r"numbers, which cannot describe the items of \d+ rows"):
+            attacked.encoder(attacked.rows, **attacked.good | {"layout": layout})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_columns_and_stages_are_no_longer_than_their_rows():
+    encoder = vg.GraphedEncoder(
+        nn.Linear(8, 8),
+        [64],
+        vg.BufferSpec(vg.PackedRows("input", (8,)), vg.Lengths(columns=[vg.Column("kind")])),
+        backend="tape",
+    )
+    many = torch.ones(1, dtype=torch.int64).expand(10**10)
+    with memory_limit(2**28):
+        with pytest.raises(vg.LayoutError, match="kind holds 10000000000 numbers"):
+            encoder(torch.ones(5, 8), lengths=[5], kind=many)
+        with pytest.raises(vg.LayoutError, match="lengths holds 10000000000 numbers"), encoder.stage(many, kind=[1]):
+            pass
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")

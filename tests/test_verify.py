@@ -369,6 +369,31 @@ def test_state_in_a_closure_is_named():
     assert "The first operation that gives something else when it is repeated is aten.add_.Tensor" in message
 
 
+def test_one_wrong_row_of_many_is_found():
+    """Of an item of 4,000 rows it is less than what bfloat16 rounds off the whole of it."""
+
+    class WrongRow(nn.Module):
+        def forward(self, x):
+            out = x * 1
+            out[2000:2001] *= 1 + (len(x) > 4000)
+            return out
+
+    calls = [{"x": rows_for([4000]).bfloat16(), "lengths": [4000]}]
+    encoder = encoder_of(WrongRow(), budgets=[vg.Budget(4096, items=1)], tolerance=3e-2)
+    with pytest.raises(vg.VerificationError, match="item 0"):
+        encoder.verify(calls)
+
+
+def test_what_only_other_rows_of_the_same_items_show_is_found():
+    class Same(nn.Module):
+        def forward(self, x, lengths):
+            return x
+
+    encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x))
+    with pytest.raises(vg.VerificationError, match="from what the module itself gives"):
+        encoder.verify([{"x": torch.ones(5, 8), "lengths": [5]}])
+
+
 def test_an_output_that_depends_on_the_order_of_items_is_found():
     def first(table):
         return (table.row_item == 0).float()[:, None]
@@ -395,6 +420,7 @@ def test_weights_that_moved_are_found():
         (calls_of([129]), {}, "no budget holds"),
         (CALLS, {"backend": "eager"}, "calls run eager now"),
         ([{"x": 3, "lengths": [3]}], {}, "x is a int"),
+        (CALLS[0], {}, "verify came with one call, of 'x', 'lengths': expected a list of calls"),
     ],
 )
 def test_calls_that_cannot_be_verified_are_refused(calls, options, message):
@@ -409,6 +435,14 @@ def test_rows_that_are_being_written_are_not_poisoned():
         with pytest.raises(vg.InputError, match="this thread is writing rows"):
             encoder.verify(CALLS)
     assert distance(stage.output, encoder.eager(**CALLS[1])) < 1e-6
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1, "1e-3"])
+def test_a_tolerance_that_is_none_is_refused(tolerance):
+    with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
+        attention_encoder(tolerance=tolerance)
+    with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
+        attention_encoder().verify(CALLS, tolerance=tolerance)
 
 
 def test_a_tolerance_may_be_given():

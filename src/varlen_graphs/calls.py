@@ -160,6 +160,7 @@ class Calls:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
         example = packed.as_argument(self._captured.no_rows())
         call = self.bind((), {**arguments, packed.name: example, self._spec.layout.name: layout})
+        self._spec.check_description(call.description, self._planner.in_use.budgets[-1].rows)
         items = self._spec.read_layout(call.description, ())
         budget = self._planner.whole(items)  # bounds what is allocated, with a graph or without
         reason, backend = self.choice.of(call)

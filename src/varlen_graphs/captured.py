@@ -21,7 +21,7 @@ from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.eviction import Use, least_useful
 from varlen_graphs.forward import Forward
-from varlen_graphs.graphs import Graphs
+from varlen_graphs.graphs import Graphs, reason_of
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
 from varlen_graphs.memory_limit import SCRATCH
@@ -75,6 +75,7 @@ class Captured:
         kept: Tensors that captured runs made and somebody keeps, for people.
         releases: How often graphs were released.
         losses: How often all graphs were dropped, for that or to be captured again.
+        failure: Why the last capture gave no graph at all, if it did not, for people.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Captured:
         self.staged = False
         self.seconds: dict[str, float] = {}
         self.kept: list[str] = []
+        self.failure: str | None = None
         self.releases = 0
         self.losses = 0
         self.busy = False
@@ -274,7 +276,12 @@ class Captured:
             if is_new and self._forward.compiled is not None:
                 self._forward.compiled.begin()
             self._pool.advance()
-            graphs.capture(budgets, forward, backend)
+            try:
+                graphs.capture(budgets, forward, backend)
+            except Exception as error:
+                self.failure = reason_of(error) if is_new else self.failure
+                raise
+            self.failure = None
             self._graphs[key], self._bases[key], self.arena = graphs, basis, arena
             self._first = key if is_first else self._first
             # After the module's caches were filled.

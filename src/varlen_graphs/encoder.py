@@ -1,5 +1,6 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -136,6 +137,7 @@ class GraphedEncoder:
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
+        _check_tolerance(tolerance)
         if not isinstance(verify, int) or verify < 0:
             raise SpecError(f"verify={verify!r}: expected how many calls of each budget to compare, 0 for none")
         _check_choice("outputs", outputs, ("owned", "borrowed"))
@@ -427,7 +429,8 @@ class GraphedEncoder:
 
         With a path, such as `"report.html"`, it is also written there as a page of its own, with figures.
         """
-        text = report(repr(self), self._in_use, self.stats, self._captured.seconds, self._captured.kept)
+        captured = self._captured
+        text = report(repr(self), self._in_use, self.stats, captured.seconds, captured.kept, captured.failure)
         if path is not None:
             Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
         return text
@@ -463,6 +466,9 @@ class GraphedEncoder:
             InputError: A call that runs eager, or that no budget holds.
             StaleGraphError: Weights were moved or replaced since the capture: all are looked at.
         """
+        _check_tolerance(tolerance)
+        if isinstance(calls, Mapping):
+            raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
@@ -494,10 +500,21 @@ class GraphedEncoder:
         with self.pool.exclusive():
             self._captured.poison()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a GraphedEncoder is neither copied nor pickled, because its graphs belong to this process: copy its "
+            "module, and make an encoder of the copy"
+        )
+
     def __repr__(self) -> str:
         budgets = self.budgets
         name, rows = type(self.module).__name__, f"{budgets[0].rows}..{budgets[-1].rows} rows"
         return f"GraphedEncoder({name}, {len(budgets)} budgets of {rows}, {len(self._captured)} captured)"
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+        raise SpecError(f"tolerance={tolerance!r}: expected a relative error of at least 0, or None")
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

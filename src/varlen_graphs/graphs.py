@@ -64,7 +64,7 @@ class Graphs:
         self._declared = declared
         self._deferred = deferred
         self._graphs: dict[Budget, Graph] = {}
-        self._entries: EntryKinds | None = None
+        self._constants: Sequence[Any] | None = None
         self._form: _Form | None = None
         self._held: dict[int, Tensor] = {}
         self._read: dict[int, Tensor] = {}
@@ -92,28 +92,30 @@ class Graphs:
             CaptureError: There is no graph, and no budget could be captured.
             Exception: What the forward raised at the largest budget and at the smallest.
         """
-        if self._entries is None:
-            self._entries = self._probed(forward)
+        if self._constants is None:
+            self._constants = self._probed(forward)
+        constants = self._constants
         memory = ReadMemory(self.arena.rows.device, "the module")
         memory.held, memory.read = dict(self._held), dict(self._read)
         before = set(self._graphs)
         try:
-            self._capture_all(budgets, partial(self._capture, forward, backend, memory))
+            self._capture_all(budgets, partial(self._capture, forward, backend, memory, constants))
         except BaseException:
             for budget in self._graphs.keys() - before:
                 self.drop(budget)  # whoever keeps the traceback does not keep the memory
             raise
         self._held, self._read = memory.held, memory.read
 
-    def _probed(self, forward: BoundForward) -> "EntryKinds":
-        """What an entry of each output is, where there is no padding."""
-        entries = None
+    def _probed(self, forward: BoundForward) -> Sequence[Any]:
+        """The Python values of an output, where there is no padding; what its tensors are is looked at, too."""
+        first = None
         for probe in self.arena.probes():  # rows and items in two proportions: a wrong declaration fits one at most
             parts = _probe(forward, probe, self._declared)
-            entries = entries or _entries(parts)
-            _check_entries(_entries(parts), entries)
-        assert entries is not None  # noqa: S101 - there are two probes
-        return entries
+            first = first or parts
+            _check_entries(_entries(parts), _entries(first))
+            _check_constants(parts.constants, first.constants)
+        assert first is not None  # noqa: S101 - there are two probes
+        return first.constants
 
     def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:
         """Capture what can be captured."""
@@ -126,7 +128,7 @@ class Graphs:
             except Exception as error:
                 if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
                     raise  # of the declaration, which is the same for all
-                self.failed[budget] = _reason(error)
+                self.failed[budget] = reason_of(error)
                 if is_out_of_memory(error):
                     forget_frames(error)
                     if self.arena.rows.is_cuda:
@@ -147,7 +149,9 @@ class Graphs:
                 "Give the encoder smaller budgets, or free memory first."
             )
 
-    def _capture(self, forward: BoundForward, backend: Backend, memory: ReadMemory, budget: Budget) -> None:
+    def _capture(
+        self, forward: BoundForward, backend: Backend, memory: ReadMemory, constants: Sequence[Any], budget: Budget
+    ) -> None:
         """Capture a budget, after two runs of it."""
         arena, deferred, declared = self.arena, self._deferred, self._declared
         with CAPTURING:
@@ -159,6 +163,7 @@ class Graphs:
                 parts = warm_up()
             form = self._form or _Form(parts)
             form.check(parts)
+            _check_constants(parts.constants, constants)
             del parts
             memory.hold_state()
             run = partial(_run, forward, arena, deferred, declared, budget)
@@ -214,7 +219,7 @@ class Graphs:
         return graph.outputs
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong and where, in one line."""
     what, *rest = str(error).splitlines() or [""]
     where = next((line for line in rest if line.startswith("  at ")), "")
@@ -248,19 +253,10 @@ class _Form:
             raise SpecError(f"the module's output cannot be made anew from its parts: {error}") from error
         self.rebuild = parts.rebuild
         self.extents = parts.extents
-        self._constants = parts.constants
         self._entries = _entries(parts)
 
     def check(self, parts: Parts) -> None:
-        """Whether the output at a budget is that of every budget, but for the number of entries.
-
-        A replay gives the Python values in it for any call.
-        """
-        if repr(parts.constants) != repr(self._constants):
-            raise SpecError(
-                f"the output holds Python values that depend on the budget, {self._constants} and {parts.constants}: a "
-                "graph would freeze them; leave them out, or compute them from the layout outside of the module"
-            )
+        """Whether the output at a budget is that of every budget, but for the number of entries."""
         _check_entries(_entries(parts), self._entries)
 
     def check_captured(self, outputs: Sequence[Tensor]) -> None:
@@ -271,6 +267,15 @@ class _Form:
                 f"the capture gave {len(outputs)} tensors with entries {came}, the run before it {len(self.extents)} "
                 f"with {self._entries}: expected the same of every run; with compile=True leave that out"
             )
+
+
+def _check_constants(came: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Whether the Python values of an output are those of any call, as a replay gives them."""
+    if repr(came) != repr(expected):
+        raise SpecError(
+            f"the output holds Python values that depend on the items, {expected} and {came}: a graph would freeze "
+            "them; leave them out, or compute them from the layout outside of the module"
+        )
 
 
 EntryKinds = list[tuple[torch.Size, torch.dtype]]

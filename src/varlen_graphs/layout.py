@@ -216,6 +216,29 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
+def check_numbers(name: str, value: Any, rows: int) -> None:
+    """Whether what describes items holds no more numbers than so many rows can need.
+
+    Tensors and arrays may say that they hold far more than they have memory for, and a list of these would not.
+
+    Raises:
+        LayoutError: It holds more than three for each row.
+    """
+    entries = value if isinstance(value, list | tuple) else [value]
+    numbers = sum(_numbers(entry) for entry in entries if not isinstance(entry, list | tuple | int))
+    if numbers > 3 * rows:
+        raise LayoutError(
+            f"{name} holds {numbers} numbers, which cannot describe the items of {rows} rows: expected one or three for"
+            " each item, and no item without rows"
+        )
+
+
+def _numbers(value: Any) -> int:
+    """The entries of a tensor or array; 0 of anything else."""
+    size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
+    return size if isinstance(size, int) else 0
+
+
 def as_list(name: str, value: Any, expected: str) -> list[Any]:
     """`value` as a list that is not empty: tensors and arrays are copied to the host, floats are refused there."""
     if isinstance(value, Tensor):

@@ -6,7 +6,14 @@ from varlen_graphs.in_use import InUse
 from varlen_graphs.stats import Stats
 
 
-def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float], kept: Sequence[str] = ()) -> str:
+def report(
+    name: str,
+    in_use: InUse,
+    stats: Stats,
+    seconds: dict[str, float],
+    kept: Sequence[str] = (),
+    failure: str | None = None,
+) -> str:
     """A table of the budgets, and what happened.
 
     Args:
@@ -15,9 +22,12 @@ def report(name: str, in_use: InUse, stats: Stats, seconds: dict[str, float], ke
         stats: The counters.
         seconds: What was done before the first replay, and how long each part took.
         kept: Tensors that captured runs made and somebody keeps.
+        failure: Why there is no graph, if the capture failed.
     """
     costs = in_use.costs
     lines = [name]
+    if failure is not None:
+        lines += [f"nothing could be captured, so calls raise an error: {failure}"]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]

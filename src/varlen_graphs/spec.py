@@ -13,7 +13,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.errors import BudgetError, LayoutError, SpecError
 from varlen_graphs.extents import BatchRows, CountedEntries, Extent, FrameRows, Groups, Rows
-from varlen_graphs.layout import Layout, LayoutArgument, is_integers
+from varlen_graphs.layout import Layout, LayoutArgument, check_numbers, is_integers
 from varlen_graphs.needs import Needs
 from varlen_graphs.outputs import Declared, extents, with_rows
 from varlen_graphs.packing import Span
@@ -194,6 +194,15 @@ class BufferSpec:
         load = self.needs.load(layout)
         return Budget(layout.size, load.items, max(1, load.segments), max(1, load.longest, layout.length))
 
+    def check_description(self, description: Mapping[str, Any], rows: int) -> None:
+        """Whether the layout argument and the columns are no longer than so many rows can need.
+
+        Raises:
+            LayoutError: One is.
+        """
+        for name, value in description.items():
+            check_numbers(name, value, rows)
+
     def read_layout(self, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
         """The items of a call, checked against the shape of its rows. Costs a sync if they are described on a GPU.
 
@@ -204,6 +213,8 @@ class BufferSpec:
         Raises:
             LayoutError: Items that make no sense or have other rows than came, or an item that an output ratio cuts.
         """
+        if shape:
+            self.check_description(description, math.prod(shape[:2]))
         value = description[self.layout.name]
         sizes = self.layout.parse(value)
         call = Layout(tuple(sizes), self.layout.batch_length(value, sizes, shape))

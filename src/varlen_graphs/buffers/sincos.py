@@ -24,7 +24,7 @@ def add_sincos(rows: Tensor, sincos: RowEntries) -> Tensor:
     return rows + F.embedding(index, entries.to(rows.dtype)).flatten(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class SinCos(Buffer):
     """Sines and cosines of the place of each row in its frame, for `add_sincos`: `(entries, index)`.
 
@@ -65,7 +65,7 @@ class SinCos(Buffer):
         return max(axis_size(item, axis) for axis in self.axes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class SinCosColumn(Buffer):
     """The same of a column of the layout, one position an item, over all channels; zeros for numbers below 0.
 

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 Kind = Literal[
     "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "own generator",
-    "raw kernel",
+    "raw kernel", "sparse tensor",
 ]  # fmt: skip
 
 _FROZEN = "The host does not run at a replay, so the value would be frozen."
@@ -48,6 +48,10 @@ WHY: dict[Kind, tuple[str, str]] = {
         "The tape does not see what such a kernel writes.",
         "Wrap the launch in torch.library.custom_op, with a fake kernel; torch.compile needs that too.",
     ),
+    "sparse tensor": (
+        "It consists of several pieces of memory of its own, which can be neither followed nor held for a graph.",
+        "Make it dense (to_dense(), to_padded_tensor()) before the call, or take indices and values apart.",
+    ),
 }  # fmt: skip
 """Why a graph cannot hold it, and what to do, by kind."""
 
@@ -72,6 +76,14 @@ _HOST_READS = {
 }  # fmt: skip
 _BRANCHES = {getattr(Tensor, name): f"Tensor.{name}" for name in ("__bool__", "is_nonzero", "__contains__")}
 _HOST_COPIES = {getattr(Tensor, name): f"Tensor.{name}" for name in ("cpu", "numpy", "__array__")}
+
+_COND, _WHILE = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop
+_RANGES = {
+    overload
+    for packet in (aten.linspace, aten.logspace)
+    for overload in (packet.Tensor_Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor)
+}
+"""Their kernels read tensors themselves."""
 
 IsHost = Callable[[Tensor], bool]
 
@@ -119,6 +131,13 @@ def operator_offence(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: list[Tensor], is_host: IsHost
 ) -> Offence | None:
     """What is wrong with an operator that takes tensors of the device, some of them maybe `on_host`."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        by_tensor = operator is _COND and isinstance(args[0], Tensor) and not is_host(args[0])
+        if by_tensor or operator is _WHILE:
+            return Offence("branch", f"torch.{operator.name()} reads its predicate on the host")
+        return None
+    if operator in _RANGES and not all(is_host(end) for end in args[:2] if isinstance(end, Tensor)):
+        return Offence("host sync", f"{operator} reads where the range begins or ends on the host")
     if operator is aten._local_scalar_dense.default:
         return Offence("host sync", "it reads a value on the host")
     if _shape_depends_on_data(operator, args, kwargs, is_host):
@@ -152,6 +171,11 @@ def makes_on_host(kwargs: dict[str, Any]) -> bool:
     """Whether a factory with these arguments makes a host tensor; a `torch.device` may be the module's own."""
     device = kwargs.get("device")
     return device is None or (isinstance(device, str) and device == "cpu")
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of one piece of memory; sparse tensors, and nested ones but jagged ones, are not."""
+    return tensor.layout is torch.jagged or (tensor.layout is torch.strided and not tensor.is_nested)
 
 
 def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from varlen_graphs.capture.rules import (
     WHY,
     Offence,
     function_offence,
+    has_storage,
     makes_on_host,
     operator_offence,
     transfer_offence,
@@ -92,12 +93,15 @@ class Watch(TorchDispatchMode):
 
     def mark_host(self, tensor: Tensor) -> None:
         """Remember that a tensor would be on the host, on a machine where the module is on a GPU."""
-        self._made_on_host[tensor.untyped_storage()._cdata] = tensor.detach()
+        if has_storage(tensor):
+            self._made_on_host[tensor.untyped_storage()._cdata] = tensor.detach()
 
     def is_host(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the host, or would be."""
         if self._device.type != "cpu":
             return tensor.device.type == "cpu"
+        if not has_storage(tensor):
+            return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; comes of tensors that were seen
             return False
         return tensor.untyped_storage()._cdata in self._made_on_host
@@ -110,7 +114,7 @@ class Watch(TorchDispatchMode):
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]
         all_on_host = bool(inputs) and len(on_host) == len(inputs)
         offence = transfer_offence(func, args, kwargs)
-        if offence is None and not all_on_host and isinstance(func, torch._ops.OpOverload):
+        if offence is None and not all_on_host:
             offence = operator_offence(func, args, kwargs, on_host, self.is_host)
         if offence is not None:
             self.refuse(offence)
@@ -124,6 +128,8 @@ class Watch(TorchDispatchMode):
             for tensor in results:
                 if isinstance(tensor, Tensor):
                     self.mark_host(tensor)
+        elif not all(has_storage(tensor) for tensor in (*inputs, *results) if isinstance(tensor, Tensor)):
+            self.refuse(Offence("sparse tensor", f"{func} takes or makes a tensor that is sparse or nested"))
         elif not all_on_host:
             self.seen(func, args, kwargs, inputs, results)
         return result

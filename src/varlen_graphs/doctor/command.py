@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from varlen_graphs.capture.lines import UNKNOWN, raising_line
 from varlen_graphs.doctor.diagnose import diagnose
 
 
 class FactoryError(Exception):
-    """There is no such factory, or it returns something else than a module and calls."""
+    """There is no such factory, it raises, or it returns something else than a module and calls."""
 
 
 def run_doctor(factory: str, as_json: bool) -> int:
@@ -44,7 +45,17 @@ def _made(factory: str) -> tuple[nn.Module, tuple[Any, ...]]:
         raise FactoryError(
             f"{factory!r} cannot be found ({error}): run from where {place!r} can be imported"
         ) from error
-    made = function()
+    except (Exception, SystemExit) as error:
+        raise FactoryError(f"{place!r} cannot be imported: {_told(error)}") from error
+    try:
+        made = function()
+    except (Exception, SystemExit) as error:
+        raise FactoryError(f"{factory!r} cannot be called without arguments: {_told(error)}") from error
     if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], nn.Module):
         raise FactoryError(f"{factory!r} returned {type(made).__name__}: expected a tuple (module, call, call, ...)")
     return made[0], made[1:]
+
+
+def _told(error: BaseException) -> str:
+    line = raising_line(error.__traceback__)
+    return f"{type(error).__name__}: {error}" + (f"\n  at {line}" if line != UNKNOWN else "")

@@ -27,7 +27,7 @@ class Example(NamedTuple):
     def rows_shape(self) -> torch.Size | None:
         """The shape of the largest tensor."""
         rows = max(self.tensors().values(), key=Tensor.numel, default=None)
-        return None if rows is None else rows.shape
+        return None if rows is None or rows.is_nested else rows.shape
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors, by the name of their argument and their place in it."""
@@ -38,6 +38,7 @@ class Example(NamedTuple):
         return {
             f"{name}.shape[{dim}]": size
             for name, tensor in self.tensors().items()
+            if not tensor.is_nested
             for dim, size in enumerate(tensor.shape)
         }
 

@@ -25,13 +25,17 @@ class Nature(NamedTuple):
 
 
 NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) in WHY.items()} | {
+    "error": Nature(
+        "The run ended there: what would have followed was not looked at.",
+        "Mend it, or give calls that the module takes.",
+    ),
     "frozen value": Nature(
         "It is not the same for all layouts, and a graph holds the one of its capture.",
         "Declare what is computed from it as a buffer: a DeviceBuffer of tensor operations on the item table, or a "
         "HostBuffer.",
     ),
     "frozen branch": Nature(
-        "What runs depends on the layout, and a graph runs what ran at its capture.",
+        "What runs is not the same for all layouts, or all runs, and a graph runs what ran at its capture.",
         "Compute it for all items at once, from tensors, or declare the result as a DeviceBuffer or a HostBuffer.",
     ),
     "cache by layout": Nature(
@@ -39,8 +43,15 @@ NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) 
         "Declare it as a buffer, or make it once, as large as it may get.",
     ),
     "state written": Nature(
-        "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding.",
+        "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding. What is put in "
+        "its place is that of the capture.",
         "Keep what changes outside of the module, or call module.eval() if it is a statistic of training.",
+    ),
+    "padded size": Nature(
+        "It follows from the number of rows or items. A graph holds that of its budget, in which padding counts.",
+        "Declare what is computed from it as a DeviceBuffer of the item table or a HostBuffer, unless padding may "
+        "count.",
+        blocks=False,
     ),
     "lazy cache": Nature(
         "The first run made it and others read it. The warm-up makes it, so graphs find it: right if no layout counts.",

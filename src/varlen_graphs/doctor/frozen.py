@@ -1,11 +1,11 @@
 """What a graph would freeze: numbers and branches that are not the same for all layouts of as many rows."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.branches import deciding_line
-from varlen_graphs.doctor.examples import Number
+from varlen_graphs.doctor.examples import Example, Number
 from varlen_graphs.doctor.runs import Operation, Run, Sighting, Site, Value
 
 
@@ -24,9 +24,14 @@ class Observed(NamedTuple):
     sizes: dict[str, int]
     numbers: dict[str, Number]
 
+    @classmethod
+    def of(cls, name: str, run: Run, example: Example) -> "Observed":
+        """The run of an example."""
+        return cls(name, run, example.sizes(), example.numbers())
+
 
 def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
-    """Numbers given to operations that are others in another call.
+    """Numbers, and tensors of the module, given to operations that are others in another call.
 
     A number that follows from sizes is none of them: those of a call are the budget's, and others were named where they
     came to be. It follows if in all calls it is the same multiple of one size, or one more, or one less: a size of the
@@ -34,10 +39,20 @@ def frozen_values(calls: Sequence[Observed]) -> list[Sighting]:
     """
     return [
         Sighting("frozen value", what, site.lines[0], operations[0].module)
-        for site in dict.fromkeys(site for call in calls for site in call.run.operations)
-        for alike in _ran_as_often(site, calls)
-        for operations in zip(*(call.run.operations[site] for call in alike), strict=True)
+        for site, operations, alike in _side_by_side(calls)
         if (what := _changed_values(site, operations, alike))
+    ]
+
+
+def padded_sizes(calls: Sequence[Observed]) -> list[Sighting]:
+    """Numbers that operations compute with, and that are others in another call, whatever its rows.
+
+    They follow from sizes, unless an argument gave them, or they were read from a tensor.
+    """
+    return [
+        Sighting("padded size", "; ".join(changed), site.lines[0], operations[0].module)
+        for site, operations, alike in _side_by_side(calls)
+        if (changed := list(_changed_scalars(site, operations, alike)))
     ]
 
 
@@ -77,6 +92,16 @@ def frozen_branches(calls: Sequence[Observed]) -> list[Sighting]:
     return sightings
 
 
+def _side_by_side(
+    calls: Sequence[Observed],
+) -> Iterator[tuple[Site, tuple[Operation, ...], Sequence[Observed]]]:
+    """One operation of each call, by calls in which it ran as often."""
+    for site in dict.fromkeys(site for call in calls for site in call.run.operations):
+        for alike in _ran_as_often(site, calls):
+            for operations in zip(*(call.run.operations[site] for call in alike), strict=True):
+                yield site, operations, alike
+
+
 def _ran_as_often(site: Site, calls: Sequence[Observed]) -> list[list[Observed]]:
     """Calls by how often an operator ran in them."""
     groups: dict[int, list[Observed]] = {}
@@ -90,10 +115,22 @@ def _changed_values(site: Site, operations: Sequence[Operation], calls: Sequence
     changed = []
     for name in dict.fromkeys(name for operation in operations for name in operation.values):
         values = [operation.values.get(name) for operation in operations]
-        if any(value != values[0] for value in values) and not _explained(values, operations, calls):
-            pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
-            changed.append(f"{name} of {site.name} is {', '.join(pairs)}{_origin(values, site, calls)}")
+        if not all(_same(value, values[0]) for value in values) and not _explained(values, operations, calls):
+            changed.append(f"{_told(name, values, site, calls)}{_origin(values, site, calls)}")
     return "; ".join(changed)
+
+
+def _changed_scalars(site: Site, operations: Sequence[Operation], calls: Sequence[Observed]) -> Iterator[str]:
+    for name in operations[0].scalars:
+        values = [operation.values.get(name) for operation in operations]
+        numbers = all(isinstance(value, int | float | complex) for value in values)
+        if numbers and not all(_same(value, values[0]) for value in values) and not _origin(values, site, calls):
+            yield _told(name, values, site, calls)
+
+
+def _told(name: str, values: Sequence[Value | None], site: Site, calls: Sequence[Observed]) -> str:
+    pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
+    return f"{name} of {site.name} is {', '.join(pairs)}"
 
 
 def _outermost(paths: Set[str]) -> list[str]:
@@ -113,6 +150,13 @@ def _count(call: Observed, site: Site) -> int:
     return len(call.run.functions.get(site, ()))
 
 
+def _same(value: Value | None, other: Value | None) -> bool:
+    """Whether two values are equal; so is NaN to NaN."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return value == other or (value != value and other != other)
+
+
 def _explained(values: Sequence[Value | None], operations: Sequence[Operation], calls: Sequence[Observed]) -> bool:
     """Whether all that differs in a value follows from sizes."""
     known = [
@@ -124,7 +168,7 @@ def _explained(values: Sequence[Value | None], operations: Sequence[Operation], 
     if len({len(own) for own in lists}) > 1:
         return False
     for column in zip(*lists, strict=True):
-        if any(value != column[0] for value in column) and not any(_follows(column, slot) for slot in slots):
+        if not all(_same(value, column[0]) for value in column) and not any(_follows(column, slot) for slot in slots):
             return False
     return True
 
@@ -140,7 +184,7 @@ def _follows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
 def _origin(values: Sequence[Value | None], site: Site, calls: Sequence[Observed]) -> str:
     """Where a number comes from, as far as that shows: an argument, or a line that read it from a tensor."""
     for name in calls[0].numbers:
-        if all(call.numbers.get(name) == value for call, value in zip(calls, values, strict=True)):
+        if all(_same(call.numbers.get(name), value) for call, value in zip(calls, values, strict=True)):
             return f", the argument {name!r}"
     here = site.lines[0]
     for line in sorted(calls[0].run.reads, key=lambda line: (line.file, line.function) != (here.file, here.function)):

@@ -1,6 +1,7 @@
 """Which submodule is running."""
 
 import threading
+from types import TracebackType
 from typing import Any
 
 import torch.nn.modules.module as torch_module
@@ -24,6 +25,14 @@ class Running:
     def path(self) -> str:
         """The innermost submodule that is running."""
         return self.paths[-1] if self.paths else ""
+
+    def path_of(self, trace: TracebackType | None) -> str:
+        """The innermost submodule that an error went through."""
+        path = ""
+        while trace is not None:
+            path = self._names.get(id(trace.tb_frame.f_locals.get("self")), path)
+            trace = trace.tb_next
+        return path
 
     def __enter__(self) -> "Running":
         """Follow from now on."""

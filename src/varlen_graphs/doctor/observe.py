@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.launches import triton_launches
-from varlen_graphs.capture.lines import UNKNOWN, Line, user_lines
+from varlen_graphs.capture.lines import UNKNOWN, Line, raising_line, user_lines
 from varlen_graphs.capture.rules import (
     Offence,
     draws_random_numbers,
+    has_storage,
     makes_on_host,
     named_arguments,
     written_arguments,
@@ -26,6 +28,7 @@ from varlen_graphs.capture.watch import Watch
 from varlen_graphs.doctor.examples import Number
 from varlen_graphs.doctor.modules import Running
 from varlen_graphs.doctor.runs import Made, Operation, Run, Sighting, Site, Value
+from varlen_graphs.doctor.scalars import scalars_of
 
 aten = torch.ops.aten
 
@@ -41,18 +44,31 @@ class _Function:
     counted: bool = False
 
 
-def observe(run: Callable[[], Any], running: Running, device: torch.device, owners: dict[int, tuple[str, str]]) -> Run:
-    """Run something eager, without gradients, and say what it did.
+def observe(
+    run: Callable[[], Any],
+    running: Running,
+    device: torch.device,
+    owners: dict[int, tuple[str, str]],
+    on_host: dict[int, Tensor],
+) -> Run:
+    """Run something eager, without gradients, and say what it did. It may raise.
 
     Args:
         run: What to run; its output is dropped.
         running: Tells which submodule runs.
         device: Where the module is.
         owners: What there is before the run, by `storage_key`: a kind, for when it is written, and a name.
+        on_host: Host tensors that earlier runs made; this one's are added.
     """
-    observer = _Observer(running, device, owners)
-    with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launching):
-        run()
+    observer = _Observer(running, device, owners, on_host)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), running, observer, triton_launches(observer.launching):
+            run()
+    except Exception as error:
+        what = shorten(f"it raised {type(error).__name__}: {error}", 300)
+        trace = error.__traceback__
+        observer.run.error = Sighting("error", what, raising_line(trace), running.path_of(trace))
+        return observer.run
     if observer.alive():
         gc.collect()  # what only cycles hold is not kept
     observer.run.kept = observer.alive()
@@ -72,8 +88,15 @@ class _Observer(Watch):
     is copied, so that what follows is told apart as there.
     """
 
-    def __init__(self, running: Running, device: torch.device, owners: dict[int, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        running: Running,
+        device: torch.device,
+        owners: dict[int, tuple[str, str]],
+        on_host: dict[int, Tensor],
+    ) -> None:
         super().__init__(device, "the module")
+        self._made_on_host = on_host
         self.run = Run()
         self._made: dict[int, Made] = {}
         self._running = running
@@ -145,7 +168,7 @@ class _Observer(Watch):
                 self._note("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._note_write(func, tensor)
-        line = self._note_operation(str(func), named)
+        line = self._note_operation(str(func), named, scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
         for result in results:
             if isinstance(result, Tensor) and storage_key(result) not in known:
@@ -155,9 +178,9 @@ class _Observer(Watch):
         line = next(user_lines(), UNKNOWN)
         self.run.sightings.append(Sighting(kind, what, line, self._running.path))
 
-    def _note_operation(self, operator: str, named: dict[str, Any]) -> Line:
+    def _note_operation(self, operator: str, named: dict[str, Any], scalars: frozenset[str] = frozenset()) -> Line:
         lines = tuple(user_lines()) or (UNKNOWN,)
-        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path)
+        operation = Operation(*self._values_and_sizes(named), len(self.run.sizes), self._running.path, scalars)
         self.run.operations.setdefault(Site(lines, operator), []).append(operation)
         function = self._function or _Function(operator, [])
         if not function.counted:
@@ -198,10 +221,21 @@ class _Observer(Watch):
             for at, leaf in enumerate(leaves):
                 if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
                     values[name] = leaf.item()
-                elif isinstance(leaf, Tensor):
+                elif isinstance(leaf, Tensor) and has_storage(leaf):
+                    if name != "given" and (own := self._own_name(leaf)):
+                        values[name if leaf is value else f"{name}[{at}]"] = own
                     sizes[f"{name}[{at}].numel"] = leaf.numel()
                     sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
         return values, sizes
+
+    def _own_name(self, tensor: Tensor) -> str | None:
+        """What the module calls a tensor that it had before the run."""
+        key = storage_key(tensor)
+        kind, name = self._owners.get(key, ("", ""))
+        if kind != "state written" or key in self._made:
+            return None
+        self.run.used.add(name)
+        return name
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()

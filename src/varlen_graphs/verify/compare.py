@@ -18,6 +18,9 @@ from varlen_graphs.padded import pack_rows
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far outputs may be apart that were computed in these dtypes. TF32 rounds as float16 does."""
 
+ONE_ROW = 8
+"""How many times as far apart as all rows of an item together one of them may be, which rounding alone may bring."""
+
 FEW = 8
 """How many items of a call a message names."""
 
@@ -26,7 +29,8 @@ class Difference(NamedTuple):
     """Where two outputs of a call are furthest apart.
 
     Attributes:
-        error: Relative L2; infinite where one of them is not finite, or of another shape.
+        error: Relative L2, or an eighth of that of the worst row, if it is larger; infinite where one of them is not
+            finite, or of another shape.
         item: The item of the call.
         where: What it is, for messages.
     """
@@ -54,7 +58,8 @@ class Expected:
         """How far what came of each item of a run is from this, in the worst of its tensors. Syncs with the device.
 
         An error is relative to the item's own output, or to what an item of its size has on average if that is larger:
-        of outputs near zero nothing is left but rounding. Where both are not finite they are equal.
+        of outputs near zero nothing is left but rounding. Where both are not finite they are equal. Of items of many
+        rows one wrong row alone would hardly count, so the worst row does, relative to what a row has on average.
 
         Args:
             came: What a run gave.
@@ -72,7 +77,7 @@ class Expected:
                     right = pack_rows(right, self._layout.rows) if self._length else right
                     tensor = pack_rows(tensor, layout.rows) if length else tensor
                 right_parts = [extent.part(right, own_spans[item]) for item in items]
-                errors = _errors([extent.part(tensor, span) for span in spans], right_parts)
+                errors = _errors([extent.part(tensor, span) for span in spans], right_parts, extent.rows_dim)
             wheres = [f"{name_of(path)} of item {item}, {self._layout.items[item]}," for item in items]
             found = [max(pair) for pair in zip(found, map(Difference, errors, items, wheres), strict=True)]
         return found
@@ -137,17 +142,20 @@ def _item_spans(layout: Layout) -> list[Span]:
     ]
 
 
-def _errors(came: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+def _errors(came: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int = 0) -> list[float]:
     """The relative L2 of each pair of tensors; see `Expected.differences`."""
-    norms = []
+    norms, worst = [], []
     for one, other in zip(came, expected, strict=True):
         a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
         if a.shape != b.shape:
             a = torch.full_like(b, torch.inf)
         apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
         norms.append(torch.stack([apart.norm(), b.nan_to_num(0.0, 0.0, 0.0).norm()]))
+        rows = apart.movedim(rows_dim, 0).flatten(1) if apart.dim() > 1 else apart.reshape(1, -1)
+        worst.append(rows.norm(dim=1).max() * max(1, len(rows)) ** 0.5 if rows.numel() else rows.new_zeros(()))
     numbers = [*zip(torch.stack(norms).tolist(), [one.numel() for one in came], strict=True)]
     square = sum(norm**2 for (_, norm), _ in numbers) / max(1, sum(numel for _, numel in numbers))
     scales = [max(norm, (square * numel) ** 0.5, 1e-30) for (_, norm), numel in numbers]
-    errors = [apart / scale for ((apart, _), _), scale in zip(numbers, scales, strict=True)]
+    of_rows = [row / ONE_ROW for row in torch.stack(worst).tolist()]
+    errors = [max(apart, row) / scale for ((apart, _), _), row, scale in zip(numbers, of_rows, scales, strict=True)]
     return [error if error == error else torch.inf for error in errors]
