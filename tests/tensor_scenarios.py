@@ -4,7 +4,9 @@ import copy
 import datetime
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,6 +239,30 @@ def ranks_plan_by_what_rank_0_measured(rank, ranks):
     assert told(counts) == [counts] * ranks
 
 
+def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
+    """The others have none. It says nothing of the module when it is not sharded."""
+    costs = Costs({b: b.rows / 100 for b in BUDGETS}, 1e-9, host=50.0)
+    path = Path(told(tempfile.mkdtemp() if rank == 0 else None)[0], "warm.json")
+    _, before = encoders()
+    if rank == 0:
+        before.encoder._in_use.learn(costs)
+        before.encoder.save_warmup(path)
+    dist.barrier()
+    module = Block()
+    alone = copy.deepcopy(module)
+    parallelize_module(module, mesh(), PLAN)
+    encoder = vg.GraphedEncoder(module, BUDGETS, SPEC, backend="tape", warmup=path if rank == 0 else None)
+    assert encoder.costs.measured is (rank == 0)
+    both = vg.parallel.TensorParallelEncoder(encoder)
+    assert encoder._in_use.known == set(BUDGETS)
+    assert encoder.costs.as_json() == costs.as_json()
+    with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
+        alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", warmup=path)
+    for lengths in LENGTHS:
+        check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))
+    assert encoder.costs.as_json() == costs.as_json()
+
+
 class Fails(Block):
     """Raises in the middle of some runs: of so many rows, at the run with this number."""
 
@@ -371,6 +397,7 @@ SCENARIOS = {
         shards_that_move_are_found,
         hooks_of_others_run_eager,
         ranks_plan_by_what_rank_0_measured,
+        a_warm_up_file_of_rank_0_holds_for_all,
         a_budget_that_fails_on_one_rank_is_out_of_use_on_all,
         what_fails_on_one_rank_raises_on_all,
         ranks_with_other_budgets_are_told_so,

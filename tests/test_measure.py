@@ -45,6 +45,23 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     assert costs.bytes_per_row == (64 << 10) / 128 + 8 * 4  # the pool, and the rows of the arena
 
 
+def test_budgets_that_come_later_are_timed_alone(clock):
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    first = measured(encoder)
+    more = encoder.add_budget(vg.Budget(96, items=4))
+    (graphs,) = encoder._captured._graphs.values()
+    clock.clear()
+    with torch.no_grad():
+        costs = timing.measure(graphs, encoder._forward, [more], {}, 64 << 10, Agreement(), first)
+    assert len(clock) == 1 + 2
+    assert costs.replays == {**first.replays, more: 1.0}
+    assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
+    encoder._in_use.learn(first)
+    assert encoder.costs.measured
+    assert more in encoder.costs.replays  # at what lies between, until it is timed
+
+
 def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):
     now = iter(range(1, 100))
 

@@ -66,6 +66,13 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
     for encoder, options, message in (
         (captured, {}, "the encoder has captured already, by itself: expected a new one"),
         (attention_encoder(verify=1), {}, "expected an encoder without it; call encoder.verify"),
+        (
+            attention_encoder(lazy=True),
+            {},
+            "lazy=True captures when one rank alone has time: expected an encoder without",
+        ),
+        (attention_encoder(memory="1GiB"), {}, "memory= takes budgets out of use by what one rank alone holds"),
+        (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example by Ladder\.auto\(memory, bytes_per_row\)"),
         (attention_encoder(compile=True), {}, "compile=True may put collectives in another order"),
         (attention_encoder(), {"deadline": 0}, "deadline=0: expected seconds above 0"),
     ):
@@ -73,6 +80,18 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
             vg.parallel.TensorParallelEncoder(encoder, **options)
     with pytest.raises(vg.SpecError, match=r"Attention has no blocks with attn\.qkv"):
         vg.parallel.tensor_plan(captured.module)
+
+
+def test_budgets_do_not_come_and_go(group_of_one):
+    alone = vg.parallel.TensorParallelEncoder(attention_encoder())
+    budgets = alone.encoder.budgets
+    for _ in range(2):  # before anything is captured, and after that
+        for change in (lambda: alone.encoder.add_budget(32), lambda: alone.encoder.drop_budget(budgets[0])):
+            with pytest.raises(vg.SpecError, match="have agreed on their budgets, which cannot come and go"):
+                change()
+        assert alone.encoder.budgets == budgets
+        alone(torch.randn(8, 8), lengths=[5, 3])
+        assert len(alone.encoder._captured) == len(budgets)
 
 
 def test_without_a_process_group_the_error_says_how_to_make_one():

@@ -35,8 +35,9 @@ def measure(
     statics: dict[str, Any],
     held: int,
     agreement: Agreement,
+    known: Costs | None = None,
 ) -> Costs:
-    """Time every budget, and the forward without a graph. Synchronizes with the device.
+    """Time budgets, and the forward without a graph. Synchronizes with the device.
 
     Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
     of the module's own. What longer segments cost was timed on attention itself (`Graphs.per_square`). Floating rows
@@ -45,25 +46,26 @@ def measure(
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
     call would bring, and memory that is enough for graphs may not be for a run without one.
 
-    `held` is the bytes that the graphs hold in their pool. Ranks that share the module replay alike: as often as the
-    first one finds that it takes, and its times hold for all.
+    `held` is the bytes that the graphs hold in their pool. With `known` costs, of budgets that were timed before, only
+    budgets are timed, and these costs come with them. Ranks that share the module replay alike: as often as the first
+    one finds that it takes, and its times hold for all.
     """
     try:
-        return _measure(graphs, forward, budgets, statics, held, agreement)
+        largest = max([*budgets, *(known.replays if known else ())]).rows
+        bytes_per_row = (held + graphs.arena.rows.nbytes) / largest
+        replays = _replays(graphs, forward.spec, budgets, agreement)
+        if known is not None and known.measured:
+            return known.with_more(replays, bytes_per_row)
+        host, factor = _eager(graphs, forward, replays, statics, agreement)
+        return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
         return Costs.in_rows(budgets)
 
 
-def _measure(
-    graphs: Graphs,
-    forward: Forward,
-    budgets: Sequence[Budget],
-    statics: dict[str, Any],
-    held: int,
-    agreement: Agreement,
-) -> Costs:
-    arena, spec = graphs.arena, forward.spec
+def _replays(graphs: Graphs, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement) -> dict[Budget, float]:
+    """Milliseconds of a replay of each budget, attention aside."""
+    arena = graphs.arena
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
     samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
@@ -72,18 +74,24 @@ def _measure(
         for budget in round_:
             arena.load_layout(samples[budget], budget)
             times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget), agreement))
-    attention = {budget: graphs.per_square * spec.needs.squares(sample) for budget, sample in samples.items()}
-    replays = {budget: max(1e-6, times[budget] - attention[budget]) for budget in budgets}
+    return {b: max(1e-6, times[b] - graphs.per_square * spec.needs.squares(samples[b])) for b in budgets}
 
-    def eager(sample: Layout, budget: Budget) -> float:
-        run = partial(forward.exact, arena.part(Span.of(sample), budget), sample, statics)
-        return _host_milliseconds(run, agreement)
 
-    smallest, largest = min(budgets), max(budgets)
-    few = samples[smallest] if spec.layout.padded else _few(spec, smallest)
-    factor = max(1.0, eager(samples[largest], largest) / times[largest])
-    bytes_per_row = (held + arena.rows.nbytes) / largest.rows
-    return Costs(replays, graphs.per_square, eager(few, smallest), factor, bytes_per_row)
+def _eager(
+    graphs: Graphs, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
+) -> tuple[float, float]:
+    """Milliseconds that the host needs for a call, and what one costs in proportion to a graph of exactly its size."""
+    spec = forward.spec
+
+    def run(sample: Layout, budget: Budget) -> float:
+        part = graphs.arena.part(Span.of(sample), budget)
+        return _host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
+
+    smallest, largest = min(replays), max(replays)
+    whole = sample_layout(spec.layout, largest, spec.needs.windows)
+    few = sample_layout(spec.layout, smallest, spec.needs.windows) if spec.layout.padded else _few(spec, smallest)
+    replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
+    return run(few, smallest), max(1.0, run(whole, largest) / replay)
 
 
 def _few(spec: BufferSpec, budget: Budget) -> Layout:

@@ -45,6 +45,12 @@ def whole(tensor: Tensor, name: str) -> Tensor:
     return plain
 
 
+def sharding(tensor: Tensor) -> tuple[object, ...]:
+    """How a tensor is sharded, and over how many ranks; empty where it is not."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return () if mesh is None else (getattr(tensor, "placements", ()), mesh.size())
+
+
 def mesh_of(module: nn.Module) -> "DeviceMesh | None":
     """The mesh of ranks that the weights of a module are sharded over; `None` where there is none."""
     meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())

@@ -63,6 +63,11 @@ class Tape:
         """How many operations a replay runs."""
         return len(self.operations)
 
+    @property
+    def bytes(self) -> int:
+        """What the run allocated: a tape shares no memory."""
+        return sum(tensor.nbytes for tensor in self.allocated)
+
     def replay(self) -> None:
         """Run the recorded operations again, over the same memory, which is poisoned first."""
         with torch.inference_mode(False), torch.no_grad():

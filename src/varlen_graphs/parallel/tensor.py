@@ -55,9 +55,10 @@ class TensorParallelEncoder:
     these, make the same calls with the same items in the same order, and get the same whole output.
 
     What ranks must do alike they agree on while they capture: the same budgets in the same order, those out of use that
-    failed on any rank, and the times that the first rank measured. So all ranks plan each call alike, and a call sends
-    nothing but what the module itself sends. A forward that is captured runs without the other ranks first: what fails
-    on one rank, such as memory that is not enough, then raises, or puts a budget out of use, on all of them.
+    failed on any rank, and the times that the first rank measured, or has from a warm-up file. So all ranks plan each
+    call alike, and a call sends nothing but what the module itself sends. A forward that is captured runs without the
+    other ranks first: what fails on one rank, such as memory that is not enough, then raises, or puts a budget out of
+    use, on all of them.
 
     A rank may die or hang, raise an error that others do not meet, or be called with something else. Nothing of torch
     looks at collectives in a graph, so on GPUs a thread does while calls are under way: where none ends within
@@ -74,8 +75,8 @@ class TensorParallelEncoder:
         encoder: As given. Its own calls are those of the group, too, but for the deadline.
 
     Raises:
-        SpecError: There is no process group, or an encoder that has captured, that ranks could not agree on (`verify`),
-            or whose compiler may reorder collectives (`compile`).
+        SpecError: There is no process group, or an encoder that has captured, that ranks could not agree on (`verify`,
+            `lazy`, `memory`), or whose compiler may reorder collectives (`compile`).
         RankError: Another rank has other budgets, or raised an error.
     """
 
@@ -84,13 +85,20 @@ class TensorParallelEncoder:
             raise SpecError(f"deadline={deadline}: expected seconds above 0")
         if len(encoder._captured):
             raise SpecError("the encoder has captured already, by itself: expected a new one, or encoder.release()")
-        if encoder._checks is not None:
+        if encoder._calls.checks is not None:
             raise SpecError(
                 "verify takes budgets out of use on one rank alone: expected an encoder without it; call "
                 "encoder.verify(calls) on all ranks instead"
             )
         if encoder._forward.compiled is not None:
             raise SpecError("compile=True may put collectives in another order: expected an encoder without it")
+        if encoder._captured.lazy:
+            raise SpecError("lazy=True captures when one rank alone has time: expected an encoder without it")
+        if encoder._captured.limit is not None:
+            raise SpecError(
+                "memory= takes budgets out of use by what one rank alone holds: expected an encoder without it; choose "
+                "budgets that fit, for example by Ladder.auto(memory, bytes_per_row)"
+            )
         mesh = mesh_of(encoder.module)
         self.encoder = encoder
         self._ranks = Ranks(mesh.get_group() if group is None and mesh is not None else group)
@@ -104,7 +112,8 @@ class TensorParallelEncoder:
         agreement = _Ranks(self._ranks, device)
         _, budgets = self._ranks.exchange(device, lambda: (None, tuple(encoder.budgets)))
         check_same(budgets)
-        encoder._in_use.learn(agreement.same(encoder.costs))
+        costs, encoder._in_use.known = agreement.same((encoder.costs, encoder._in_use.known))
+        encoder._in_use.learn(costs)
         encoder._captured.agreement = agreement
 
     @property
