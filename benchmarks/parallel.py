@@ -11,13 +11,14 @@ Systems:
 - parallel_eager: the same of the second: the items are spread and gathered in the same way.
 - gather: the first spread over all ranks, less the encoding, of which the outputs are kept: what the ranks tell each
   other, and what they do to put it in order.
+- tensor: `vg.parallel.TensorParallelEncoder` of the tower sharded over all ranks, by `vg.parallel.tensor_plan`.
 """
 
 import argparse
 import copy
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 import varlen_graphs as vg
 from benchmarks import systems as ways
@@ -52,7 +55,7 @@ INPUTS: dict[str, Layout] = {
 }
 """The last two cannot be spread evenly: one item, and sizes of 20 to 1."""
 
-SYSTEMS = ("one", "one_eager", "parallel", "parallel_eager", "gather")
+SYSTEMS = ("one", "one_eager", "parallel", "parallel_eager", "gather", "tensor")
 
 ALONE = ("one", "one_eager")
 """What one rank runs while the others are idle."""
@@ -84,7 +87,7 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tower = ways.make_tower(options.size, torch.bfloat16)  # the same weights on every rank
     exact = copy.deepcopy(tower).float()
-    systems = make_systems(tower)
+    systems = make_systems(tower, options.systems)
     result: dict[str, Any] = {**facts(), "ranks": ranks, "tower": options.size, "dtype": "bfloat16", "rows": []}
     if rank == 0:
         print(f"{ranks} of {headline(result)}, {options.size} tower, bfloat16\n")
@@ -105,6 +108,8 @@ def main() -> None:
                     print(line(row), flush=True)
     if rank == 0:
         print(f"\n{report(result)}")
+    if "tensor" in systems:
+        systems["tensor"].encoder.release()  # NCCL waits for graphs that hold its collectives
     dist.destroy_process_group()
 
 
@@ -121,8 +126,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_systems(tower: Any) -> dict[str, Callable[..., Any]]:
+def make_systems(tower: Any, names: Sequence[str]) -> dict[str, Any]:
     """What runs a call, by the name of the system."""
+    sharded = {}
+    if "tensor" in names:
+        ours = copy.deepcopy(tower)
+        parallelize_module(ours, init_device_mesh("cuda", (dist.get_world_size(),)), vg.parallel.tensor_plan(ours))
+        sharded["tensor"] = vg.parallel.TensorParallelEncoder(vg.recipes.qwen3_vl(ours)).capture()
     graphed = vg.recipes.qwen3_vl(tower).capture()
     merged = vg.Rows(every=4)
     outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, deepstack_features=merged)
@@ -134,6 +144,7 @@ def make_systems(tower: Any) -> dict[str, Callable[..., Any]]:
         "parallel": vg.parallel.DataParallelEncoder(graphed),
         "parallel_eager": vg.parallel.DataParallelEncoder(eager),
         "gather": Gather(graphed),
+        **sharded,
     }
 
 
@@ -184,16 +195,18 @@ def report(result: dict[str, Any]) -> str:
     def median(system: str, name: str) -> float | None:
         return percentile(rows[system, name]["wall_ms"], 0.5) if (system, name) in rows else None
 
-    def ratio(name: str, slower: str) -> float | None:
-        ours, other = median("parallel", name), median(slower, name)
+    def ratio(name: str, slower: str, system: str = "parallel") -> float | None:
+        ours, other = median(system, name), median(slower, name)
         return other / ours if ours and other else None
 
     lines = []
     for name in INPUTS:
         asked = AT_LEAST.get(result["ranks"]) if name == "32 of 448x448" else None
         ratios = [ratio(name, slower) for slower in ("one", "parallel_eager")]
-        lines.append((name, *(median(system, name) for system in SYSTEMS), ratios[0], asked, ratios[1]))
-    return table(("ms, median", *SYSTEMS, "one / parallel", "asked", "parallel_eager / parallel"), lines)
+        tensor = ratio(name, "one", "tensor")
+        lines.append((name, *(median(system, name) for system in SYSTEMS), ratios[0], asked, ratios[1], tensor))
+    heads = ("one / parallel", "asked", "parallel_eager / parallel", "one / tensor")
+    return table(("ms, median", *SYSTEMS, *heads), lines)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,18 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
     assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
 
 
+def ranks_that_capture_between_calls(rank, ranks):
+    """Each what it wants: one may run eager what another one replays."""
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), lazy=True)
+    both = parallel(encoder)
+    for seed, lengths in enumerate(LENGTHS):
+        rows = rows_of(lengths, seed)
+        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        if rank == seed % ranks:
+            encoder.capture_wanted(None)
+    assert encoder.stats.eager["not captured yet"]
+
+
 def padding_that_holds_nan(rank, ranks):
     encoder = attention_encoder()
     both = parallel(encoder)
@@ -361,6 +373,7 @@ SCENARIOS = {
         any_call_equals_that_of_one_encoder,
         every_item_is_encoded_once,
         items_are_spread_by_what_rank_0_measured,
+        ranks_that_capture_between_calls,
         a_tower_with_deepstack_features,
         outputs_of_any_structure,
         padded_batches_that_are_spread,

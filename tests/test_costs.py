@@ -78,6 +78,34 @@ def test_a_replay_costs_what_was_measured_around_it():
     assert Costs.in_rows([vg.Budget(512)]).replay(64) == 64 + 512
 
 
+@given(strategies.costs(6), st.lists(strategies.budgets, min_size=1, max_size=6, unique=True))
+def test_what_was_not_timed_costs_what_lies_between(costs, budgets):
+    over = costs.over(budgets)
+    assert over.measured == costs.measured
+    assert over.replays.keys() == {*budgets}
+    for budget, cost in over.replays.items():
+        if budget in costs.replays and costs.measured:
+            assert cost == costs.replays[budget]
+        elif costs.measured:
+            rows = [one.rows for one in costs.replays]
+            around = [
+                max([one for one in rows if one <= budget.rows], default=None),
+                min([one for one in rows if one >= budget.rows], default=None),
+            ]
+            if None not in around:
+                of = [c for b, c in costs.replays.items() if b.rows in around]
+                assert min(of) - 1e-9 <= cost <= max(of) + 1e-9
+    assert over.over(budgets) is over
+
+
+def test_a_smaller_budget_that_was_not_timed_is_worth_wanting():
+    """Were it taken to cost what the smallest one does, no call would want it."""
+    costs = Costs({vg.Budget(1024): 4.0}, host=5.0).over([vg.Budget(256), vg.Budget(1024), vg.Budget(4096)])
+    assert costs.replays[vg.Budget(256)] == pytest.approx(4.0 * (256 + 512) / (1024 + 512))
+    assert costs.replays[vg.Budget(4096)] == pytest.approx(4.0 * (4096 + 512) / (1024 + 512))
+    assert not costs.dropped
+
+
 def planner(costs):
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
     return Planner(spec, InUse(costs), "eager", 1)

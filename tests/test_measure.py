@@ -7,6 +7,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.encoders import attention_encoder
 from varlen_graphs import measure as timing
+from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.costs import Costs
 
 
@@ -21,14 +22,14 @@ def clock(monkeypatch):
         return 1.0 if len(timed) > 1 else 2.0
 
     monkeypatch.setattr(timing, "_between_events", between_events)
-    monkeypatch.setattr(timing, "_host_milliseconds", lambda run: (run(), 30.0)[1])
+    monkeypatch.setattr(timing, "_host_milliseconds", lambda run, agreement: (run(), 30.0)[1])
     return timed
 
 
 def measured(encoder):
     (graphs,) = encoder._captured._graphs.values()
     with torch.no_grad():
-        return timing.measure(graphs, encoder._forward, encoder.budgets, {}, held=64 << 10)
+        return timing.measure(graphs, encoder._forward, encoder.budgets, {}, held=64 << 10, agreement=Agreement())
 
 
 def test_a_graph_is_launched_once_before_it_is_timed(clock):
@@ -37,11 +38,28 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     costs = measured(encoder)
     assert len(clock) == 1 + 2 * (2 * len(encoder.budgets) - 1)
     runs = []
-    assert timing._device_milliseconds(lambda: runs.append(1)) == 1.0
+    assert timing._device_milliseconds(lambda: runs.append(1), Agreement()) == 1.0
     assert len(runs) == 1 + 2
     assert costs.host == 30.0
     assert set(costs.replays) == set(encoder.budgets)
     assert costs.bytes_per_row == (64 << 10) / 128 + 8 * 4  # the pool, and the rows of the arena
+
+
+def test_budgets_that_come_later_are_timed_alone(clock):
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    first = measured(encoder)
+    more = encoder.add_budget(vg.Budget(96, items=4))
+    (graphs,) = encoder._captured._graphs.values()
+    clock.clear()
+    with torch.no_grad():
+        costs = timing.measure(graphs, encoder._forward, [more], {}, 64 << 10, Agreement(), first)
+    assert len(clock) == 1 + 2
+    assert costs.replays == {**first.replays, more: 1.0}
+    assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
+    encoder._in_use.learn(first)
+    assert encoder.costs.measured
+    assert more in encoder.costs.replays  # at what lies between, until it is timed
 
 
 def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):

@@ -96,7 +96,7 @@ def test_padded_batches_are_not_recorded():
 
 def test_costs_come_along_as_they_are_known_in_the_end():
     encoder = attention_encoder()
-    measured = vg.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=5.0)
+    measured = vg.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0)
     with encoder.record() as trace:
         assert trace.costs is encoder.costs
         encoder._in_use.learn(measured)

@@ -64,6 +64,12 @@ class Arena:
         """All tensors there are."""
         return [self.rows, self._flat, *self._host.values()]
 
+    def holds(self, budget: Budget) -> bool:
+        """Whether there is room for a budget."""
+        rooms = [(buffer.capacity(budget), self._host[buffer.name]) for buffer in self._spec.host_buffers]
+        enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
+        return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
+
     def check(self, rows: Tensor) -> None:
         """Whether rows could be copied in.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from varlen_graphs.errors import BudgetError
-from varlen_graphs.memory_limit import most_rows
+from varlen_graphs.memory_limit import in_bytes, most_rows
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
@@ -99,6 +99,7 @@ class Ladder:
         step: Ratio of neighbouring budgets, above 1.
         rows_per_item: A budget holds an item for each so many of its rows, and 8 at least. For short texts, say 16.
         rows_per_segment: The same for segments, of which there are never fewer than items.
+        memory: What an encoder takes as its `memory=` if it is given none.
     """
 
     min: int = 256
@@ -106,6 +107,7 @@ class Ladder:
     step: float = 1.04
     rows_per_item: int = ROWS_PER_ITEM
     rows_per_segment: int = ROWS_PER_ITEM
+    memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.max:
@@ -119,19 +121,24 @@ class Ladder:
             )
 
     @classmethod
-    def auto(cls, memory: int | str, bytes_per_row: float) -> "Ladder":
+    def auto(cls, memory: int | str, bytes_per_row: float | None = None) -> "Ladder":
         """The ladder up to as many rows as so much memory holds graphs for.
 
-        What a row takes depends on the module, and is measured where graphs are captured on a GPU: capture once, with
-        any budgets, and ask for `encoder.costs.bytes_per_row`. `dataclasses.replace` changes the rest.
+        What a row takes depends on the module, and is measured where graphs are captured on a GPU. Without it this is
+        the default ladder, of which an encoder captures all and keeps what fits: as with its `memory=`. To reach beyond
+        the default `max`, capture once, with any budgets, and ask for `encoder.costs.bytes_per_row`.
+        `dataclasses.replace` changes the rest.
 
         Args:
             memory: Bytes, or a text such as `"2GiB"`, for the pool and the arena.
-            bytes_per_row: What these take for each row of the largest budget.
+            bytes_per_row: What these take for each row of the largest budget; `None` leaves it to the encoder.
 
         Raises:
             BudgetError: Not an amount of memory, or too little of it for a ladder.
         """
+        if bytes_per_row is None:
+            in_bytes(memory)
+            return cls(memory=memory)
         return cls(max=most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT))
 
     def __iter__(self) -> Iterator[Budget]:

@@ -3,15 +3,17 @@
 import gc
 import logging
 import time
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
-from varlen_graphs.call import StaticKey, static_key
+from varlen_graphs.call import Call, StaticKey, static_key
+from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.attributes import Attributes
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.guard import Guard
@@ -19,12 +21,16 @@ from varlen_graphs.capture.owners import with_owners
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
+from varlen_graphs.eviction import Use, least_useful
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs, reason_of
 from varlen_graphs.in_use import InUse
 from varlen_graphs.measure import measure
+from varlen_graphs.memory_limit import SCRATCH
+from varlen_graphs.sharded import mesh_of
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
+from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
 from varlen_graphs.warn import warn
 
@@ -37,6 +43,15 @@ Key = tuple[StaticKey, Hashable]
 """What graphs are kept by: static arguments, and the adapters at work."""
 
 
+class Basis(NamedTuple):
+    """What a set of graphs is captured for, whichever adapters are at work."""
+
+    statics: dict[str, Any]
+    row_shape: tuple[int, ...]
+    device: torch.device
+    backend: Backend
+
+
 class Captured:
     """One arena, the weights, and the graphs of each set of static arguments and of adapters at work.
 
@@ -45,33 +60,42 @@ class Captured:
     Args:
         module: The module whose weights the graphs read.
         spec: The declaration.
-        budgets: Which graphs to capture.
         forward: What to capture.
         state: The state to capture in.
         pool: Where.
-        in_use: Told what replays cost, once it was measured, and which budgets could not be captured.
+        in_use: The budgets. Told what replays cost, once it was measured, and which could not be captured.
         on_change: What happens when memory that graphs read is found elsewhere.
+        lazy: Whether calls capture no more than they must: the largest budget, if there is no other graph.
+        limit: What graphs, pool and arena may hold, in bytes; `None` is any amount.
+        stats: Tells how often budgets were replayed.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
         deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
-        seconds: How long the parts of the first capture took.
+        seconds: How long the parts of the first captures took.
+        busy: Whether graphs are being captured: whoever wants the pool's turn waits for it.
         kept: Tensors that captured runs made and somebody keeps, for people.
+        releases: How often graphs were released.
+        losses: How often all graphs were dropped, for that or to be captured again.
         failure: Why the last capture gave no graph at all, if it did not, for people.
-        releases: How often graphs were dropped.
+        lazy: As given.
+        limit: As given.
+        agreement: With the other ranks that capture the module, if there are any.
     """
 
     def __init__(
         self,
         module: nn.Module,
         spec: BufferSpec,
-        budgets: Sequence[Budget],
         forward: Forward,
         state: State,
         pool: Pool,
         in_use: InUse,
         on_change: Literal["error", "recapture"],
+        lazy: bool,
+        limit: int | None,
+        stats: Stats,
     ) -> None:
         self.arena: Arena | None = None
         self.deferred: Deferred | None = None
@@ -80,26 +104,48 @@ class Captured:
         self.kept: list[str] = []
         self.failure: str | None = None
         self.releases = 0
+        self.agreement = Agreement()
+        self.losses = 0
+        self.busy = False
+        self.lazy = lazy
+        self.limit = limit
         self._module = module
         self._spec = spec
-        self._budgets = budgets
         self._forward = forward
         self._state = state
         self._pool = pool
         self._in_use = in_use
         self._on_change = on_change
+        self._stats = stats
+        self._use = Use()
+        self._told_of_limit = False
         self._guard: Guard | None = None
         self._unowned: list[str] = []
         self._attributes: Attributes | None = None
         self._graphs: dict[Key, Graphs] = {}
+        self._bases: dict[Key, Basis] = {}
+        self._first: Key | None = None  # of the graphs that were timed
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
 
+    def find(self, statics: dict[str, Any]) -> Graphs | None:
+        """The graphs for these static arguments, if there are any. Needs no turn of the pool."""
+        return self._graphs.get(self.key(statics))
+
+    def is_now(self, key: Key, basis: Basis) -> bool:
+        """Whether a capture now would be of the state of construction, with these adapters at work."""
+        with self._state.autocast(basis.device.type):  # which is not the same in another thread
+            return self._state.why_eager(basis.device.type) is None and self.key(basis.statics) == key
+
+    def basis(self, call: Call, backend: Backend) -> Basis:
+        """What to capture for a call."""
+        return Basis(call.statics, tuple(self._spec.row_extent.rest(call.rows)), call.rows.device, backend)
+
     def graphs(
         self, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
     ) -> Graphs:
-        """The graphs for these static arguments, captured if this is the first call with them.
+        """The graphs for these static arguments; those that a call must find are captured if they are not there.
 
         Raises:
             StaleGraphError: What they read was found elsewhere, with `on_change="error"`. A part of it is looked at,
@@ -108,22 +154,123 @@ class Captured:
         self._check_not_staged()
         if self._guard is not None and (what := self._guard.change_soon()):
             self._changed(what)
-        key = self.key(statics)
-        found = self._graphs.get(key)
-        return found or self._capture(key, statics, row_shape, device, backend)
+        found = self._graphs.get(self.key(statics))
+        if found is not None and (self.lazy or self._in_use.settled or found.complete_for is self._in_use.costs):
+            return found
+        return self.capture(Basis(statics, tuple(row_shape), device, backend), () if self.lazy else None)
 
-    def _capture(
-        self, key: Key, statics: dict[str, Any], row_shape: Sequence[int], device: torch.device, backend: Backend
-    ) -> Graphs:
+    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: int = 0) -> Graphs:
+        """Capture what has no graph yet: of all budgets in use, or of some, which so many calls wanted.
+
+        The first graph of a set is that of the largest budget in use: the pool is then as large as it has to be, and
+        smaller ones find room in it. Synchronizes with the host.
+
+        Raises:
+            CaptureError: No budget is in use.
+            StaleGraphError: What graphs read was found elsewhere, with `on_change="error"`.
+        """
+        self._check_not_staged()
         self.check_memory()
-        self._state.warn_of_training()
-        budgets = [budget for budget in self._budgets if budget not in self._in_use.out]
-        if not budgets:
+        key = self.key(basis.statics)
+        graphs = self._graphs.get(key)
+        in_use = self._in_use.those_in_use
+        if graphs is None and not in_use:
             raise CaptureError(
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
             )
+        budgets = in_use if wanted is None else [budget for budget in in_use if budget in wanted]
+        if graphs is None and in_use[-1] not in budgets:
+            budgets.append(in_use[-1])
+        missing = [budget for budget in budgets if graphs is None or budget not in graphs]
+        if missing:
+            graphs = self._capture(key, basis, missing)
+            if self.limit is not None:
+                for budget in wanted or ():
+                    self._use.want(budget, calls)
+                self._keep_to(self.limit)
+                graphs = self._graphs.get(key, graphs)  # in new memory; empty if there is not enough for any
+        assert graphs is not None  # noqa: S101 - something is missing where there is none
+        if wanted is None:
+            graphs.complete_for = self._in_use.costs
+        return graphs
 
-        attributes = self._attributes = self._attributes or Attributes(self._module)
+    def _keep_to(self, limit: int) -> None:
+        """Give up the least useful budgets until what is held is no more than that."""
+        self._use.look(self._stats.replays)
+        while self._graphs and self.bytes() > limit:
+            self._use.fade()
+            own = self._own_bytes()
+            shared = self.bytes() - sum(own.values())
+            fixed = min(shared, SCRATCH) if self._pool.bytes() else 0
+            per_row = (shared - fixed) / max(own).rows
+            costs = self._in_use.costs.over(self._in_use.budgets)
+            gone = least_useful(own, per_row, limit - fixed, self._use, costs)
+            self._stats.count_evicted(gone)
+            left = {budget: taken for budget, taken in own.items() if budget not in gone}
+            # Of budgets without graphs those stay in use that may fit: with nothing left, each alone.
+            largest = max(left).rows if left else 0
+            each = per_row + (0 if left else own[max(own)] / max(own).rows)
+            most = (limit - fixed - sum(left.values())) / max(1e-9, each)
+            too_large = [
+                budget
+                for budget in self._in_use.those_in_use
+                if budget.rows > largest and (budget in gone or budget.rows > most)
+            ]
+            for budget in too_large if self.lazy else {*too_large, *gone}:
+                self._in_use.put_out(budget, f"with it graphs hold more than the limit of {limit:,} bytes")
+            self._drop_graphs(gone)
+            if not self._in_use.those_in_use:
+                self._forget_all()
+                if self._pool.device is not None and self._pool.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                self._in_use.why_none = "no graph fits the limit of memory"
+                if not self._told_of_limit:
+                    self._told_of_limit = True
+                    warn(
+                        f"no graph fits the limit of {limit:,} bytes, so all calls run eager: allow more memory, or "
+                        "give the encoder smaller budgets"
+                    )
+            elif too_large:
+                self._capture_again()
+
+    def bytes(self) -> int:
+        """What graphs, arena and pool hold; of a pool that is shared, all of it."""
+        arena = sum(tensor.nbytes for tensor in self.arena.memory) if self.arena is not None else 0
+        return arena + self._pool.bytes() + sum(self._own_bytes().values())
+
+    def _own_bytes(self) -> dict[Budget, int]:
+        """What the graphs of each budget take beside memory that all share."""
+        own: Counter[Budget] = Counter()
+        for graphs in self._graphs.values():
+            own.update(graphs.bytes())
+        return dict(own)
+
+    def admits(self, budget: Budget, calls: int) -> bool:
+        """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less."""
+        own = self._own_bytes()
+        if self.limit is None or not own:
+            return True
+        larger = min([one for one in own if one >= budget], default=max(own))  # which takes no less
+        if self.bytes() + own[larger] <= self.limit:
+            return True
+        costs = self._in_use.costs.over(self._in_use.budgets)
+        self._use.look(self._stats.replays)
+        worth = self._use.of(budget, costs, own, calls) / max(1, own[larger])
+        return any(self._use.of(one, costs, own) / max(1, own[one]) < worth for one in own if one != max(own))
+
+    def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
+        """Capture these, which have no graphs yet."""
+        self.busy = True
+        try:
+            return self._capture_now(key, basis, budgets)
+        finally:
+            self.busy = False
+
+    def _capture_now(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
+        statics, row_shape, device, backend = basis
+        self._check_agreement()
+        self._state.warn_of_training()
+        attributes = self._attributes or Attributes(self._module)
 
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
@@ -134,16 +281,23 @@ class Captured:
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
             if self.deferred is None or self.deferred.device != device:
                 self.deferred = Deferred(self._spec, device)
-            arena = self.arena or Arena(self._spec, self._budgets, tuple(row_shape), self._forward.row_dtype, device)
+            start, is_new, is_first = time.perf_counter(), key not in self._graphs, not self._graphs
+            arena = self.arena or Arena(
+                self._spec, self._in_use.those_in_use, row_shape, self._forward.row_dtype, device
+            )
+            graphs = self._graphs.get(key) or Graphs(self._spec.declared, arena, self.deferred, self.agreement)
+            if is_new and self._forward.compiled is not None:
+                self._forward.compiled.begin()
             self._pool.advance()
-            start = time.perf_counter()
             try:
-                graphs = Graphs(self._spec.declared, arena, self.deferred, budgets, forward, backend)
+                graphs.capture(budgets, forward, backend)
             except Exception as error:
-                self.failure = reason_of(error)
+                self.failure = reason_of(error) if is_new else self.failure
                 raise
             self.failure = None
-            self._graphs[key], self.arena = graphs, arena
+            self._graphs[key], self._bases[key], self.arena = graphs, basis, arena
+            self._attributes = attributes
+            self._first = key if is_first else self._first
             # After the module's caches were filled.
             read = [tensor for each in self._graphs.values() for tensor in each.read]
             state = [tensor for each in self._graphs.values() for tensor in each.state]
@@ -152,27 +306,55 @@ class Captured:
             also["forward"] = self._forward.function
             self._guard = Guard(self._module, read, state, also, attributes)
             self._tell_unowned(self._guard.unowned)
-            self._tell_failed(graphs)
+            self._tell_failed(graphs, budgets)
             self._tell_kept(backend)
-            if len(self._graphs) == 1:
-                captured = time.perf_counter()
-                self.seconds = {"captured, kernels compiled, in": captured - start}
-                if self._forward.compiled is not None and self._forward.compiled.seconds is not None:
+            if self.is_timed(statics):
+                self.seconds = {} if is_first else self.seconds
+                self._count_seconds("captured, kernels compiled, in", start)
+                if is_first and self._forward.compiled is not None and self._forward.compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = self._forward.compiled.seconds
                 if device.type == "cuda":
-                    timed = [budget for budget in budgets if budget not in graphs.failed]
-                    self._in_use.learn(measure(graphs, self._forward, timed, statics, self._pool.bytes()))
-                    self.seconds["budgets timed in"] = time.perf_counter() - captured
-        if len(self._graphs) == MANY_KEYS:
+                    self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
+                if (learned := self.agreement.same(self._in_use.learned)) is not None:
+                    self._in_use.learn(learned)
+        if is_new and len(self._graphs) == MANY_KEYS:
             warn(
                 f"{len(self._graphs)} sets of static arguments were captured, the last with {statics}: each takes "
                 "time and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
         return graphs
 
-    def _tell_failed(self, graphs: Graphs) -> None:
-        """Take budgets out of use that could not be captured."""
-        for budget, reason in graphs.failed.items():
+    def _check_agreement(self) -> None:
+        """Whether ranks that share the weights agree on what they capture.
+
+        Raises:
+            SpecError: They do not.
+        """
+        mesh = mesh_of(self._module)
+        if mesh is not None and mesh.size() > 1 and self.agreement.alone:
+            raise SpecError(
+                f"the weights of {type(self._module).__name__} are sharded over {mesh.size()} ranks, which must "
+                "capture and replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
+            )
+
+    def _time(self, graphs: Graphs, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
+        """Learn what replays of these budgets cost, as far as it is not known from an earlier start."""
+        start = time.perf_counter()
+        before = self._in_use.known
+        known = None if is_first and not before else self._in_use.learned
+        budgets = [budget for budget in budgets if budget not in before]
+        if not budgets:
+            return
+        self._in_use.learn(measure(graphs, self._forward, budgets, statics, self._pool.bytes(), self.agreement, known))
+        self._count_seconds("budgets timed in", start)
+
+    def _count_seconds(self, part: str, start: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def _tell_failed(self, graphs: Graphs, budgets: Sequence[Budget]) -> None:
+        """Take those of these budgets out of use that could not be captured."""
+        failed = {budget: reason for budget, reason in graphs.failed.items() if budget in budgets}
+        for budget, reason in failed.items():
             self._in_use.put_out(budget, reason)
             warn(
                 f"the graph of {budget.rows} rows could not be captured and is out of use: other budgets take its calls"
@@ -202,9 +384,62 @@ class Captured:
                 "register them, or the modules they belong to, as parts of the module"
             )
 
+    def add(self, budget: Budget) -> None:
+        """Have a graph for one budget more, where there are graphs and calls are to find one.
+
+        Where the arena has no room for it, all that there is, is captured again in a larger one.
+
+        Raises:
+            SpecError: Other ranks share the module.
+        """
+        self._check_not_staged()
+        self._check_alone()
+        self._in_use.add(budget)
+        if self.arena is not None and not self.arena.holds(budget):
+            self._capture_again()
+        if not self.lazy:
+            for key, basis in [*self._bases.items()]:
+                if self.is_now(key, basis):  # others wait for calls
+                    self.capture(basis)
+
+    def drop(self, budget: Budget) -> None:
+        """Forget a budget, and its graphs once they have run.
+
+        Raises:
+            SpecError: Other ranks share the module.
+        """
+        self._check_not_staged()
+        self._check_alone()
+        self._in_use.drop(budget)
+        self._drop_graphs([budget])
+
+    def _check_alone(self) -> None:
+        if not self.agreement.alone:
+            raise SpecError(
+                "the ranks of a TensorParallelEncoder have agreed on their budgets, which cannot come and go: make it "
+                "of an encoder with all that calls need"
+            )
+
+    def _drop_graphs(self, budgets: Collection[Budget]) -> None:
+        self._pool.synchronize()
+        self._pool.advance()
+        for graphs in self._graphs.values():
+            for budget in budgets:
+                graphs.drop(budget)
+
+    def _capture_again(self) -> None:
+        """Capture what there is in new memory; graphs of another state than the module is in are dropped."""
+        before = [(key, basis, self._graphs[key].budgets) for key, basis in self._bases.items()]
+        self._forget_all()
+        for key, basis, budgets in before:
+            in_use = self._in_use.those_in_use
+            again = [budget for budget in in_use if budget in budgets or budget == in_use[-1]]
+            if self.is_now(key, basis) and again:
+                self._capture(key, basis, again)
+
     def is_timed(self, statics: dict[str, Any]) -> bool:
         """Whether costs are those of calls with these static arguments, of which the first ones were timed."""
-        return next(iter(self._graphs), None) == self.key(statics)
+        return self._first == self.key(statics)
 
     def key(self, statics: dict[str, Any]) -> Key:
         """What the graphs for these static arguments are kept by."""
@@ -280,15 +515,23 @@ class Captured:
     def release(self) -> None:
         """Drop everything, once the last replay has run."""
         self._check_not_staged()
+        self._forget_all()
+        self.releases += 1
+        self._in_use.put_all_in()
+
+    def _forget_all(self) -> None:
         self._pool.synchronize()
         self._pool.advance()
-        self.releases += 1
+        self.losses += 1
+        for graphs in self._graphs.values():
+            graphs.clear()  # whoever still has them does not keep the memory
         self._graphs.clear()
+        self._bases.clear()
+        self._first = None
         self.arena = None
         self.kept = []
         self._guard = None
         self._attributes = None
-        self._in_use.put_all_in()
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""

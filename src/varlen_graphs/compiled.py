@@ -14,8 +14,8 @@ from varlen_graphs.errors import CaptureError
 class CompiledForward:
     """Compiles a function at one budget, with dynamic shapes, and refuses to compile it anew for another.
 
-    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours. Every capture
-    begins with the same budget, so other static arguments, or weights of another dtype, are compiled there as well.
+    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours. Other static
+    arguments, or weights of another dtype, are compiled where each set of graphs begins.
 
     Args:
         function: What to compile.
@@ -30,11 +30,15 @@ class CompiledForward:
         self._compiled_at: Budget | None = None
         self.seconds: float | None = None
 
+    def begin(self) -> None:
+        """Compile at the budget of the next call, if that needs other code than there is."""
+        self._compiled_at = None
+
     def __call__(self, budget: Budget, /, **arguments: Any) -> Any:
         """Run the function.
 
         Args:
-            budget: What the arguments are for. That of the first call is the one to compile at.
+            budget: What the arguments are for. That of the first call, or after `begin`, is the one to compile at.
             **arguments: The arguments.
 
         Raises:

@@ -79,6 +79,34 @@ class Costs:
         same = len(replays) == len(self.replays)
         return self if same else Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)
 
+    def over(self, budgets: Collection[Budget]) -> "Costs":
+        """The same for other budgets. What no replay of was timed is taken to cost what lies between those that were.
+
+        Beyond these, costs are in proportion to those in rows.
+        """
+        if self.replays.keys() == {*budgets}:
+            return self
+        if not self.measured:
+            return Costs.in_rows([*budgets])
+        timed = sorted((budget.rows, cost) for budget, cost in self.replays.items())
+
+        def expected(rows: int) -> float:
+            below = max([one for one in timed if one[0] <= rows], default=None)
+            above = min([one for one in timed if one[0] >= rows], default=None)
+            if below is None or above is None:
+                near, cost = below or above or timed[0]
+                return cost * (rows + REPLAY_ROWS) / (near + REPLAY_ROWS)
+            if below[0] == above[0]:
+                return below[1]
+            return below[1] + (rows - below[0]) / (above[0] - below[0]) * (above[1] - below[1])
+
+        replays = {b: self.replays[b] if b in self.replays else expected(b.rows) for b in budgets}
+        return Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)
+
+    def with_more(self, replays: Mapping[Budget, float], bytes_per_row: float | None) -> "Costs":
+        """The same with more budgets that were timed."""
+        return Costs({**self.replays, **replays}, self.per_square, self.host, self._eager_factor, bytes_per_row)
+
     def as_json(self) -> dict[str, Any]:
         """What was measured, as JSON takes it."""
         replays = [[b.rows, b.items, b.segments, b.max_seqlen, cost] for b, cost in sorted(self.replays.items())]

@@ -4,41 +4,42 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
-from varlen_graphs.borrowed import Borrowed
-from varlen_graphs.budgets import Budgets, resolve_budgets
-from varlen_graphs.call import Call, Signature
-from varlen_graphs.capture.base import Backend
+from varlen_graphs.background import Background
+from varlen_graphs.budgets import Budget, Budgets, Ladder, resolve_budgets
+from varlen_graphs.call import Signature
+from varlen_graphs.calls import Calls
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Captured
+from varlen_graphs.captured import Basis, Captured
 from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
-from varlen_graphs.errors import CaptureError, InputError, SpecError
+from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
-from varlen_graphs.layout import Layout
-from varlen_graphs.packing import Pack
-from varlen_graphs.padded import pack_rows
+from varlen_graphs.kernels.attention import timing
+from varlen_graphs.memory_limit import in_bytes
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
-from varlen_graphs.replay import EAGER_IS_FASTER, Replays
+from varlen_graphs.replay import Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
-from varlen_graphs.stage import Stage, staged
+from varlen_graphs.stage import Stage
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
+from varlen_graphs.wanted import Wanted
+from varlen_graphs.warmup import Warmup, identity_of
 
 
 class GraphedEncoder:
@@ -89,17 +90,27 @@ class GraphedEncoder:
             the evidence. Each of these calls takes an eager one more, syncs, and copies items on the GPU to the host.
         strict: Whether a call whose graph is wrong raises `VerificationError` instead.
         tolerance: How far outputs may be from the module's own, relative L2 of each item; see `verify`.
+        lazy: Whether no call captures. What calls want is captured between them, by `capture_wanted` or
+            `capture_in_background`; until then they take other budgets where that is no slower than eager, or run
+            eager, which `stats.eager` counts as `"not captured yet"`.
+        memory: What graphs, arena and pool may hold: bytes, or a text such as `"2GiB"`. After each capture that holds
+            more, the budgets that are of the least use for the memory they take are out of use until `release`; with
+            `lazy=True` those below the largest come back when calls want them more than others. While graphs are
+            captured there may be more. Of a shared pool all counts.
+        warmup: A file that `save_warmup` wrote, or is to write at the end of this run: with it nothing is measured that
+            was, and with `lazy=True` the budgets that calls used then are wanted from the start. One of another device,
+            version, module or declaration is ignored, with a warning.
 
     Attributes:
         module: As given.
         spec: As given.
-        budgets: The budgets, ascending.
         pool: The pool.
         stats: What happened so far.
 
     Raises:
         SpecError: The declaration does not match the module, or an option is none of those above.
-        BudgetError: A budget that no item could use.
+        BudgetError: A budget that no item could use, or `memory` that is no amount of it.
+        InputError: `warmup` is a file of something else, or damaged.
     """
 
     def __init__(
@@ -120,6 +131,9 @@ class GraphedEncoder:
         verify: int = 0,
         strict: bool = False,
         tolerance: float | None = None,
+        lazy: bool = False,
+        memory: int | str | None = None,
+        warmup: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
@@ -130,29 +144,40 @@ class GraphedEncoder:
         _check_choice("on_change", on_change, ("error", "recapture"))
         self.module = module
         self.spec = buffer_spec
-        self.budgets = resolve_budgets(budgets, buffer_spec.row_multiple)
-        buffer_spec.check_budgets(self.budgets)
+        resolved = resolve_budgets(budgets, buffer_spec.row_multiple)
+        buffer_spec.check_budgets(resolved)
+        if memory is None and isinstance(budgets, Ladder):
+            memory = budgets.memory
+        limit = None if memory is None else in_bytes(memory)
         self.pool = pool or Pool()
         self.stats = Stats()
-        self._off = off
         self._lends = outputs == "borrowed"
-        self._in_use = InUse(Costs.in_rows(self.budgets))
+        self._in_use = InUse(Costs.in_rows(resolved), settled=not lazy)
         self._planner = Planner(buffer_spec, self._in_use, on_miss, min_segment_rows)
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
-        self._choice = Choice(module, self._state, backend, self.pool)
         self._captured = Captured(
-            module, buffer_spec, self.budgets, self._forward, self._state, self.pool, self._in_use, on_change
+            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy, limit, self.stats
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
-        self._checks = (
+        checks = (
             InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
             if verify
             else None
         )
-        self._traces: list[Trace] = []
+        self._identity = partial(
+            identity_of, module, buffer_spec, self._forward.device, compile, getattr(forward, "__qualname__", None)
+        )
+        self._used: dict[Budget, int] = {}
+        if warmup is not None and (known := Warmup.load(warmup, self._identity())) is not None:
+            self._learn(known)
+        self._wanted = Wanted(self._captured, self._planner, self.pool) if lazy else None
+        self._calls = Calls(
+            self._signature, Choice(module, self._state, backend, self.pool), self._captured, self._planner,
+            self._forward, self._replays, self._state, self.stats, checks, self._wanted, off, self._lends,
+        )  # fmt: skip
         weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,38 +196,11 @@ class GraphedEncoder:
                 was forked.
         """
         self._replays.tell_deferred()
-        call = self._bind(args, kwargs)
-        reason, backend = self._choice.of(call)
-        if backend is not None and (budget := self._planner.unseen(call)) is not None:
-            self.stats.count_call(call.items)
-            for trace in self._traces:
-                trace.count(self._planner.most(call))
-            if self._checks is not None:
-                packs = [Pack(budget, range(call.items))]
-                return self._checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
-            return self._replays.run_unseen(call, budget, backend)
-        return self._encode(call, self._read_layout(call), reason, backend)
-
-    def _encode(self, call: Call, layout: Layout, reason: str, backend: Backend | None) -> Any:
-        """The output of items that the host knows: of a call, or of a part of one."""
-        self._count(layout)
-        packs = self._planner.packs(layout) if backend is not None else []
-        if packs and all(one.budget is None for one in packs):
-            reason, backend = self._replays.too_large, None
-        elif packs and self._planner.eager_is_faster(packs, layout) and self._captured.is_timed(call.statics):
-            reason, backend = EAGER_IS_FASTER, None
-        if backend is None:
-            self.stats.count_eager(reason)
-            return self._run_eager(call, layout)
-        if self._checks is not None:
-            replay = partial(self._replays.run, call, layout, packs, backend)
-            return self._checks.run(call, packs, replay, layout)
-        return self._replays.run(call, layout, packs, backend)
+        return self._calls.answer(self._calls.bind(args, kwargs))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same call without graphs and without padding, for comparison: through the same code where it can be."""
-        call = self._bind(args, kwargs)
-        return self._run_eager(call, self._read_layout(call))
+        return self._calls.eager(self._calls.bind(args, kwargs))
 
     @contextmanager
     def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:
@@ -226,33 +224,7 @@ class GraphedEncoder:
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
         self._replays.tell_deferred()
-        packed = self.spec.packed
-        if packed.padded_by is not None:
-            raise InputError(
-                f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in"
-                " place; call the encoder with it"
-            )
-        if packed.name in arguments:
-            raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
-        example = packed.as_argument(self._captured.no_rows())
-        call = self._bind((), {**arguments, packed.name: example, self.spec.layout.name: layout})
-        self.spec.check_description(call.description, self.budgets[-1].rows)
-        items = self.spec.read_layout(call.description, ())
-        self._planner.whole(items)  # bounds what is allocated, with a graph or without
-        reason, backend = self._choice.of(call)
-        self._count(items)
-        if backend is not None:
-            checked = None if self._checks is None else partial(self._checks.run_stage, call, items)
-            with self._replays.stage(call, items, backend, checked) as stage:
-                if stage is not None:
-                    yield stage
-                    return
-            reason = self._replays.too_large
-        self.stats.count_eager(reason)
-        rows = example.new_empty(self.spec.argument_shape(items, call.rows))
-        call.original[packed.name], call.rows = rows, packed.rows_first(rows)
-        hooked = self._state.has_hooks()
-        with torch.no_grad(), staged(rows, lambda: self._without_graph(call, items, hooked)) as stage:
+        with self._calls.stage(layout, arguments) as stage:
             yield stage
 
     @contextmanager
@@ -275,12 +247,17 @@ class GraphedEncoder:
                 "PackedRows(padded_by=...)"
             )
         trace = Trace(self.costs)
-        self._traces.append(trace)
+        self._calls.traces.append(trace)
         try:
             yield trace
         finally:
-            self._traces.remove(trace)
+            self._calls.traces.remove(trace)
             trace.costs = self.costs  # the first call may have measured them
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets, ascending."""
+        return self._in_use.budgets
 
     @property
     def costs(self) -> Costs:
@@ -313,6 +290,14 @@ class GraphedEncoder:
             CaptureError: Something in the module cannot be captured, or the module's state is not that of construction.
         """
         self.pool.check_process()
+        basis = self._basis(statics)
+        if basis is not None:
+            with self.pool.exclusive():
+                self._captured.capture(basis)
+        return self
+
+    def _basis(self, statics: dict[str, Any]) -> Basis | None:
+        """What to capture for calls with these static arguments; `None` where calls run eager."""
         example = self._captured.no_rows()
         bound, beyond = self._signature.bind_statics(statics)
         reason = beyond or self._state.change(example.device.type)
@@ -320,11 +305,126 @@ class GraphedEncoder:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the state of construction"
             )
-        backend = self._choice.backend(example.device)
-        if backend:
-            with self.pool.exclusive():
-                self._captured.graphs(bound, self.spec.row_extent.rest(example), example.device, backend)
-        return self
+        backend = self._calls.choice.backend(example.device)
+        if backend is None:
+            return None
+        return Basis(bound, tuple(self.spec.row_extent.rest(example)), example.device, backend)
+
+    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+        """Capture what calls wanted and found without a graph, with `lazy=True`: the most wanted first.
+
+        For the time between calls: the pool's turn is taken for one budget at a time. With the first one the largest
+        budget is captured, too, because it sizes the memory that all share.
+
+        Args:
+            most: At most so many; `None` is all.
+
+        Returns:
+            Those that were captured, or went out of use because they could not be.
+
+        Raises:
+            SpecError: The encoder is not lazy, so its calls capture.
+            CaptureError, StaleGraphError, and what the module raises: As for `capture`. Calls go on eager.
+        """
+        self.pool.check_process()
+        return self._lazy().capture(most)
+
+    def capture_in_background(self) -> "Future[None]":
+        """Capture what calls want in a thread of its own, with `lazy=True`, one budget after the other.
+
+        Calls meanwhile do not wait, unless they began before the capture: they run eager while a graph is captured, and
+        on the graphs there are in between.
+
+        Returns:
+            A future that is pending as long as the thread is at work. `cancel()` ends it, and so do the end of the
+            encoder and that of the interpreter. An error ends it too, and is the future's `exception()`.
+
+        Raises:
+            SpecError: The encoder is not lazy.
+        """
+        self.pool.check_process()
+        thread = Background(self._lazy(), self.pool)
+        thread.start()
+        return thread.future
+
+    def add_budget(self, budget: int | Budget) -> Budget:
+        """Have one budget more, while serving; from any thread.
+
+        It is captured now, or when calls want it with `lazy=True`. Where it needs more room for rows or items than the
+        arena has, which is made for the largest budget, all graphs are captured again, in an arena that is larger:
+        calls meanwhile wait, or run eager with `lazy=True`.
+
+        Args:
+            budget: Rows, or a `Budget`.
+
+        Returns:
+            The budget, its rows rounded up as those of the others.
+
+        Raises:
+            BudgetError: It is there already, or no item could use it.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+            CaptureError, StaleGraphError, and what the module raises: As for `capture`; the budget stays.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        self.spec.check_budgets([one])
+        with self.pool.exclusive():
+            if one in self.budgets:
+                raise BudgetError(f"{one} is one of the encoder's budgets already")
+            self._captured.add(one)
+        return one
+
+    def drop_budget(self, budget: int | Budget) -> None:
+        """Have one budget less, while serving; from any thread. Its calls go to others, or run eager.
+
+        Waits for the last replay, and frees what its graph alone takes. Memory that graphs share stays as large as the
+        largest budget needed until `release`.
+
+        Args:
+            budget: Rows, or a `Budget`, as `add_budget` takes it.
+
+        Raises:
+            BudgetError: There is no such budget, or no other one.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        with self.pool.exclusive():
+            if one not in self.budgets:
+                raise BudgetError(f"{one} is none of the encoder's budgets: expected one of encoder.budgets")
+            if len(self.budgets) == 1:
+                raise BudgetError(f"{one} is the only budget: add another one first")
+            self._captured.drop(one)
+
+    def save_warmup(self, path: str | os.PathLike[str]) -> None:
+        """Write what this start measured, and which budgets calls used, for the next: `GraphedEncoder(warmup=path)`.
+
+        What the kernels are compiled to, Triton and torch's compiler keep in files of their own.
+        """
+        device, costs = self._forward.device, self._in_use.learned
+        costs = costs if costs is not None and costs.measured else None
+        timed = timing.as_json(device) if device is not None else []
+        Warmup(self._identity(), costs, dict(self.stats.replays), timed).save(path)
+
+    def _learn(self, known: Warmup) -> None:
+        """Take in what an earlier start measured."""
+        if known.costs is not None and (timed := known.costs.replays.keys() & {*self.budgets}):
+            self._in_use.known = frozenset(timed)
+            self._in_use.learn(known.costs)
+        if self._forward.device is not None:
+            timing.learn(known.attention, self._forward.device)
+        self._used = {budget: calls for budget, calls in known.used.items() if budget in self.budgets}
+
+    def _lazy(self) -> Wanted:
+        if self._wanted is None:
+            raise SpecError("calls of this encoder capture what they need: expected one with lazy=True")
+        if self._used:
+            with suppress(SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: calls tell
+                basis = self._basis({})
+                used, self._used = self._used, {}
+                if basis is not None:
+                    self._wanted.want(basis, used)
+        return self._wanted
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Budgets, the times measured for them, replays, padding and eager runs, as a table for people.
@@ -332,7 +432,8 @@ class GraphedEncoder:
         With a path, such as `"report.html"`, it is also written there as a page of its own, with figures.
         """
         captured = self._captured
-        text = report(repr(self), self._in_use, self.stats, captured.seconds, captured.kept, captured.failure)
+        seconds, kept, failure = captured.seconds, captured.kept, captured.failure
+        text = report(repr(self), self._in_use, self.stats, seconds, kept, failure, captured.lazy)
         if path is not None:
             Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
         return text
@@ -374,17 +475,25 @@ class GraphedEncoder:
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
+        for one, _ in pairs if self._wanted is not None else ():
+            with self.pool.exclusive():
+                self._captured.capture(self._captured.basis(one.call, one.backend))
         if not pairs:
             raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
         given = self._tolerance if tolerance is None else tolerance
         return Verifier(self._captured, self._forward, self._planner, self.pool, given, pairs).verify()
 
     def _example(self, arguments: Mapping[str, Any]) -> Example:
-        call = self._bind((), dict(arguments))
-        reason, backend = self._choice.of(call)
+        call = self._calls.bind((), dict(arguments))
+        reason, backend = self._calls.choice.of(call)
         if backend is None:
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
-        return Example(call, self._read_layout(call), backend)
+        return Example(call, self._calls.read_layout(call), backend)
+
+    def bytes(self) -> int:
+        """What graphs, arena and pool hold; of a shared pool all of it. On the tape graphs share no memory."""
+        with self.pool.exclusive():
+            return self._captured.bytes()
 
     def poison(self) -> None:
         """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.
@@ -394,36 +503,6 @@ class GraphedEncoder:
         with self.pool.exclusive():
             self._captured.poison()
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        call = self._signature.bind(args, kwargs)
-        self._captured.check_rows(call.rows)
-        if self._off is not None and call.beyond is None:
-            call.beyond = self._off(self.module)
-        return call
-
-    def _read_layout(self, call: Call) -> Layout:
-        """The items of a call; where it brings a padded batch to pack, this packs it."""
-        layout = self.spec.read_layout(call.description, call.rows.shape)
-        if self.spec.packed.padded_by is not None:
-            call.length = call.rows.shape[1]
-            with torch.no_grad():
-                call.rows = pack_rows(call.rows, layout.rows)
-        return layout
-
-    def _count(self, layout: Layout) -> None:
-        self.stats.count_call(len(layout))
-        for trace in self._traces:
-            trace.count(self.spec.needs.load(layout), self.spec.needs.squares(layout))
-
-    def _run_eager(self, call: Call, layout: Layout) -> Any:
-        output = self._without_graph(call, layout, self._state.has_hooks())
-        return Borrowed(output) if self._lends else output
-
-    def _without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
-        if self._checks is not None and self._checks.distrusts_forward:
-            return self._forward.reference(call, layout)
-        return self._forward.without_graph(call, layout, hooked)
-
     def __reduce__(self) -> Any:
         raise TypeError(
             "a GraphedEncoder is neither copied nor pickled, because its graphs belong to this process: copy its "
@@ -431,8 +510,9 @@ class GraphedEncoder:
         )
 
     def __repr__(self) -> str:
-        name, rows = type(self.module).__name__, f"{self.budgets[0].rows}..{self.budgets[-1].rows} rows"
-        return f"GraphedEncoder({name}, {len(self.budgets)} budgets of {rows}, {len(self._captured)} captured)"
+        budgets = self.budgets
+        name, rows = type(self.module).__name__, f"{budgets[0].rows}..{budgets[-1].rows} rows"
+        return f"GraphedEncoder({name}, {len(budgets)} budgets of {rows}, {len(self._captured)} captured)"
 
 
 def _check_tolerance(tolerance: float | None) -> None:

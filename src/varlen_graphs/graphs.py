@@ -1,6 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import shorten
@@ -12,12 +12,14 @@ from tqdm import tqdm
 
 from varlen_graphs.arena import Arena
 from varlen_graphs.budgets import Budget
+from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.base import CAPTURING, Backend, Graph
-from varlen_graphs.capture.memory import ReadMemory, forget_frames, is_out_of_memory
+from varlen_graphs.capture.memory import ReadMemory, forget_frames
+from varlen_graphs.costs import Costs
 from varlen_graphs.deferred import Deferred
-from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.extents import Extent
-from varlen_graphs.kernels.attention.timing import measuring
+from varlen_graphs.kernels.attention.timing import Attention, measuring
 from varlen_graphs.outputs import Declared, Parts, check_extents, clear_gaps, flatten
 from varlen_graphs.table import ItemTable
 
@@ -29,98 +31,117 @@ By the compiler's code, if there is one, unless it is called with `compiled=Fals
 
 
 class Graphs:
-    """Captures a forward once a budget, largest first, and replays it.
+    """Captures a forward once a budget, largest first, and replays it. More budgets may be captured later.
 
     Outputs stay where each graph computes them, in memory that the other graphs of the pool use too: they are to be
     copied out before the next replay.
-
-    A budget whose capture fails is left out. If it is the largest, the smallest is tried next: where that fails as
-    well, the forward cannot be captured. Memory may be short for large budgets only, so then all are tried.
 
     Args:
         declared: What the forward's output is.
         arena: Where the forward finds its inputs.
         deferred: Checks the item table, first of all.
-        budgets: Which graphs to capture.
-        forward: What to capture. Not kept.
-        backend: How.
+        agreement: With the other ranks that capture the module, if there are any: what fails on one of them is left out
+            on all.
 
     Attributes:
         arena: As given.
-        failed: Why budgets were left out.
+        failed: Why budgets could not be captured.
         extents: What each tensor of the output is.
         per_square: Milliseconds that attention takes for each squared row of a segment, as far as it is our own.
-        read: What the graphs read that is neither the arena nor what checks it.
         state: What runs before the captures left behind, which graphs may read too.
         rebuild: Puts tensors in the places of the output, in a new object.
-
-    Raises:
-        SpecError: The output is not what was declared.
-        CaptureError: No budget could be captured.
-        Exception: What the forward raised at the largest budget and at the smallest.
+        times: How often each budget was captured.
+        complete_for: The costs of budgets that all have a graph here, if these are known.
     """
 
     per_square: float
     extents: Sequence[Extent]
     rebuild: Callable[[Sequence[Tensor]], Any]
 
-    def __init__(
-        self,
-        declared: Declared,
-        arena: Arena,
-        deferred: Deferred,
-        budgets: Sequence[Budget],
-        forward: BoundForward,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, declared: Declared, arena: Arena, deferred: Deferred, agreement: Agreement) -> None:
         self.arena = arena
         self.failed: dict[Budget, str] = {}
+        self.times: Counter[Budget] = Counter()
+        self.complete_for: Costs | None = None
+        self._usable: tuple[Costs, Costs, int] | None = None
+        self._changes = 0
+        self._declared = declared
+        self._deferred = deferred
+        self._agreement = agreement
         self._graphs: dict[Budget, Graph] = {}
-        self._memory = ReadMemory(arena.rows.device, "the module")
+        self._constants: Sequence[Any] | None = None
         self._form: _Form | None = None
-        first = None
-        for probe in arena.probes():  # rows and items in two proportions: a wrong declaration fits one of them at most
-            parts = _probe(forward, probe, declared)
-            first = first or parts
-            _check_entries(_entries(parts), _entries(first))
-            _check_constants(parts.constants, first.constants)
-            self._constants = parts.constants
-        try:
-            self._capture_all(budgets, partial(self._capture, declared, deferred, forward, backend))
-        except BaseException:
-            self._graphs.clear()  # whoever keeps the traceback does not keep the memory
-            raise
-        self._held = [*self._memory.held.values()]
-        own = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *deferred.memory)}
-        self.read = [tensor for address, tensor in self._memory.read.items() if address not in own]
-        self.state = self._memory.state
-        del self._memory
+        self._held: dict[int, Tensor] = {}
+        self._read: dict[int, Tensor] = {}
+        self.state: list[Tensor] = []
 
-    def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], None]) -> None:
+    @property
+    def read(self) -> list[Tensor]:
+        """What the graphs read that is neither the arena nor what checks it."""
+        own = {tensor.untyped_storage().data_ptr() for tensor in (*self.arena.memory, *self._deferred.memory)}
+        return [tensor for address, tensor in self._read.items() if address not in own]
+
+    def capture(self, budgets: Sequence[Budget], forward: BoundForward, backend: Backend) -> None:
+        """Capture budgets, largest first.
+
+        A budget whose capture fails is left out. If it is the largest, and there is no graph yet, the smallest is tried
+        next: where that fails as well, the forward cannot be captured. Memory may be short for large budgets only, so
+        then all are tried. After any other error nothing is left of this call.
+
+        Args:
+            budgets: Which, of those that have no graph.
+            forward: What to capture. Not kept.
+            backend: How.
+
+        Raises:
+            SpecError: The output is not what was declared.
+            CaptureError: There is no graph, and no budget could be captured.
+            Exception: What the forward raised at the largest budget and at the smallest.
+        """
+        agreement = self._agreement
+        if self._constants is None:
+            probe = partial(_probe_all, forward, self.arena, self._declared)
+            self._constants = agreement.must(lambda: agreement.rehearse(probe))
+        constants = self._constants
+        memory = ReadMemory(self.arena.rows.device, "the module")
+        memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
+        before = set(self._graphs)
+        try:
+            self._capture_all(budgets, partial(self._capture, forward, backend, memory, constants))
+        except BaseException:
+            for budget in self._graphs.keys() - before:
+                self.drop(budget)  # whoever keeps the traceback does not keep the memory
+            raise
+        self._held, self._read, self.state = memory.held, memory.read, memory.state
+
+    def _capture_all(self, budgets: Sequence[Budget], capture: Callable[[Budget], Failure | None]) -> None:
         """Capture what can be captured."""
         waiting = deque(sorted(budgets, reverse=True))
         first: Exception | None = None
         for _ in tqdm(range(len(waiting)), desc="capturing", unit="graph", delay=2, leave=False):
             budget = waiting.popleft()
-            try:
-                capture(budget)
-            except Exception as error:
-                if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
-                    raise  # of the declaration, which is the same for all
-                self.failed[budget] = reason_of(error)
-                if is_out_of_memory(error):
-                    forget_frames(error)
-                    if self.arena.rows.is_cuda:
-                        torch.cuda.empty_cache()
-                elif not self._graphs:
-                    if first is not None:
-                        raise first from None
-                    first = error
-                    waiting.rotate(1)  # the smallest comes next
-            else:
+            failure = capture(budget)
+            if failure is None:
+                self.failed.pop(budget, None)
                 if first is not None:
                     forget_frames(first)
                     first = None
+                continue
+            error, kind = failure
+            del failure
+            if kind == "declaration":
+                raise error
+            self.failed[budget] = reason_of(error)
+            if kind == "memory":
+                forget_frames(error)
+                if self.arena.rows.is_cuda:
+                    torch.cuda.empty_cache()
+            elif not self._graphs:
+                if first is not None:
+                    raise first from None
+                first = error
+                waiting.rotate(1)  # the smallest comes next
+            del error
         if not self._graphs:
             raise first or CaptureError(
                 f"no budget could be captured, because memory is short: {self.failed[min(budgets)]}\n"
@@ -128,29 +149,79 @@ class Graphs:
             )
 
     def _capture(
-        self, declared: Declared, deferred: Deferred, forward: BoundForward, backend: Backend, budget: Budget
-    ) -> None:
-        """Capture a budget, after two runs of it."""
-        memory, arena = self._memory, self.arena
-        with CAPTURING:
+        self, forward: BoundForward, backend: Backend, memory: ReadMemory, constants: Sequence[Any], budget: Budget
+    ) -> Failure | None:
+        """Capture a budget, after two runs of it or more: what went wrong, if it did."""
+        arena, deferred, declared, agreement = self.arena, self._deferred, self._declared, self._agreement
+        attention = Attention()
+
+        def warm_up() -> Parts:
+            return _run_parts(forward, arena, deferred, declared, budget)
+
+        def first_run() -> None:
+            """Fill whatever the module computes once and keeps, so that the watched run finds it."""
             arena.load_sample(budget)
-            warm_up = partial(_run_parts, forward, arena, deferred, declared, budget)
-            with measuring() as attention:
-                warm_up()  # fills whatever the module computes once and keeps, so that the watched run finds it
+            with measuring() as measured:
+                agreement.rehearse(warm_up)
+            attention.per_square = measured.per_square
+            if not agreement.alone:  # what no graph can hold is to be found before other ranks wait for this one
+                with ReadMemory(arena.rows.device, "the module"):
+                    agreement.rehearse(warm_up)
+
+        def record() -> None:
             with memory:
                 parts = warm_up()
             form = self._form or _Form(parts)
             form.check(parts)
-            _check_constants(parts.constants, self._constants)
+            _check_constants(parts.constants, constants)
             del parts
             memory.hold_state()
             run = partial(_run, forward, arena, deferred, declared, budget)
             graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
             form.check_captured(graph.outputs)
-        if self._form is None:
-            self._form = form
-            self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-        self._graphs[budget] = graph
+            if self._form is None:
+                self._form = form
+                self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
+            self._graphs[budget] = graph
+
+        with CAPTURING:
+            failure = agreement.attempt(first_run) or agreement.attempt(record)
+        if failure is not None:
+            self._graphs.pop(budget, None)  # another rank has failed
+            return failure
+        self._changes += 1
+        self.times[budget] += 1
+        return None
+
+    def usable(self, costs: Costs) -> Costs:
+        """Of these costs those of budgets that have a graph."""
+        found, changes = self._usable, self._changes  # which another thread may change
+        if found is None or found[0] is not costs or found[2] != changes:
+            usable = costs.without([budget for budget in costs.replays if budget not in self])
+            self._usable = found = costs, usable, changes
+        return found[1]
+
+    def drop(self, budget: Budget) -> None:
+        """Forget the graph of a budget, if there is one; no replay of it may be running."""
+        self._graphs.pop(budget, None)
+        self._changes += 1
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._graphs.clear()
+        self._changes += 1
+
+    def bytes(self) -> dict[Budget, int]:
+        """What the graph of each budget takes beside the pool and the arena."""
+        return {budget: graph.bytes for budget, graph in self._graphs.items()}
+
+    def __contains__(self, budget: Budget) -> bool:
+        return budget in self._graphs
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """The budgets that have a graph."""
+        return [*self._graphs]
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -171,6 +242,19 @@ def reason_of(error: Exception) -> str:
     where = next((line for line in rest if line.startswith("  at ")), "")
     kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "
     return shorten(f"{kind}{what}{where}", 400)
+
+
+def _probe_all(forward: BoundForward, arena: Arena, declared: Declared) -> Sequence[Any]:
+    """The Python values of an output without padding, by runs that show what its tensors are, too.
+
+    Of rows and items in two proportions: a wrong declaration fits one of them at most.
+    """
+    several = [_probe(forward, probe, declared) for probe in arena.probes()]
+    first = several[0]
+    for parts in several:
+        _check_entries(_entries(parts), _entries(first))
+        _check_constants(parts.constants, first.constants)
+    return first.constants
 
 
 def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], declared: Declared) -> Parts:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.costs import Costs
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs
@@ -27,8 +28,16 @@ REPEATS_MS = 2.0
 """How often a replay is timed at most in each of two rounds: short ones for about so long, others once."""
 
 
-def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any], held: int) -> Costs:
-    """Time every budget, and the forward without a graph. Synchronizes with the device.
+def measure(
+    graphs: Graphs,
+    forward: Forward,
+    budgets: Sequence[Budget],
+    statics: dict[str, Any],
+    held: int,
+    agreement: Agreement,
+    known: Costs | None = None,
+) -> Costs:
+    """Time budgets, and the forward without a graph. Synchronizes with the device.
 
     Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
     of the module's own. What longer segments cost was timed on attention itself (`Graphs.per_square`). Floating rows
@@ -37,17 +46,26 @@ def measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
     call would bring, and memory that is enough for graphs may not be for a run without one.
 
-    `held` is the bytes that the graphs hold in their pool.
+    `held` is the bytes that the graphs hold in their pool. With `known` costs, of budgets that were timed before, only
+    budgets are timed, and these costs come with them. Ranks that share the module replay alike: as often as the first
+    one finds that it takes, and its times hold for all.
     """
     try:
-        return _measure(graphs, forward, budgets, statics, held)
+        largest = max([*budgets, *(known.replays if known else ())]).rows
+        bytes_per_row = (held + graphs.arena.rows.nbytes) / largest
+        replays = _replays(graphs, forward.spec, budgets, agreement)
+        if known is not None and known.measured:
+            return known.with_more(replays, bytes_per_row)
+        host, factor = _eager(graphs, forward, replays, statics, agreement)
+        return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
         return Costs.in_rows(budgets)
 
 
-def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], statics: dict[str, Any], held: int) -> Costs:
-    arena, spec = graphs.arena, forward.spec
+def _replays(graphs: Graphs, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement) -> dict[Budget, float]:
+    """Milliseconds of a replay of each budget, attention aside."""
+    arena = graphs.arena
     if arena.rows.is_floating_point():
         arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
     samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
@@ -55,19 +73,25 @@ def _measure(graphs: Graphs, forward: Forward, budgets: Sequence[Budget], static
     for round_ in (budgets, budgets[::-1]):  # a chip gets slower as it gets warm: no budget is always timed late
         for budget in round_:
             arena.load_layout(samples[budget], budget)
-            times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget)))
-    attention = {budget: graphs.per_square * spec.needs.squares(sample) for budget, sample in samples.items()}
-    replays = {budget: max(1e-6, times[budget] - attention[budget]) for budget in budgets}
+            times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget), agreement))
+    return {b: max(1e-6, times[b] - graphs.per_square * spec.needs.squares(samples[b])) for b in budgets}
 
-    def eager(sample: Layout, budget: Budget) -> float:
-        run = partial(forward.exact, arena.part(Span.of(sample), budget), sample, statics)
-        return _host_milliseconds(run)
 
-    smallest, largest = min(budgets), max(budgets)
-    few = samples[smallest] if spec.layout.padded else _few(spec, smallest)
-    factor = max(1.0, eager(samples[largest], largest) / times[largest])
-    bytes_per_row = (held + arena.rows.nbytes) / largest.rows
-    return Costs(replays, graphs.per_square, eager(few, smallest), factor, bytes_per_row)
+def _eager(
+    graphs: Graphs, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
+) -> tuple[float, float]:
+    """Milliseconds that the host needs for a call, and what one costs in proportion to a graph of exactly its size."""
+    spec = forward.spec
+
+    def run(sample: Layout, budget: Budget) -> float:
+        part = graphs.arena.part(Span.of(sample), budget)
+        return _host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
+
+    smallest, largest = min(replays), max(replays)
+    whole = sample_layout(spec.layout, largest, spec.needs.windows)
+    few = sample_layout(spec.layout, smallest, spec.needs.windows) if spec.layout.padded else _few(spec, smallest)
+    replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
+    return run(few, smallest), max(1.0, run(whole, largest) / replay)
 
 
 def _few(spec: BufferSpec, budget: Budget) -> Layout:
@@ -78,12 +102,12 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     return sample_layout(spec.layout, few, spec.needs.windows)
 
 
-def _device_milliseconds(run: Callable[[], object]) -> float:
+def _device_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
     """The shortest of some runs, because others may use the device meanwhile."""
     run()  # the first launch of a graph uploads it
-    times = [_between_events(run)]
+    times = [agreement.same(_between_events(run))]
     while len(times) < REPEATS and sum(times) < REPEATS_MS:
-        times.append(_between_events(run))
+        times.append(agreement.same(_between_events(run)))
     return min(times)
 
 
@@ -96,13 +120,14 @@ def _between_events(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def _host_milliseconds(run: Callable[[], object]) -> float:
+def _host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
     """The longer of two runs after a first one, which may compile kernels: what a call can count on."""
+    agreement.must(lambda: agreement.rehearse(run))
     times = []
-    for _ in range(3):
+    for _ in range(2):
         torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
         run()
         torch.cuda.current_stream().synchronize()
         times.append((time.perf_counter() - start) * 1e3)
-    return max(times[1:])
+    return max(times)

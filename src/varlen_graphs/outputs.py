@@ -15,6 +15,7 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.extents import Extent, Rows
 from varlen_graphs.packing import Span
 from varlen_graphs.padded import pad_rows
+from varlen_graphs.sharded import whole
 from varlen_graphs.table import ItemTable
 
 
@@ -131,7 +132,8 @@ def flatten(output: Any, declared: Declared) -> Parts:
         declared: What its tensors are.
 
     Raises:
-        SpecError: A declaration does not match the output, or the output holds an object of another kind.
+        SpecError: A declaration does not match the output, or the output holds an object of another kind, or a tensor
+            of which each rank has a shard.
     """
     parts = Parts([], [], [], [], rebuild=lambda tensors: None)
     parts.rebuild = _visit(output, declared, (), parts)
@@ -162,7 +164,7 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
                 f"{name_of(path)} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or "
                 "Entries(...)"
             )
-        parts.tensors.append(part)
+        parts.tensors.append(whole(part, name_of(path)))
         parts.extents.append(declared)
         parts.paths.append(path)
         return operator.itemgetter(len(parts.tensors) - 1)

@@ -39,19 +39,19 @@ class Planner:
         """The budgets in use, and what replays of them cost."""
         return self.in_use.costs
 
-    def packs(self, layout: Layout) -> list[Pack]:
-        """The replays of a call, at the least cost.
+    def packs(self, layout: Layout, costs: Costs | None = None) -> list[Pack]:
+        """The replays of a call, at the least cost; of `costs`, if given, which are those of some of the budgets.
 
         Raises:
             BudgetError: An item that no budget holds, in use or not, with `on_miss="error"`.
         """
-        costs = self.costs
+        costs = costs or self.costs
         one = single(self.spec.needs.load(layout), costs)
         if one is not None:
             return [Pack(one, range(len(layout)))]
         demands = [self.spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
         packs = pack(demands, costs)
-        misses = [one.items[0] for one in packs if one.budget is None and not self.in_use.lacks(demands[one.items[0]])]
+        misses = [one.items[0] for one in packs if one.budget is None and not self.in_use.knows(demands[one.items[0]])]
         if misses and self.on_miss == "error":
             group = layout.groups[misses[0]]
             sizes = [layout.items[i][:3] for i in group]
@@ -70,7 +70,7 @@ class Planner:
         Never of more rows than the largest budget has: the memory that a call takes is bounded by that.
         """
         costs, rows = self.costs, layout.size
-        if not costs.measured or any(one.budget is None for one in packs) or rows > costs.budgets[-1].rows:
+        if not costs.measured or any(one.budget not in costs.replays for one in packs) or rows > costs.budgets[-1].rows:
             return False
         graphed = (1 - MARGIN) * total_cost(packs, costs)
         if graphed <= costs.exact(rows):  # attention is the same for both
@@ -78,23 +78,25 @@ class Planner:
         squares = self.spec.needs.squares(layout)
         return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)
 
-    def whole(self, layout: Layout) -> Budget | None:
+    def whole(self, layout: Layout, costs: Costs | None = None) -> Budget | None:
         """The budget of one replay of everything; `None` where those that would hold it are out of use.
+
+        Of `costs`, if given, which are those of some of the budgets.
 
         Raises:
             BudgetError: There is none.
         """
         load = self.spec.needs.load(layout)
-        budget = cheapest(load, self.costs)
-        if budget is None and not self.in_use.lacks(load):
+        budget = cheapest(load, costs or self.costs)
+        if budget is None and not self.in_use.knows(load):
             raise BudgetError(
                 f"a stage is one replay, but no budget holds {load}: {self.in_use.describe()}; add a larger one, stage "
                 "fewer items at a time, or call the encoder with the rows, which splits them"
             )
         return budget
 
-    def unseen(self, call: Call) -> Budget | None:
-        """The budget of one replay of items that only the GPU has seen.
+    def unseen(self, call: Call, costs: Costs | None = None) -> Budget | None:
+        """The budget of one replay of items that only the GPU has seen; of `costs`, as for `packs`.
 
         It must hold whatever the layout may say, because the host learns too late if it does not: a legal call must
         never come out as NaN. `None`: the items are on the host, or it must see them, because the cheapest budget for
@@ -105,7 +107,7 @@ class Planner:
         rows = call.rows.shape[0]
         if rows > self.spec.largest:  # some item may be too large
             return None
-        budget = cheapest(Load(rows, call.items), self.costs)
+        budget = cheapest(Load(rows, call.items), costs or self.costs)
         return budget if budget is not None and budget.holds(*self.most(call)) else None
 
     def most(self, call: Call) -> Load:

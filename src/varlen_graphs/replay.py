@@ -29,6 +29,14 @@ TOO_LARGE_IN_USE = "larger than every budget in use"
 EAGER_IS_FASTER = "faster without padding"
 
 
+def planned_again(packs: Sequence[Pack], layout: Layout, planner: Planner, graphs: Graphs) -> Sequence[Pack]:
+    """The replays of a call; others than were planned if a budget has no graph, or went out of use since then."""
+    usable = graphs.usable(planner.costs)
+    if all(one.budget is None or one.budget in usable.replays for one in packs):
+        return packs
+    return planner.packs(layout, usable)
+
+
 class Replays:
     """Answers calls with graphs. Each call has the pool's turn from its first copy in to its last copy out.
 
@@ -53,25 +61,26 @@ class Replays:
 
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
         """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
-        rows = call.rows
-        collected = Collected(Span.of(layout))
-        with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
-            graphs = self._graphs(call, rows, backend)
-            if (out := self._planner.in_use.out) and any(one.budget in out for one in packs):
-                packs = self._planner.packs(layout)  # a budget went out of use after the call was planned
-            for one in packs:
-                part, spans = one.layout(layout), one.spans(layout)
-                if one.budget is None:
-                    outputs = self._run_eager(call, part, spans[0][0])
-                else:
-                    graphs.arena.load_rows(rows, spans, one.budget)
-                    graphs.arena.load_layout(part, one.budget)
-                    outputs = self._replay(graphs, one.budget, part.total)
-                    if self._lends and not call.length and spans[0][0] == collected.everything:
-                        return Lent(graphs, outputs, collected.everything, self._pool)
-                collected.take(outputs, graphs.extents, spans)
-            tensors = with_padding(collected.tensors, graphs.extents, layout.rows, call.length)
-            output = graphs.rebuild(tensors)
+        with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
+            return self._run(self._graphs(call, call.rows, backend), call, layout, packs)
+
+    def _run(self, graphs: Graphs, call: Call, layout: Layout, packs: Sequence[Pack]) -> Any:
+        rows, collected = call.rows, Collected(Span.of(layout))
+        if not self._planner.in_use.settled:
+            packs = planned_again(packs, layout, self._planner, graphs)
+        for one in packs:
+            part, spans = one.layout(layout), one.spans(layout)
+            if one.budget is None:
+                outputs = self._run_eager(call, part, spans[0][0])
+            else:
+                graphs.arena.load_rows(rows, spans, one.budget)
+                graphs.arena.load_layout(part, one.budget)
+                outputs = self._replay(graphs, one.budget, part.total)
+                if self._lends and not call.length and spans[0][0] == collected.everything:
+                    return Lent(graphs, outputs, collected.everything, self._pool)
+            collected.take(outputs, graphs.extents, spans)
+        tensors = with_padding(collected.tensors, graphs.extents, layout.rows, call.length)
+        output = graphs.rebuild(tensors)
         return Borrowed(output) if self._lends else output
 
     def run_unseen(self, call: Call, budget: Budget, backend: Backend) -> Any:
@@ -81,9 +90,9 @@ class Replays:
         spans = [(collected.everything, collected.everything)]
         with torch.no_grad(), on_device(rows.device), self._pool.exclusive():
             graphs = self._graphs(call, rows, backend)
-            if budget in self._planner.in_use.out:
+            if not self._planner.in_use.settled and budget not in graphs.usable(self._planner.costs).replays:
                 layout = self._forward.spec.read_layout(call.description, rows.shape)
-                return self.run(call, layout, self._planner.packs(layout), backend)
+                return self._run(graphs, call, layout, self._planner.packs(layout))
             deferred = self._captured.deferred
             assert deferred is not None  # noqa: S101 - graphs have one
             deferred.calls += 1
@@ -113,7 +122,8 @@ class Replays:
             budget = self._planner.whole(layout)
             if budget is not None:
                 graphs = self._graphs(call, call.rows, backend)
-                budget = self._planner.whole(layout)  # a capture may have put it out of use
+                # A capture may have put it out of use.
+                budget = self._planner.whole(layout, graphs.usable(self._planner.costs))
             if budget is None:
                 yield None
                 return
@@ -136,7 +146,8 @@ class Replays:
     @property
     def too_large(self) -> str:
         """Why an item runs without a graph."""
-        return TOO_LARGE_IN_USE if self._planner.in_use.out else TOO_LARGE
+        in_use = self._planner.in_use
+        return in_use.why_none or (TOO_LARGE_IN_USE if in_use.out else TOO_LARGE)
 
     def tell_deferred(self) -> None:
         """Raise what was wrong with layouts that only the GPU has seen, as far as it is known by now.

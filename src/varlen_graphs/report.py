@@ -13,6 +13,7 @@ def report(
     seconds: dict[str, float],
     kept: Sequence[str] = (),
     failure: str | None = None,
+    lazy: bool = False,
 ) -> str:
     """A table of the budgets, and what happened.
 
@@ -23,11 +24,12 @@ def report(
         seconds: What was done before the first replay, and how long each part took.
         kept: Tensors that captured runs made and somebody keeps.
         failure: Why there is no graph, if the capture failed.
+        lazy: Whether calls do not wait for graphs.
     """
     costs = in_use.costs
     lines = [name]
     if failure is not None:
-        lines += [f"nothing could be captured, so calls raise an error: {failure}"]
+        lines += [f"nothing could be captured, so calls {'run eager' if lazy else 'raise an error'}: {failure}"]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]

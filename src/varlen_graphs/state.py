@@ -16,6 +16,9 @@ from varlen_graphs.warn import warn
 IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules for good. They do nothing unless asked to record outputs."""
 
+SHARDING_HOOKS = "torch.distributed.tensor."
+"""`parallelize_module` puts hooks from here on submodules: these are part of what the module computes."""
+
 INERT = {
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GELU, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleDict,
     nn.ModuleList, nn.RMSNorm, nn.ReLU, nn.Sequential, nn.SiLU,
@@ -102,4 +105,5 @@ def _autocast(device_type: str) -> torch.dtype | None:
 
 
 def _acts(hook: Any) -> bool:
-    return getattr(hook, "__module__", None) != IDLE_HOOKS
+    defined_in = str(getattr(hook, "__module__", None))
+    return defined_in != IDLE_HOOKS and not defined_in.startswith(SHARDING_HOOKS)

@@ -1,10 +1,13 @@
 """What an encoder did so far."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.prometheus import Metric, exposition
 
 
 @dataclass
@@ -21,6 +24,7 @@ class Stats:
         padding: Rows of padding that were replayed with them.
         checked: Replays of each budget that were compared with the module itself, with `verify=`.
         wrong: Those that gave something else.
+        evicted: How often graphs of each budget were given up for `memory=`.
     """
 
     calls: int = 0
@@ -32,6 +36,7 @@ class Stats:
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
+    evicted: Counter[Budget] = field(default_factory=Counter)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def count_call(self, items: int) -> None:
@@ -60,7 +65,82 @@ class Stats:
             if not right:
                 self.wrong[budget] += 1
 
+    def count_evicted(self, budgets: Iterable[Budget]) -> None:
+        """Count budgets whose graphs were given up."""
+        with self._lock:
+            self.evicted.update(budgets)
+
     @property
     def padding_share(self) -> float:
         """Padding among all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it at one moment, as JSON takes it: eager runs by reason, and a list of the budgets that were used."""
+        with self._lock:
+            return {
+                "calls": self.calls,
+                "items": self.items,
+                "rows": self.rows,
+                "padding": self.padding,
+                "eager": dict(self.eager),
+                "budgets": [
+                    {
+                        "rows": budget.rows,
+                        "items": budget.items,
+                        "segments": budget.segments,
+                        "max_seqlen": budget.max_seqlen,
+                        "replays": self.replays[budget],
+                        "active": self.active[budget],
+                        "padding": budget.rows * self.replays[budget] - self.active[budget],
+                        "checked": self.checked[budget],
+                        "wrong": self.wrong[budget],
+                        "evicted": self.evicted[budget],
+                    }
+                    for budget in sorted({*self.replays, *self.checked, *self.evicted})
+                ],
+            }
+
+    def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
+        """The counters at one moment, in the text format that Prometheus scrapes.
+
+            encoder.stats.prometheus(model="vision")
+
+        A page may have each name once: give several encoders prefixes of their own.
+
+        Args:
+            prefix: What all names begin with.
+            **labels: Labels of every sample.
+
+        Raises:
+            InputError: The prefix or a label is none that Prometheus takes, or one that the counters have themselves.
+        """
+        now = self.as_dict()
+        metrics = [Metric(f"{name}_total", text, [({}, now[name])]) for name, text in _OF_ALL.items()]
+        reasons = [({"reason": reason}, count) for reason, count in now["eager"].items()]
+        metrics += [Metric("eager_total", "Runs without a graph.", reasons)]
+        budgets = [({label: each[label] for label in _LABELS}, each) for each in now["budgets"]]
+        metrics += [
+            Metric(f"budget_{name}_total", text, [(own, each[name]) for own, each in budgets])
+            for name, text in _OF_BUDGETS.items()
+        ]
+        return exposition(metrics, prefix, labels)
+
+
+_LABELS = ("rows", "items", "segments", "max_seqlen")
+
+_OF_ALL = {
+    "calls": "Calls.",
+    "items": "Items of all calls.",
+    "rows": "Active rows that were replayed.",
+    "padding": "Rows of padding that were replayed with them.",
+}
+
+_OF_BUDGETS = {
+    "replays": "Replays of each budget.",
+    "active": "Active rows in all replays of each budget.",
+    "padding": "Rows of padding in all replays of each budget.",
+    "checked": "Replays of each budget that were compared with the module itself.",
+    "wrong": "Those that gave something else.",
+    "evicted": "How often graphs of each budget were given up for a limit of memory.",
+}

@@ -13,6 +13,7 @@ from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate, interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layout import Order
+from varlen_graphs.sharded import whole
 from varlen_graphs.table import ItemTable
 
 
@@ -60,6 +61,7 @@ def interpolate_positions(
 
     Source: torch.nn.functional.interpolate, within 2e-5 in float32.
     """
+    entries = whole(entries, "the table of position embeddings")
     _side(entries.shape[0], mode)
     rows = table.budget.rows
     if add is not None and add.shape != (rows, entries.shape[1]):

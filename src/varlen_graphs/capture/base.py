@@ -24,6 +24,10 @@ class Graph(Protocol):
 
     outputs: list[Tensor]
 
+    @property
+    def bytes(self) -> int:
+        """What it takes beside the pool."""
+
     def replay(self) -> None:
         """Run again what was captured, over the same memory."""
 

@@ -16,10 +16,16 @@ from varlen_graphs.errors import CaptureError
 
 
 class CudaGraph:
-    """A captured CUDA graph. Replays on the current stream."""
+    """A captured CUDA graph. Replays on the current stream.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, name: str, outputs: list[Tensor]) -> None:
+    Attributes:
+        outputs: What the run returned.
+        bytes: By how much less memory the device had when the graph was instantiated: others may have been at work.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, name: str, outputs: list[Tensor], taken: int) -> None:
         self.outputs = outputs
+        self.bytes = taken
         self._graph = graph
         self._name = name
 
@@ -85,10 +91,12 @@ class CudaCapture:
                         self._end(graph, handle, draws)
                 raise
             memsets_to_kernels(graph, stream)
+            free, _ = torch.cuda.mem_get_info()
             graph.instantiate()
-        self._pool.add(graph)
+            taken = max(0, free - torch.cuda.mem_get_info()[0])
+        self._pool.add(graph, handle)
         torch.cuda.current_stream().wait_stream(stream)
-        return CudaGraph(graph, name, left_to_pool(outputs))
+        return CudaGraph(graph, name, left_to_pool(outputs), taken)
 
     def kept(self, graphs: Sequence[CudaGraph]) -> list[Tensor]:
         """Tensors that live in the pool; what cuBLAS has there is none. Looks at all objects of the process."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.capture.attributes import Attributes
 from varlen_graphs.capture.owners import Found, describe, memory_of, reached_from
+from varlen_graphs.sharded import is_wrapper, local
 
 CALLS = 64
 """A change of a single tensor is found within so many calls."""
@@ -141,7 +142,8 @@ class Guard:
         self.unowned = elsewhere.unowned
         outside = elsewhere.slots
         slots += outside
-        self._memory = [slot.value.detach() for slot in slots if isinstance(slot.value, Tensor)]  # nothing frees it
+        tensors = [slot.value for slot in slots if isinstance(slot.value, Tensor)]
+        self._memory = [local(tensor).detach() for tensor in tensors]  # nothing frees it
         self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in places]
         self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
         self._ways = elsewhere.ways
@@ -214,7 +216,7 @@ class _Elsewhere:
     def __init__(self, reached: list[Found], read: list[Tensor], state: list[Tensor], known: list[_Slot]) -> None:
         addresses = {*map(memory_of, (*read, *state))} - {0}
         places = {(id(slot.owner), slot.name) for slot in known}
-        objects = {id(slot.value) for slot in known}
+        objects = {id(part) for slot in known for part in _parts_of(slot.value)}
         held_by = {id(found.value): found for found in reached if isinstance(found.value, nn.Module)}
         owned = {0}
         self.slots: list[_Slot] = []
@@ -267,7 +269,9 @@ class _Sample:
         self._names = [slot.name for slot in slots]
         self._values = [slot.value for slot in slots]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        # Of a sharded weight the address is that of its shard, which may be another tensor at any time.
+        self._address = _local_address if any(is_wrapper(type(t)) for t in self._tensors) else Tensor.data_ptr
+        self._addresses = [*map(self._address, self._tensors)]
         self._dtypes = [tensor.dtype for tensor in self._tensors]
         self._forms = [_form(tensor) for tensor in self._tensors]
 
@@ -276,7 +280,7 @@ class _Sample:
         now = map(dict.get, self._owners, self._names)
         return (
             all(map(is_, now, self._values))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_DTYPE, self._tensors)) == self._dtypes
         )
 
@@ -287,13 +291,23 @@ class _Sample:
             address, form = before.get(id(value), (0, ()))
             if owner.get(name) is not value:
                 yield f"{path!r} was moved or replaced"
-            elif isinstance(value, Tensor) and value.data_ptr() != address:
-                yield f"{path!r} was {'moved or replaced' if value.data_ptr() else 'freed'}"
+            elif isinstance(value, Tensor) and self._address(value) != address:
+                yield f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}"
             elif isinstance(value, Tensor) and _form(value) != form:
                 yield f"{path!r} is {_described(*_form(value))} now, and was {_described(*form)}"
 
 
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    """A tensor, and what this rank has of it."""
+    return (value, local(value)) if isinstance(value, Tensor) else (value,)
+
+
+def _local_address(tensor: Tensor) -> int:
+    return local(tensor).data_ptr()
+
+
 def _form(tensor: Tensor) -> tuple[Any, ...]:
+    tensor = local(tensor)
     return tensor.dtype, tensor.shape, tensor.stride()
 
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.capture.rules import Offence
 from varlen_graphs.capture.watch import Watch
+from varlen_graphs.sharded import local
 
 
 class ReadMemory(Watch):
@@ -53,11 +54,11 @@ class ReadMemory(Watch):
         Memory that the run itself made is refused: the run that is captured makes its own, and frees it.
         """
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or result is NotImplemented:
             return result
         inputs = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         host = [tensor for tensor in inputs if self.is_host(tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = [local(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         on_device = any(not self.is_host(tensor) for tensor in made)
         if on_device and any(tensor.dim() and _key(tensor) in self._made_by_host for tensor in host):
             self.refuse(Offence("copy to device", "it copies to the device what the run itself has put on the host"))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.sharded import local
+
 DEPTH = 4
 """How many containers, objects, functions or modules deep attributes are looked into."""
 
@@ -83,9 +85,9 @@ def describe(tensor: Tensor) -> str:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory, 0 where it has none of its own."""
+    """The address of a tensor's memory, or of what this rank has of it; 0 where it has none of its own."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return local(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, or made of other tensors
         return 0
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Pool:
         self.lock = threading.RLock()
         self.device: torch.device | None = None
         self.turn = 0
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
         self._stream: torch.cuda.Stream | None = None
@@ -85,9 +85,9 @@ class Pool:
             torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
         return torch.cuda.CUDAGraph(keep_graph=True), self._handle, self._stream
 
-    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+    def add(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """Count a graph that was captured: while there is one, the memory behind the handle lives."""
-        self._graphs.add(graph)
+        self._graphs[graph] = tuple(handle)
 
     def abandon_handle(self) -> None:
         """Use other memory for later captures, after one in this memory failed."""
@@ -138,17 +138,18 @@ class Pool:
         if not self._handles:
             return
         with self.exclusive(), torch.cuda.device(self.device):
-            for segment in self._segments():
+            for segment in self._segments(self._handles):
                 device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
 
     def bytes(self) -> int:
-        """What graphs of all encoders in the pool hold: 0 on the CPU."""
-        return sum(segment["total_size"] for segment in self._segments()) if self._handles else 0
+        """What graphs of all encoders in the pool hold: 0 on the CPU, and when there are none."""
+        live = set(self._graphs.values())
+        return sum(segment["total_size"] for segment in self._segments(live)) if live else 0
 
-    def _segments(self) -> list[Any]:
-        """What torch's allocator holds for the pool."""
+    def _segments(self, handles: set[tuple[int, int]]) -> list[Any]:
+        """What torch's allocator holds behind handles."""
         snapshot = torch.cuda.memory_snapshot()
-        return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in self._handles]
+        return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in handles]
 
     def kept(self) -> list[Tensor]:
         """The tensors of the process that live in the pool. Looks at all objects there are."""

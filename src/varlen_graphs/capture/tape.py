@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from varlen_graphs.capture.collectives import is_collective, waiting
 from varlen_graphs.capture.launches import triton_launches
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.capture.rules import Offence
@@ -61,6 +62,11 @@ class Tape:
     def __len__(self) -> int:
         """How many operations a replay runs."""
         return len(self.operations)
+
+    @property
+    def bytes(self) -> int:
+        """What the run allocated: a tape shares no memory."""
+        return sum(tensor.nbytes for tensor in self.allocated)
 
     def replay(self) -> None:
         """Run the recorded operations again, over the same memory, which is poisoned first."""
@@ -128,6 +134,8 @@ class _Recorder(Watch):
         if func in _UNWRITTEN or not (fresh_results or mutable):
             return  # an allocation, or a view
         args, kwargs = tree_map_only(Tensor, self._alias, (args, kwargs))
+        if is_collective(func):
+            func = waiting(func)  # the operation that waits for it gives the memory it takes, so it is not recorded
         self._tape.operations.append(_Operation(func, args, kwargs, statics))
 
     def launching(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from varlen_graphs.capture.rules import (
     transfer_offence,
 )
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.sharded import is_wrapper, local
 
 aten = torch.ops.aten
 
@@ -93,6 +94,7 @@ class Watch(TorchDispatchMode):
 
     def mark_host(self, tensor: Tensor) -> None:
         """Remember that a tensor would be on the host, on a machine where the module is on a GPU."""
+        tensor = local(tensor)
         if has_storage(tensor):
             self._made_on_host[tensor.untyped_storage()._cdata] = tensor.detach()
 
@@ -104,11 +106,13 @@ class Watch(TorchDispatchMode):
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; comes of tensors that were seen
             return False
-        return tensor.untyped_storage()._cdata in self._made_on_host
+        return local(tensor).untyped_storage()._cdata in self._made_on_host
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # until it has become operations on what this rank has, which come here in turn
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]
@@ -123,7 +127,7 @@ class Watch(TorchDispatchMode):
             result = func(*args, **kwargs)
         finally:
             self.inside -= 1
-        results = tree_leaves(result)
+        results = [local(leaf) if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(result)]
         if self._device.type == "cpu" and (all_on_host or func is aten.lift_fresh.default):
             for tensor in results:
                 if isinstance(tensor, Tensor):

@@ -104,10 +104,10 @@ class DataParallelEncoder:
 
     def _call_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which every rank brought all items."""
-        call = self.encoder._bind(args, kwargs)
+        call = self.encoder._calls.bind(args, kwargs)
         if call.beyond is not None:  # nothing tells which of its entries belong to which item
             return self.encoder(*args, **kwargs)
-        layout = self.encoder._read_layout(call)
+        layout = self.encoder._calls.read_layout(call)
         self._check_fits(layout, call)
         form = self._form(call, layout)
         shares = self._shares(layout)
@@ -117,7 +117,7 @@ class DataParallelEncoder:
         """A call to which each rank brought its own items."""
 
         def read() -> tuple[Call, tuple[Layout, int, Kind]]:
-            call = self.encoder._bind(args, kwargs)
+            call = self.encoder._calls.bind(args, kwargs)
             if call.beyond is not None:
                 raise InputError(f"{call.beyond}: spread inputs have outputs that are declared; bring whole ones")
             return call, (self._read_own(call), call.length, self._kind(call))
@@ -141,7 +141,7 @@ class DataParallelEncoder:
         """The items that this rank brought, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
-            return self.encoder._read_layout(call)
+            return self.encoder._calls.read_layout(call)
         if spec.packed.padded_by is not None:
             call.rows = call.rows.flatten(0, 1)
         return Layout((), 0, spec.layout.grouped)
@@ -173,8 +173,8 @@ class DataParallelEncoder:
 
     def _encode(self, call: Call, rows: Tensor, part: Layout) -> Parts:
         """The outputs of some items of a call; of a batch that was packed on its way in they are packed, too."""
-        own = replace(call, rows=rows, original={}, length=0)
-        return flatten(self.encoder._encode(own, part, *self.encoder._choice.of(own)), self.encoder.spec.declared)
+        own, calls = replace(call, rows=rows, original={}, length=0), self.encoder._calls
+        return flatten(calls.encode(own, part, *calls.choice.of(own)), self.encoder.spec.declared)
 
     def _shares(self, layout: Layout) -> list[Pack]:
         """The items of each rank, the same on all of them."""
@@ -232,7 +232,7 @@ class DataParallelEncoder:
             BudgetError: None holds one.
         """
         planner = self.encoder._planner
-        if planner.on_miss == "error" and self.encoder._choice.backend(call.rows.device) is not None:
+        if planner.on_miss == "error" and self.encoder._calls.choice.backend(call.rows.device) is not None:
             for group in layout.groups:
                 demand = self.encoder.spec.needs.demand(*layout.items[group.start : group.stop])
                 if cheapest(Load().add(demand), planner.costs) is None:

@@ -115,6 +115,15 @@ class Ranks:
                 self._arriving.append(([*blocks], failed, _recorded(device)))
         return [blocks[rank].tensors if rank in blocks else [] for rank in range(self.count)]
 
+    def abort(self) -> None:
+        """End all collectives of the group, also those that hang on the GPU. It is of no use any more.
+
+        Of NCCL this waits until no graph is left that holds some.
+        """
+        group = self._group or dist.group.WORLD
+        if group is not None:
+            group.abort()
+
     def tell(self, wait: bool = False) -> None:
         """Raise that other ranks have failed in a call, as far as it is known by now: of several calls the first.
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 from varlen_graphs.kernels.rms_norm.op import add_rms_norm
@@ -82,15 +83,36 @@ def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
     return out.flatten(1)
 
 
-def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`."""
+def split_heads(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`.
+
+    Raises:
+        SpecError: The projection is of another width: it was sharded, and the number of heads was not.
+    """
+    _check_heads(qkv, 3, heads, dim)
     q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
     return q, k, v
 
 
-def project_heads(x: Tensor, projections: Sequence[Any], heads: int) -> list[Tensor]:
-    """What each projection makes of `x` `[rows, width]`, by heads: `[rows, heads, dim]` each."""
-    return [rearrange(project(x), "rows (heads dim) -> rows heads dim", heads=heads) for project in projections]
+def project_heads(x: Tensor, projections: Sequence[Any], heads: int, dim: int) -> list[Tensor]:
+    """What each projection makes of `x` `[rows, width]`, by heads: `[rows, heads, dim]` each.
+
+    Raises:
+        SpecError: A projection is of another width: it was sharded, and the number of heads was not.
+    """
+    projected = [project(x) for project in projections]
+    for each in projected:
+        _check_heads(each, 1, heads, dim)
+    return [rearrange(each, "rows (heads dim) -> rows heads dim", heads=heads) for each in projected]
+
+
+def _check_heads(projected: Tensor, parts: int, heads: int, dim: int) -> None:
+    if projected.shape[-1] != parts * heads * dim:
+        raise SpecError(
+            f"a projection is {projected.shape[-1]} wide: expected {parts} times {heads} heads of {dim}; where it is "
+            "sharded, each rank must have whole heads, and num_heads of the attention must be how many: "
+            "parallelize_module(tower, mesh, vg.parallel.tensor_plan(tower)) does both"
+        )
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:

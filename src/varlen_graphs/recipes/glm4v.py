@@ -90,7 +90,7 @@ def glm4v(
         following = [*(block.norm1 for block in tower.blocks[1:]), tower.post_layernorm]
         for block, next_norm in zip(tower.blocks, following, strict=True):
             attn = block.attn
-            q, k, v = split_heads(attn.qkv(normed), attn.num_heads)
+            q, k, v = split_heads(attn.qkv(normed), attn.num_heads, attn.head_dim)
             if hasattr(attn, "q_norm"):
                 q, k = attn.q_norm(q), attn.k_norm(k)
             q, k = apply_rotary(q, k, *position_embeddings)

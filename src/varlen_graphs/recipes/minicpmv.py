@@ -102,7 +102,7 @@ def minicpmv(
         following = [*(layer.layer_norm1 for layer in layers[1:]), tower.vpm.post_layernorm]
         for layer, next_norm in zip(layers, following, strict=True):
             attn = layer.self_attn
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
             attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, schedule=schedule, backend=attention)
             change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
             x, normed = add_norm(x, change, layer.layer_norm2)

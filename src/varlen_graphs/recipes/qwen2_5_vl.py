@@ -143,6 +143,6 @@ def qwen2_5_vl(
 def _project(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[rows, heads, dim]`, of one projection or, in Omni, of three."""
     if hasattr(attn, "qkv"):
-        return split_heads(attn.qkv(x), attn.num_heads)
-    q, k, v = project_heads(x, (attn.q, attn.k, attn.v), attn.num_heads)
+        return split_heads(attn.qkv(x), attn.num_heads, attn.head_dim)
+    q, k, v = project_heads(x, (attn.q, attn.k, attn.v), attn.num_heads, attn.head_dim)
     return q, k, v

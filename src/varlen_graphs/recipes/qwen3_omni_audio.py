@@ -93,7 +93,7 @@ def qwen3_omni_audio(
         following = [*(layer.self_attn_layer_norm for layer in tower.layers[1:]), tower.ln_post]
         for layer, next_norm in zip(tower.layers, following, strict=True):
             attn = layer.self_attn
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, cuts.window, scale=attn.scaling, schedule=schedule, backend=attention
             )

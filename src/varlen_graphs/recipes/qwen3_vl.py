@@ -107,7 +107,7 @@ def qwen3_vl(
         indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
         for index, block in enumerate(tower.blocks):
-            q, k, v = split_heads(block.attn.qkv(normed), block.attn.num_heads)
+            q, k, v = split_heads(block.attn.qkv(normed), block.attn.num_heads, block.attn.head_dim)
             q, k = apply_rotary(q, k, *position_embeddings)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention

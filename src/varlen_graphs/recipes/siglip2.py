@@ -82,7 +82,7 @@ def siglip2(
         following = [*(layer.layer_norm1 for layer in layers[1:]), parts.post_layernorm]
         for layer, next_norm in zip(layers, following, strict=True):
             attn, mlp = layer.self_attn, layer.mlp
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads)
+            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
             attended = varlen_attention(
                 q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=attention
             )

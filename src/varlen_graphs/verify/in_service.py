@@ -21,6 +21,7 @@ from varlen_graphs.outputs import flatten
 from varlen_graphs.packing import Pack
 from varlen_graphs.padded import pack_rows, pad_rows
 from varlen_graphs.planner import Planner
+from varlen_graphs.replay import planned_again
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 
@@ -66,7 +67,7 @@ class InService:
         self._planner = planner
         self._pool = pool
         self._stats = stats
-        self._done: Counter[tuple[int, Key, Budget | None]] = Counter()  # graphs that are released begin anew
+        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # graphs captured anew begin anew
 
     def run(self, call: Call, packs: Sequence[Pack], replay: Callable[[], Any], layout: Layout | None = None) -> Any:
         """Replay, and compare if calls of the same graph are still to be compared: then this syncs.
@@ -85,7 +86,7 @@ class InService:
         """
         with torch.no_grad(), self._pool.exclusive():
             budgets = {one.budget for one in packs if one.budget is not None}
-            if not (self._is_due(call, budgets) or self._any_out(budgets)):
+            if not (self._is_due(call, budgets) or self._any_without(call, budgets)):
                 return replay()
             output = replay()
             if layout is None:
@@ -93,8 +94,9 @@ class InService:
                     layout = self._forward.spec.read_layout(call.description, call.rows.shape)
                 except LayoutError:
                     return output  # which is NaN, and the graph tells why
-            if self._any_out(budgets):  # as the replay found it, which may have captured
-                packs = self._planner.packs(layout)
+            graphs = self._captured.find(call.statics)
+            if not self._planner.in_use.settled and graphs is not None:
+                packs = planned_again(packs, layout, self._planner, graphs)  # as the replay, which may have captured
             came = output.output if isinstance(output, Borrowed) else output
             right = self._compared(call, layout, packs, came)
             if right is came:
@@ -119,19 +121,22 @@ class InService:
 
     def _is_due(self, call: Call, budgets: Iterable[Budget]) -> bool:
         """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
-        graphs = self._graphs_of(call)
-        return any(self._done[(*graphs, budget)] < self._calls for budget in budgets)
+        return any(self._done[self._graph_of(call, budget)] < self._calls for budget in budgets)
 
-    def _any_out(self, budgets: Iterable[Budget]) -> bool:
-        return any(budget in self._planner.in_use.out for budget in budgets)
+    def _any_without(self, call: Call, budgets: Iterable[Budget]) -> bool:
+        """Whether some of these budgets went out of use, or lost their graphs."""
+        graphs = None if self._planner.in_use.settled else self._captured.find(call.statics)
+        usable = graphs and graphs.usable(self._planner.costs).replays
+        return usable is not None and any(budget not in usable for budget in budgets)
 
-    def _graphs_of(self, call: Call) -> tuple[int, Key]:
-        """Which graphs answer a call."""
-        return self._captured.releases, self._captured.key(call.statics)
+    def _graph_of(self, call: Call, budget: Budget | None) -> tuple[int, Key, Budget | None, int]:
+        """Which graph answers a call in a budget."""
+        graphs = self._captured.find(call.statics)
+        times = graphs.times[budget] if graphs is not None and budget is not None else 0
+        return self._captured.losses, self._captured.key(call.statics), budget, times
 
     def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
         """What a call gives: `output`, or what the module itself gives if that is something else."""
-        graphs = self._graphs_of(call)
         try:
             expected = Expected(self._forward.reference(call, layout), layout, call.length)
             found = self._differences(expected, call, layout, output)
@@ -139,7 +144,7 @@ class InService:
             if self._strict:
                 raise
             LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
-            self._done.update((*graphs, one.budget) for one in packs)
+            self._done.update(self._graph_of(call, one.budget) for one in packs)
             return output
         limit = limit_of(self._tolerance, self._forward, call.rows.device)
         wrong: dict[Budget, str] = {}
@@ -149,7 +154,7 @@ class InService:
                 right = worst.error <= limit
                 self._stats.count_check(one.budget, right)
                 if right:
-                    self._done[(*graphs, one.budget)] += 1
+                    self._done[self._graph_of(call, one.budget)] += 1
                 else:  # and stays due, for calls of other threads that were planned before
                     wrong[one.budget] = (
                         f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "

@@ -1,9 +1,10 @@
 """How fast backends are: timed while something is captured, once for each size of call."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +30,13 @@ class _Timed(NamedTuple):
     per_square: float
 
 
-_measured: Attention | None = None
+class _Measuring(threading.local):
+    """What is being measured, by this thread: others may run attention meanwhile."""
+
+    now: Attention | None = None
+
+
+_measuring = _Measuring()
 _timed: dict[tuple[object, ...], _Timed] = {}
 
 
@@ -39,12 +46,12 @@ def measuring() -> Iterator[Attention]:
 
     Synchronizes with the device. Outside, `fastest` is what was found, or the first backend where nothing was.
     """
-    global _measured
-    before, _measured = _measured, Attention()
+    before, now = _measuring.now, Attention()
+    _measuring.now = now
     try:
-        yield _measured
+        yield now
     finally:
-        _measured = before
+        _measuring.now = before
 
 
 def fastest(call: Call, backends: Mapping[str, Run]) -> str:
@@ -52,13 +59,52 @@ def fastest(call: Call, backends: Mapping[str, Run]) -> str:
     q, k = call.q, call.k
     sizes = call.max_seqlen_q, call.max_seqlen_k, call.left, call.right
     key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
-    if key not in _timed and _measured is not None and not torch.cuda.is_current_stream_capturing():
+    measured = _measuring.now
+    if key not in _timed and measured is not None and not torch.cuda.is_current_stream_capturing():
         _timed[key] = _time(call, backends)
     if key not in _timed:
         return next(iter(backends))
-    if _measured is not None:
-        _measured.per_square += _timed[key].per_square
+    if measured is not None:
+        measured.per_square += _timed[key].per_square
     return _timed[key].fastest
+
+
+def as_json(device: torch.device) -> list[Any]:
+    """What was found on a device, as JSON takes it."""
+    found = []
+    for key, timed in [*_timed.items()]:
+        where, dtype, q, k, *rest = key
+        if where == device and isinstance(q, torch.Size) and isinstance(k, torch.Size):
+            found.append([str(dtype), [*q], [*k], rest[:4], rest[4:], timed.fastest, timed.per_square])
+    return found
+
+
+def checked(value: Any) -> list[Any]:
+    """What `as_json` gave, as it came.
+
+    Raises:
+        ValueError, TypeError: It is something else.
+    """
+    for dtype, q, k, sizes, backends, name, per_square in value:
+        _key(torch.device("cpu"), dtype, q, k, sizes, backends)
+        if name not in backends or per_square < 0:
+            raise ValueError(f"{name} of {backends}")
+    return list(value)
+
+
+def learn(value: list[Any], device: torch.device) -> None:
+    """Take in what `as_json` gave, for a device of the same kind; what was found here stays."""
+    for dtype, q, k, sizes, backends, name, per_square in value:
+        _timed.setdefault(_key(device, dtype, q, k, sizes, backends), _Timed(name, per_square))
+
+
+def _key(
+    device: torch.device, dtype: str, q: list[int], k: list[int], sizes: list[Any], backends: list[str]
+) -> tuple[object, ...]:
+    of = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(of, torch.dtype) or len(sizes) != 4:
+        raise ValueError(f"{dtype} and {sizes}")
+    return device, of, torch.Size(q), torch.Size(k), *sizes, *backends
 
 
 def _time(call: Call, backends: Mapping[str, Run]) -> _Timed:

@@ -1,0 +1,75 @@
+"""Which budgets to give up where memory is limited."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from varlen_graphs.budgets import Budget
+from varlen_graphs.costs import Costs
+
+EAGER_COST = 2.0
+"""What a call without a graph is taken to cost, in replays, before it is measured."""
+
+
+class Use:
+    """How useful budgets are: their recent calls, times what each of these saves against the next best way."""
+
+    def __init__(self) -> None:
+        self._recent: dict[Budget, float] = {}
+        self._seen: Counter[Budget] = Counter()
+
+    def look(self, replays: Mapping[Budget, int]) -> None:
+        """Take in how often budgets were replayed so far."""
+        now = Counter(dict(replays))
+        for budget, count in now.items():
+            self.want(budget, count - self._seen[budget])
+        self._seen = now
+
+    def fade(self) -> None:
+        """Let all calls so far count half as much."""
+        self._recent = {budget: calls / 2 for budget, calls in self._recent.items()}
+
+    def want(self, budget: Budget, calls: float) -> None:
+        """Take in that calls wanted a budget that has no graph."""
+        self._recent[budget] = self._recent.get(budget, 0.0) + calls
+
+    def of(self, budget: Budget, costs: Costs, others: Mapping[Budget, float], wanted: int = 0) -> float:
+        """How useful a budget is beside others.
+
+        Args:
+            budget: One that is in use.
+            costs: What replays cost.
+            others: Those that have graphs; it may be among them.
+            wanted: How many calls wanted it beside those that were taken in.
+        """
+        return (self._recent.get(budget, 0.0) + wanted) * _saved(budget, costs, others)
+
+
+def _saved(budget: Budget, costs: Costs, others: Mapping[Budget, float]) -> float:
+    """What a replay saves against one of another budget that holds as much, or against eager."""
+    own = costs.replays[budget]
+    eager = costs.eager(budget.rows, 0) if costs.measured else EAGER_COST * own
+    room = budget.rows, budget.items, budget.segments, budget.max_seqlen
+    ways = [costs.replays[other] for other in others if other != budget and other.holds(*room)]
+    return max(0.0, min([eager, *ways]) - own)
+
+
+def least_useful(own: Mapping[Budget, float], per_row: float, limit: float, use: Use, costs: Costs) -> list[Budget]:
+    """The budgets to give up so that the rest fits, one at least: first what is of the least use for its memory.
+
+    Args:
+        own: What the graphs of each budget take beside shared memory, bytes.
+        per_row: What shared memory takes for each row of the largest budget: bytes that go only with that one.
+        limit: What may be taken, bytes.
+        use: How useful each is.
+        costs: What replays cost.
+    """
+    left, gone = dict(own), list[Budget]()
+    while left and (not gone or per_row * max(left).rows + math.fsum(left.values()) > limit):
+        rows = sorted((budget.rows for budget in left), reverse=True)
+        shared = {max(left): per_row * (rows[0] - rows[1] if len(rows) > 1 else rows[0])}
+        freed = {budget: taken + shared.get(budget, 0.0) for budget, taken in left.items()}
+        one = min(left, key=lambda budget: (use.of(budget, costs, left) / max(1.0, freed[budget]), -freed[budget]))
+        gone.append(one)
+        del left[one]
+    return gone

@@ -1,0 +1,181 @@
+"""The life of a server on real CUDA graphs: lazy capture, budgets that come and go, a limit of memory, a second start."""
+
+import gc
+import json
+import threading
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.encoders import Attention, attention_spec
+from tests.threads import run_in_threads
+from tests.towers import pixels, qwen3_vl_tower
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+SPEC = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
+BUDGETS = tuple(vg.Budget(rows, items=8) for rows in (256, 1024, 2048, 4096))
+
+
+def encoder_of(budgets=BUDGETS, **options):
+    return vg.GraphedEncoder(Attention(16).to("cuda"), budgets, SPEC, **options)
+
+
+def rows_for(lengths, seed=0):
+    return torch.randn(sum(lengths), 16, generator=torch.Generator().manual_seed(seed)).to("cuda")
+
+
+def check(encoder, lengths, on_device=False):
+    rows = rows_for(lengths, len(lengths))
+    got = encoder(rows, lengths=torch.tensor(lengths, device="cuda") if on_device else lengths)
+    torch.testing.assert_close(got, encoder.eager(rows, lengths=lengths), rtol=1e-4, atol=1e-4)
+
+
+def captured(encoder):
+    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
+
+
+def wait_for(encoder, budgets):
+    pause = threading.Event()
+    for _ in range(12_000):
+        if captured(encoder) >= set(budgets):
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"not captured: {set(budgets) - captured(encoder)}")
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
+    encoder = encoder_of(lazy=True)
+    check(encoder, [200], on_device)
+    assert encoder.stats.eager == {"not captured yet": 1}
+    assert encoder.capture_wanted() == [BUDGETS[0]]
+    assert captured(encoder) == {BUDGETS[0], BUDGETS[-1]}
+    assert encoder.costs.measured
+    assert set(encoder._in_use.learned.replays) == captured(encoder)
+    assert set(encoder.costs.replays) == set(BUDGETS)
+    check(encoder, [900], on_device)
+    for _ in range(4):  # as long as calls want more; one that is faster without a graph wants none
+        encoder.capture_wanted()
+        check(encoder, [900], on_device)
+    assert set(encoder._in_use.learned.replays) == captured(encoder)
+
+
+def test_a_fully_captured_lazy_encoder_does_not_sync():
+    encoder = encoder_of(lazy=True).capture()
+    rows, lengths = rows_for([200, 30]), torch.tensor([200, 30], device="cuda")
+    expected = encoder(rows, lengths=lengths)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = encoder(rows, lengths=lengths)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(got, expected)
+
+
+def test_calls_go_on_while_a_thread_captures():
+    encoder = encoder_of(lazy=True)
+    future = encoder.capture_in_background()
+    wrong = []
+
+    def work(seed):
+        for i in range(60):
+            lengths = [1 + (seed * 131 + i * 97) % 900, 1 + i]
+            rows = rows_for(lengths, seed)
+            got = encoder(rows, lengths=torch.tensor(lengths, device="cuda") if i % 2 else lengths)
+            expected = encoder.eager(rows, lengths=lengths)
+            if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
+                wrong.append((seed, i))
+
+    run_in_threads(work)
+    encoder.check()
+    assert not wrong
+    wait_for(encoder, [BUDGETS[-1]])
+    assert not future.done()
+    future.cancel()
+    gc.collect()
+
+
+def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
+    encoder = encoder_of(lazy=True)
+    check(encoder, [200])
+    encoder.capture_wanted()
+    held = encoder.pool.bytes()
+    encoder.capture()
+    assert encoder.pool.bytes() <= held + (8 << 20)
+
+
+def test_budgets_come_and_go():
+    encoder = encoder_of(BUDGETS[1:3]).capture()
+    check(encoder, [200])
+    encoder.add_budget(BUDGETS[0])
+    assert BUDGETS[0] in encoder._in_use.learned.replays
+    check(encoder, [200])
+    encoder.add_budget(BUDGETS[3])  # the arena is made anew
+    assert captured(encoder) == set(BUDGETS)
+    for lengths in ([200], [4000], [1500]):
+        check(encoder, lengths)
+    encoder.drop_budget(BUDGETS[3])
+    torch.cuda.synchronize()
+    for lengths in ([200], [2000], [4000]):
+        check(encoder, lengths)
+    assert "larger than every budget" in encoder.stats.eager
+
+
+def test_a_limit_of_memory_is_kept_and_memory_goes_back():
+    sizes = {"hidden_size": 576, "num_heads": 8, "intermediate_size": 2048, "out_hidden_size": 1024}
+    tower = qwen3_vl_tower(0, dtype=torch.bfloat16, **sizes).to("cuda")
+    grid = [(1, 14, 14), (1, 20, 20)]
+    rows = pixels(grid, 0, device="cuda", dtype=torch.bfloat16)
+    free = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 16_384, step=1.5)).capture()
+    expected, held = free(rows, grid_thw=grid), free.bytes()
+    free.release()
+    torch.cuda.empty_cache()
+    for lazy in (False, True):
+        encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 16_384, step=1.5), memory=held // 2, lazy=lazy)
+        encoder.capture()
+        assert 0 < encoder.bytes() <= held // 2
+        assert encoder.pool.bytes() <= held // 2
+        assert 256 <= max(captured(encoder)).rows < 16_384
+        got = encoder(rows, grid_thw=grid)
+        torch.testing.assert_close(got.pooler_output, expected.pooler_output, rtol=3e-2, atol=3e-2)
+        encoder.release()
+        torch.cuda.empty_cache()
+    auto = vg.recipes.qwen3_vl(tower, vg.Ladder.auto(held // 2)).capture()
+    assert 0 < auto.bytes() <= held // 2
+    auto.release()
+
+
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_too_little_memory_for_any_graph_leaves_none_behind():
+    encoder = encoder_of(memory="1MiB")
+    for _ in range(2):
+        check(encoder, [200])
+    assert encoder.stats.eager["no graph fits the limit of memory"] >= 2
+    assert encoder.bytes() == 0
+    assert encoder.pool.bytes() == 0
+
+
+def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
+    path = tmp_path / "warm.json"
+    first = encoder_of(lazy=True, warmup=path)
+    check(first, [200])
+    first.capture()
+    for _ in range(3):
+        check(first, [900])
+    first.save_warmup(path)
+    assert json.loads(path.read_text())["attention"]
+
+    def refuse(*args):
+        raise AssertionError("was measured")
+
+    monkeypatch.setattr("varlen_graphs.measure._between_events", refuse)
+    second = encoder_of(lazy=True, warmup=path)
+    assert second.costs.as_json() == first._in_use.learned.as_json()
+    used = set(first.stats.replays)
+    assert set(second.capture_wanted(None)) == used
+    assert captured(second) == used | {BUDGETS[-1]}
+    second.capture()
+    check(second, [900])
+    assert "budgets timed in" not in second._captured.seconds

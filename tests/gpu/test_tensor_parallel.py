@@ -1,0 +1,34 @@
+"""Tensor parallel on two GPUs, in processes of their own."""
+
+import pytest
+import torch
+
+from tests.gpu.tensor_scenarios import LOST, SCENARIOS
+from tests.ranks import run_group
+
+RANKS = 2
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason=f"there are fewer than {RANKS} CUDA devices"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run_group("tests.gpu.tensor_scenarios", RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scenario", [scenario.__name__ for scenario in SCENARIOS])
+def test_a_group_of_gpus(results, scenario):
+    came = [own.get(scenario, "was not run, or did not end") for own in results]
+    assert came == [""] * RANKS, "\n".join(came)
+
+
+@pytest.mark.parametrize("scenario", LOST)
+def test_a_rank_that_is_lost(tmp_path, scenario):
+    results = run_group("tests.gpu.tensor_scenarios", RANKS, tmp_path, LOST=scenario)
+    came = [own.get(scenario, "was not run, or did not end") for own in results]
+    if "killed" in scenario:
+        came.pop()
+    assert came == [""] * len(came), "\n".join(came)
