@@ -21,16 +21,14 @@ from varlen_graphs.capture.owners import with_owners
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.deferred import Deferred
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
-from varlen_graphs.eviction import Use, least_useful
 from varlen_graphs.forward import Forward
 from varlen_graphs.graphs import Graphs, reason_of
 from varlen_graphs.in_use import InUse
+from varlen_graphs.limit import Limit
 from varlen_graphs.measure import measure
-from varlen_graphs.memory_limit import SCRATCH
 from varlen_graphs.sharded import mesh_of
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.state import State
-from varlen_graphs.stats import Stats
 from varlen_graphs.table import ItemTable
 from varlen_graphs.warn import warn
 
@@ -66,8 +64,7 @@ class Captured:
         in_use: The budgets. Told what replays cost, once it was measured, and which could not be captured.
         on_change: What happens when memory that graphs read is found elsewhere.
         lazy: Whether calls capture no more than they must: the largest budget, if there is no other graph.
-        limit: What graphs, pool and arena may hold, in bytes; `None` is any amount.
-        stats: Tells how often budgets were replayed.
+        limit: What graphs, pool and arena may hold; `None` is any amount.
 
     Attributes:
         arena: What all graphs read; `None` before the first capture.
@@ -94,8 +91,7 @@ class Captured:
         in_use: InUse,
         on_change: Literal["error", "recapture"],
         lazy: bool,
-        limit: int | None,
-        stats: Stats,
+        limit: Limit | None,
     ) -> None:
         self.arena: Arena | None = None
         self.deferred: Deferred | None = None
@@ -116,9 +112,6 @@ class Captured:
         self._pool = pool
         self._in_use = in_use
         self._on_change = on_change
-        self._stats = stats
-        self._use = Use()
-        self._told_of_limit = False
         self._guard: Guard | None = None
         self._unowned: list[str] = []
         self._attributes: Attributes | None = None
@@ -185,8 +178,7 @@ class Captured:
         if missing:
             graphs = self._capture(key, basis, missing)
             if self.limit is not None:
-                for budget in wanted or ():
-                    self._use.want(budget, calls)
+                self.limit.want(wanted or (), calls)
                 self._keep_to(self.limit)
                 graphs = self._graphs.get(key, graphs)  # in new memory; empty if there is not enough for any
         assert graphs is not None  # noqa: S101 - something is missing where there is none
@@ -194,43 +186,17 @@ class Captured:
             graphs.complete_for = self._in_use.costs
         return graphs
 
-    def _keep_to(self, limit: int) -> None:
+    def _keep_to(self, limit: Limit) -> None:
         """Give up the least useful budgets until what is held is no more than that."""
-        self._use.look(self._stats.replays)
-        while self._graphs and self.bytes() > limit:
-            self._use.fade()
-            own = self._own_bytes()
-            shared = self.bytes() - sum(own.values())
-            fixed = min(shared, SCRATCH) if self._pool.bytes() else 0
-            per_row = (shared - fixed) / max(own).rows
-            costs = self._in_use.costs.over(self._in_use.budgets)
-            gone = least_useful(own, per_row, limit - fixed, self._use, costs)
-            self._stats.count_evicted(gone)
-            left = {budget: taken for budget, taken in own.items() if budget not in gone}
-            # Of budgets without graphs those stay in use that may fit: with nothing left, each alone.
-            largest = max(left).rows if left else 0
-            each = per_row + (0 if left else own[max(own)] / max(own).rows)
-            most = (limit - fixed - sum(left.values())) / max(1e-9, each)
-            too_large = [
-                budget
-                for budget in self._in_use.those_in_use
-                if budget.rows > largest and (budget in gone or budget.rows > most)
-            ]
-            for budget in too_large if self.lazy else {*too_large, *gone}:
-                self._in_use.put_out(budget, f"with it graphs hold more than the limit of {limit:,} bytes")
+        while self._graphs and (held := self.bytes()) > limit.most:
+            gone, anew = limit.give_up(self._own_bytes(), held, self._pool.bytes() > 0, self.lazy)
             self._drop_graphs(gone)
             if not self._in_use.those_in_use:
                 self._forget_all()
                 if self._pool.device is not None and self._pool.device.type == "cuda":
                     torch.cuda.empty_cache()
-                self._in_use.why_none = "no graph fits the limit of memory"
-                if not self._told_of_limit:
-                    self._told_of_limit = True
-                    warn(
-                        f"no graph fits the limit of {limit:,} bytes, so all calls run eager: allow more memory, or "
-                        "give the encoder smaller budgets"
-                    )
-            elif too_large:
+                limit.tell_none_fits()
+            elif anew:
                 self._capture_again()
 
     def bytes(self) -> int:
@@ -247,16 +213,7 @@ class Captured:
 
     def admits(self, budget: Budget, calls: int) -> bool:
         """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less."""
-        own = self._own_bytes()
-        if self.limit is None or not own:
-            return True
-        larger = min([one for one in own if one >= budget], default=max(own))  # which takes no less
-        if self.bytes() + own[larger] <= self.limit:
-            return True
-        costs = self._in_use.costs.over(self._in_use.budgets)
-        self._use.look(self._stats.replays)
-        worth = self._use.of(budget, costs, own, calls) / max(1, own[larger])
-        return any(self._use.of(one, costs, own) / max(1, own[one]) < worth for one in own if one != max(own))
+        return self.limit is None or self.limit.admits(budget, calls, self._own_bytes(), self.bytes())
 
     def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         """Capture these, which have no graphs yet."""

@@ -25,6 +25,7 @@ from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecErro
 from varlen_graphs.forward import Forward
 from varlen_graphs.in_use import InUse
 from varlen_graphs.kernels.attention import timing
+from varlen_graphs.limit import Limit
 from varlen_graphs.memory_limit import in_bytes
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
@@ -148,7 +149,6 @@ class GraphedEncoder:
         buffer_spec.check_budgets(resolved)
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory
-        limit = None if memory is None else in_bytes(memory)
         self.pool = pool or Pool()
         self.stats = Stats()
         self._lends = outputs == "borrowed"
@@ -157,8 +157,9 @@ class GraphedEncoder:
         self._signature = Signature(module, forward, buffer_spec)
         self._forward = Forward(module, forward, buffer_spec, self._signature, compile)
         self._state = State(module)
+        limit = None if memory is None else Limit(in_bytes(memory), self._in_use, self.stats)
         self._captured = Captured(
-            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy, limit, self.stats
+            module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy, limit
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
         self._tolerance = tolerance
