@@ -45,6 +45,26 @@ def run_group(module, ranks, folder, **environment):
     return [json.loads(path.read_text()) if path.exists() else {} for path in results]
 
 
+def groups_of(module, tmp_path_factory):
+    """What came of the scenarios on each rank, by the number of ranks: groups are started once, for all tests."""
+    started = {}
+
+    def results_of(ranks):
+        if ranks not in started:
+            started[ranks] = run_group(module, ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
+        return started[ranks]
+
+    return results_of
+
+
+def check_scenario(results, scenario):
+    """Whether a scenario went well on all ranks, but for the last where that is killed."""
+    came = [own.get(scenario, "was not run, or did not end") for own in results]
+    if "is_killed" in scenario:
+        came.pop()
+    assert came == [""] * len(came), "\n".join(came)
+
+
 def run_scenarios(scenarios, backend):
     """Run functions of `(rank, ranks)` as one of the processes of `run_group`."""
     rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])

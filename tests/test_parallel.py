@@ -11,25 +11,14 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.encoders import attention_encoder
 from tests.parallel_scenarios import SCENARIOS
-from tests.ranks import run_group
+from tests.ranks import check_scenario, groups_of
 from varlen_graphs.costs import Costs
 from varlen_graphs.parallel.assign import Weights, assign
-
-KILLED = "a_rank_that_is_killed_raises_on_all_others"
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What came of each scenario on each rank, by the number of ranks: groups are started once, for all tests."""
-    started = {}
-
-    def results_of(ranks):
-        if ranks not in started:
-            folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-            started[ranks] = run_group("tests.parallel_scenarios", ranks, folder)
-        return started[ranks]
-
-    return results_of
+    return groups_of("tests.parallel_scenarios", tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +26,7 @@ def results(tmp_path_factory):
     [(ranks, scenario.__name__) for ranks, scenarios in SCENARIOS.items() for scenario in scenarios],
 )
 def test_a_group_of_processes(results, ranks, scenario):
-    came = [own.get(scenario, "was not run, or did not end") for own in results(ranks)]
-    if scenario == KILLED:
-        came.pop()
-    assert came == [""] * len(came), "\n".join(came)
+    check_scenario(results(ranks), scenario)
 
 
 costs_of_tasks = st.lists(st.integers(1, 1000), max_size=30)

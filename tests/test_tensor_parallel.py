@@ -8,25 +8,15 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.encoders import attention_encoder
-from tests.ranks import run_group
+from tests.ranks import check_scenario, groups_of, run_group
 from tests.tensor_scenarios import HANGS, SCENARIOS
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.parallel.deadline import Deadline
 
-KILLED = "a_rank_that_is_killed_raises_on_all_others"
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What came of each scenario on each rank, by the number of ranks: groups are started once, for all tests."""
-    started = {}
-
-    def results_of(ranks):
-        if ranks not in started:
-            started[ranks] = run_group("tests.tensor_scenarios", ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
-        return started[ranks]
-
-    return results_of
+    return groups_of("tests.tensor_scenarios", tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -34,10 +24,7 @@ def results(tmp_path_factory):
     [(ranks, scenario.__name__) for ranks, scenarios in SCENARIOS.items() for scenario in scenarios],
 )
 def test_a_group_of_processes(results, ranks, scenario):
-    came = [own.get(scenario, "was not run, or did not end") for own in results(ranks)]
-    if scenario == KILLED:
-        came.pop()
-    assert came == [""] * len(came), "\n".join(came)
+    check_scenario(results(ranks), scenario)
 
 
 def test_a_rank_that_hangs_is_waited_for_until_the_timeout(tmp_path):

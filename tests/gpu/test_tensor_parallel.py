@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.tensor_scenarios import LOST, SCENARIOS
-from tests.ranks import run_group
+from tests.ranks import check_scenario, run_group
 
 RANKS = 2
 
@@ -21,14 +21,10 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("scenario", [scenario.__name__ for scenario in SCENARIOS])
 def test_a_group_of_gpus(results, scenario):
-    came = [own.get(scenario, "was not run, or did not end") for own in results]
-    assert came == [""] * RANKS, "\n".join(came)
+    check_scenario(results, scenario)
 
 
 @pytest.mark.parametrize("scenario", LOST)
 def test_a_rank_that_is_lost(tmp_path, scenario):
     results = run_group("tests.gpu.tensor_scenarios", RANKS, tmp_path, LOST=scenario)
-    came = [own.get(scenario, "was not run, or did not end") for own in results]
-    if "killed" in scenario:
-        came.pop()
-    assert came == [""] * len(came), "\n".join(came)
+    check_scenario(results, scenario)
