@@ -249,7 +249,7 @@ class Captured:
             try:
                 graphs.capture(budgets, forward, backend)
             except Exception as error:
-                self.failure = reason_of(error) if is_new else self.failure
+                self.failure = reason_of(error) if is_first else self.failure
                 raise
             self.failure = None
             self._graphs[key], self._bases[key], self.arena = graphs, basis, arena
