@@ -132,9 +132,27 @@ def test_every_head_dimension_has_a_configuration(head_dim, dtype):
 
 
 @given(st.integers(1, 256), st.integers(1, 32), st.integers(1, 9999), st.integers(0, 9999), st.integers(1, 9999))
-def test_more_rows_never_make_smaller_tiles(head_dim, heads, rows, more, longest):
-    assert tile_rows(head_dim, heads, rows, longest) <= tile_rows(head_dim, heads, rows + more, longest)
+def test_longer_segments_never_make_smaller_tiles(head_dim, heads, rows, more, longest):
+    assert tile_rows(head_dim, heads, rows, longest) <= tile_rows(head_dim, heads, rows, longest + more)
     assert tile_rows(head_dim, heads, rows, min(longest, 64)) == 64
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "longest", "expected"),
+    [
+        (72, 784, 784, 64),
+        (72, 1764, 1764, 128),
+        (72, 1764, 196, 64),
+        (72, 3136, 3136, 64),
+        (80, 1764, 1764, 64),
+        (88, 784, 784, 64),
+        (88, 1764, 196, 128),
+        (96, 7056, 7056, 128),
+        (128, 7056, 7056, 64),
+    ],
+)
+def test_tiles_are_those_that_were_measured_to_be_faster(head_dim, rows, longest, expected):
+    assert tile_rows(head_dim, 16, rows, longest) == expected
 
 
 def test_the_operators_are_sound_for_the_compiler():

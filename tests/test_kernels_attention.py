@@ -73,10 +73,21 @@ def test_lengths_around_the_edges_of_blocks(length):
     check(*random_qkv([5, 9], lengths, heads=1, head_dim=40), [5, 9], lengths)
 
 
-@pytest.mark.parametrize("head_dim", [64, 72])
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 88, 104])
 def test_half_precision(head_dim):
     lengths = [200, 33, 96, 64]
     check(*random_qkv(lengths, head_dim=head_dim, dtype=torch.float16, padding=7), lengths)
+
+
+@pytest.mark.parametrize("begin", [0, 8, 16])
+def test_heads_that_begin_amid_sectors_of_memory(begin):
+    """At 72 channels every second one does, wherever the first begins."""
+    lengths, heads = [100, 70], (6, 3)
+    q, k, v = random_qkv(lengths, lengths, *heads, head_dim=72, dtype=torch.float16, padding=5)
+    flat = torch.full((begin + k.numel(),), torch.nan, dtype=k.dtype)
+    flat[begin:] = k.flatten()
+    for keys, values in ((flat[begin:].view(k.shape), v), (v, flat[begin:].view(k.shape))):
+        check(q, keys, values, lengths)
 
 
 WINDOWS = [(-1, 0), (0, 0), (5, -1), (-1, 5), (20, 3), (40, 40), (200, 200), (0, -1)]

@@ -18,7 +18,8 @@ HEAD_DIMS = [32, 40, 64, 72, 80, 96, 112, 128]
 KERNELS = [
     *[(BF16, head_dim, block) for head_dim in HEAD_DIMS for block in (64, 128)],
     *[(BF16, head_dim, 64) for head_dim in (192, 256)],
-    *[(FP16, head_dim, 64) for head_dim in (64, 72, 128, 256)],
+    *[(FP16, head_dim, 64) for head_dim in (64, 72, 88, 128, 256)],
+    *[(BF16, head_dim, block) for head_dim in (88, 104) for block in (64, 128)],
     *[(FP32, head_dim, 64) for head_dim in (*HEAD_DIMS, 192, 256)],
     *[(FP32, head_dim, 128) for head_dim in (72, 128)],
 ]

@@ -53,12 +53,16 @@ def faulty(fault, sizes, **options):
     return vg.GraphedEncoder(Faulty(fault, sizes).to("cuda"), budgets, SPEC, **options)
 
 
-def check_working(encoder, largest=SIZES[-1]):
+def check_outputs(encoder, largest=SIZES[-1]):
     for lengths in ([20], [900], [100, 300], [largest]):
         rows = rows_for(lengths)
         torch.testing.assert_close(
             encoder(rows, lengths=lengths), encoder.eager(rows, lengths=lengths), rtol=1e-4, atol=1e-4
         )
+
+
+def check_working(encoder, largest=SIZES[-1]):
+    check_outputs(encoder, largest)
     assert torch.randn(4, device="cuda").isfinite().all()
 
 
@@ -288,7 +292,7 @@ def test_encoders_are_captured_while_others_replay_and_memory_is_pinned():
             with torch.cuda.stream(torch.cuda.Stream()):
                 if number < 2:
                     for _ in range(5):
-                        check_working(faulty(None, ()).capture())
+                        check_outputs(faulty(None, ()).capture())
                     return
                 while not stop.is_set():
                     if number == 2:
@@ -308,6 +312,7 @@ def test_encoders_are_captured_while_others_replay_and_memory_is_pinned():
     run_in_threads(work, count=5)
     assert not errors
     assert not wrong
+    assert torch.randn(4, device="cuda").isfinite().all()
 
 
 def test_other_threads_draw_random_numbers_while_a_graph_is_captured():

@@ -42,13 +42,17 @@ _FLOAT32 = [
 LARGE_TILES = 200
 """Tiles of 128 rows there must be for them to be used: fewer leave multiprocessors without work."""
 
+ROUND = {64: 64 * 3 * 132, 128: 128 * 2 * 132}
+"""Query rows times heads that an H200 works on at once, by the rows of a tile."""
+
 MAX_HEAD_DIM = 256
 
 
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     """Query rows a tile: tiles of 128 load keys less often, tiles of 64 keep more loads on their way.
 
-    On an H200 the latter are faster at all head dimensions but 72 and 96, and there for small calls.
+    On an H200 the latter are faster at all head dimensions but 88 and 96, and there for small calls. At 72 tiles of 128
+    are faster for one long segment that is more than tiles of 64 take in one round, and not more than they do.
 
     Args:
         head_dim: Channels a head.
@@ -56,8 +60,12 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
         rows: Query rows, padding included.
         longest: At least the rows of the longest segment.
     """
-    large = 64 < head_dim < 80 or 80 < head_dim <= 96
-    return 128 if large and longest > 64 and rows * heads >= 128 * LARGE_TILES else 64
+    work = rows * heads
+    if 64 < head_dim < 80:
+        large = ROUND[64] < work <= ROUND[128] and 2 * longest > rows
+    else:
+        large = 80 < head_dim <= 96 and work >= 128 * LARGE_TILES
+    return 128 if large and longest > 64 else 64
 
 
 def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
