@@ -51,8 +51,8 @@ MAX_HEAD_DIM = 256
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     """Query rows a tile: tiles of 128 load keys less often, tiles of 64 keep more loads on their way.
 
-    On an H200 the latter are faster at all head dimensions but 88 and 96, and there for small calls. At 72 tiles of 128
-    are faster for one long segment that is more than tiles of 64 take in one round, and not more than they do.
+    On an H200 the latter are faster at all head dimensions but 88 and 96, and there for small calls. At 72 and 80 tiles
+    of 128 are faster for one long segment that is more than tiles of 64 take in one round, and not more than they do.
 
     Args:
         head_dim: Channels a head.
@@ -61,7 +61,7 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
         longest: At least the rows of the longest segment.
     """
     work = rows * heads
-    if 64 < head_dim < 80:
+    if 64 < head_dim <= 80:
         large = ROUND[64] < work <= ROUND[128] and 2 * longest > rows
     else:
         large = 80 < head_dim <= 96 and work >= 128 * LARGE_TILES
