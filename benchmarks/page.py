@@ -174,12 +174,28 @@ def parallel(result: Result) -> str:
     lines = []
     for name in inputs:
         eager, one, shared = (walls["parallel_eager", name], walls["one", name], walls["parallel", name])
-        lines.append((name, eager, one, bold(shared), walls["gather", name], one / shared, eager / shared))
+        weights = walls.get(("tensor", name))
+        lines.append((name, eager, one, bold(shared), walls["gather", name], weights, one / shared, eager / shared))
     count = result["ranks"]
     header = (
-        "ms", f"eager, {count} GPUs", "graphed, one GPU", f"graphed, {count} GPUs", "of that, gather", "one / all",
-        "eager / graphed",
+        "ms", f"eager, {count} GPUs", "graphed, one GPU", f"graphed, {count} GPUs", "of that, gather",
+        "weights spread", "one / all", "eager / graphed",
     )  # fmt: skip
+    return table(header, lines)
+
+
+def plan(result: Result) -> str:
+    """Budgets for a trace: what was expected of them, and what they take."""
+    header = (
+        "budgets", "graphs", "padding", "expected, ms", "measured alone, ms", "in a stream, ms", "expected / alone",
+        "expected / stream", "padding of later calls", "GiB expected", "GiB",
+    )  # fmt: skip
+    lines = []
+    for row in result["rows"]:
+        expected, alone, calls = (row[f"{key}_ms"] for key in ("expected", "alone", "calls"))
+        padding, later = (f"{row[key]:.1%}" for key in ("padding", "later_padding"))
+        times = (expected, alone, calls, expected / alone, expected / calls)
+        lines.append((row["budgets"], row["graphs"], padding, *times, later, row["expected_gib"], row["capture_gib"]))
     return table(header, lines)
 
 
@@ -197,9 +213,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "breakdown": breakdown,
     "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
-    "plan": plain(
-        "budgets", "graphs", "padding", "expected_ms", "alone_ms", "calls_ms", "later_ms", "expected_gib", "capture_gib"
-    ),
+    "plan": plan,
     "parallel": parallel,
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
 }

@@ -1,7 +1,6 @@
 """Capture as CUDA graphs."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -133,17 +132,12 @@ def _random_numbers_spared() -> Iterator[None]:
     Each capture takes hold of the state of the default generator, and the draws of other threads raise until its end.
     """
     default = torch.cuda.default_generators[torch.cuda.current_device()]
-    with _default_generator:
-        state = default.graphsafe_get_state()
-        default.graphsafe_set_state(torch.Generator(default.device))
-        try:
-            yield
-        finally:
-            default.graphsafe_set_state(state)
-
-
-_default_generator = threading.Lock()
-"""Of two captures that begin at once each would give the default generator back what it found: the other's state."""
+    state = default.graphsafe_get_state()
+    default.graphsafe_set_state(torch.Generator(default.device))
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(state)
 
 
 def _may_pass(error: RuntimeError) -> bool:
