@@ -1,6 +1,7 @@
 """Attention on the CPU: the references against a naive one, the schedule, and the public entry."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -186,24 +187,27 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         whole = vg.varlen_attention(q, k, v, cu_seqlens, 1000, schedule=schedule)
         return whole + vg.varlen_attention(q, k, v, cu_seqlens, 1000, window=(3, -1), causal=True)
 
-    def from_boundaries(q, k, v, cu_seqlens):
-        return layer(q, k, v, cu_seqlens, vg.tile_schedule(cu_seqlens, 1000, rows=len(q), heads=2, head_dim=8))
+    def from_boundaries(q, k, v, cu_seqlens, heads=2, head_dim=8):
+        schedule = vg.tile_schedule(cu_seqlens, 1000, rows=len(q), heads=heads, head_dim=head_dim)
+        return layer(q, k, v, cu_seqlens, schedule)
 
+    # Of so many heads these rows take tiles of other sizes.
+    choosing = [partial(from_boundaries, heads=300, head_dim=head_dim) for head_dim in (72, 96)]
     graphs = []
 
     def backend(graph, _):
         graphs.append(graph)
         return graph.forward
 
-    for function in (layer, from_boundaries):
+    for function in (layer, from_boundaries, *choosing):
         torch.compiler.reset()
         compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
-        for rows in (10, 128, 500):
+        for rows in (10, 100, 128, 500):
             arguments = [*random_qkv([rows - 3], padding=3), boundaries([3, rows - 6], empty=2)]
             if function is layer:
                 arguments.append(vg.tile_schedule(arguments[3], 1000, rows=rows, heads=2, head_dim=8))
             torch.testing.assert_close(compiled(*arguments), function(*arguments))
-    assert len(graphs) == 2
+    assert len(graphs) == 4
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.segments import boundaries, naive_attention, random_qkv, relative
 from varlen_graphs.kernels.attention import reference
+from varlen_graphs.kernels.attention.config import split
 from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
 from varlen_graphs.kernels.tile_schedule import triton as schedule_kernel
 
@@ -79,15 +80,39 @@ def test_half_precision(head_dim):
     check(*random_qkv(lengths, head_dim=head_dim, dtype=torch.float16, padding=7), lengths)
 
 
-@pytest.mark.parametrize("begin", [0, 8, 16])
-def test_heads_that_begin_amid_sectors_of_memory(begin):
-    """At 72 channels every second one does, wherever the first begins."""
-    lengths, heads = [100, 70], (6, 3)
-    q, k, v = random_qkv(lengths, lengths, *heads, head_dim=72, dtype=torch.float16, padding=5)
-    flat = torch.full((begin + k.numel(),), torch.nan, dtype=k.dtype)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "heads", "begin", "ahead"),
+    [
+        (72, torch.float16, 4, 0, 8),
+        (72, torch.float16, 4, 16, 8),
+        (72, torch.float16, 4, 8, 0),  # the first head begins amid a sector of memory
+        (72, torch.float16, 3, 0, 0),  # every second row does
+        (40, torch.float16, 2, 0, 8),
+        (104, torch.float16, 2, 0, 8),
+        (36, torch.float32, 4, 0, 4),
+        (64, torch.float16, 4, 0, 0),
+        (68, torch.float16, 4, 0, 0),  # heads lie 136 bytes apart, which descriptors do not take
+    ],
+)
+def test_blocks_begin_where_sectors_of_memory_begin(head_dim, dtype, heads, begin, ahead):
+    from varlen_graphs.kernels.attention import triton
+
+    lengths = [100, 70]
+    q, k, v = random_qkv(lengths, lengths, 2 * heads, heads, head_dim, padding=5, dtype=dtype)
+    flat = torch.full((begin + k.numel(),), torch.nan, dtype=dtype)
     flat[begin:] = k.flatten()
-    for keys, values in ((flat[begin:].view(k.shape), v), (v, flat[begin:].view(k.shape))):
-        check(q, keys, values, lengths)
+    moved = flat[begin:].view(k.shape)
+    assert triton._ahead(moved, sum(split(head_dim))) == ahead
+    check(q, moved, v, lengths)
+    check(q, v, moved, lengths)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float16), (64, torch.float16), (80, torch.float16)])
+def test_what_lies_between_heads_is_not_read(head_dim, dtype):
+    """Heads lie eight channels further apart than they are long, and there is NaN in between."""
+    lengths = [100, 70]
+    q, k, v = random_qkv(lengths, heads=4, head_dim=head_dim, dtype=dtype)
+    check(q, between_garbage(k), between_garbage(v), lengths)
 
 
 WINDOWS = [(-1, 0), (0, 0), (5, -1), (-1, 5), (20, 3), (40, 40), (200, 200), (0, -1)]
@@ -136,7 +161,7 @@ def heads_first(x):
 
 def between_garbage(x):
     """Heads in a wider buffer that holds NaN beside them."""
-    wide = torch.full((x.shape[0] + 1, x.shape[1], x.shape[2] + 8), torch.nan)
+    wide = torch.full((x.shape[0] + 1, x.shape[1], x.shape[2] + 8), torch.nan, dtype=x.dtype)
     wide[:-1, :, : x.shape[2]] = x
     return wide[:-1, :, : x.shape[2]]
 

@@ -58,7 +58,8 @@ def tile_schedule(
     """
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
-    block = tile_rows(head_dim, heads, rows, max_seqlen)
+    # Torch's compiler would compile once for each side of each number of rows at which the choice changes.
+    block = 64 if torch.compiler.is_compiling() else tile_rows(head_dim, heads, rows, max_seqlen)
     return TileSchedule(schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
 
 
