@@ -284,6 +284,8 @@ def test_calls_are_dicts_tuples_or_single_arguments():
         assert vg.diagnose(Of(forward), one).ok
     with pytest.raises(vg.InputError, match="needs example calls"):
         vg.diagnose(Of(forward))
+    with pytest.raises(vg.InputError, match=r"came with a function: expected a torch\.nn\.Module"):
+        vg.diagnose(forward, torch.ones(4))
 
 
 def layouts(*lengths):

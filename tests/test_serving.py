@@ -295,6 +295,7 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
     module = Held(160)
     encoder = lazy_encoder(module=module)
     future = encoder.capture_in_background()
+    assert encoder.capture_in_background() is future
     check(encoder, [20])
     wait_for(encoder, [SMALL])
     check(encoder, [20])

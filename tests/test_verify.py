@@ -418,6 +418,8 @@ def test_weights_that_moved_are_found():
     [
         ([], {}, "there are no calls to verify"),
         (calls_of([129]), {}, "no budget holds"),
+        ([*CALLS, *calls_of([129])], {}, "no budget holds"),
+        ([(torch.zeros(3, 8), [3])], {}, "verify came with a tuple as a call: expected a dict"),
         (CALLS, {"backend": "eager"}, "calls run eager now"),
         ([{"x": 3, "lengths": [3]}], {}, "x is a int"),
         (CALLS[0], {}, "verify came with one call, of 'x', 'lengths': expected a list of calls"),

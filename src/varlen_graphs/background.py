@@ -36,6 +36,17 @@ class Background(threading.Thread):
         self.future.add_done_callback(self._wake)
         _running.add(self)
 
+    @classmethod
+    def of(cls, wanted: Wanted, pool: Pool) -> "Background":
+        """The thread that captures what is wanted, started now if there is none at work."""
+        with _starting:
+            at_work = (one for one in [*_running] if one._wanted() is wanted and not one.future.done())
+            thread = next(at_work, None)
+            if thread is None:
+                thread = cls(wanted, pool)
+                thread.start()
+            return thread
+
     def run(self) -> None:
         """Capture one budget after the other."""
         try:
@@ -81,6 +92,7 @@ class Background(threading.Thread):
 
 
 _running: "weakref.WeakSet[Background]" = weakref.WeakSet()
+_starting = threading.Lock()
 
 
 @atexit.register

@@ -337,16 +337,15 @@ class GraphedEncoder:
         on the graphs there are in between.
 
         Returns:
-            A future that is pending as long as the thread is at work. `cancel()` ends it, and so do the end of the
-            encoder and that of the interpreter. An error ends it too, and is the future's `exception()`.
+            A future that is pending as long as the thread is at work: the same for all that ask meanwhile. `cancel()`
+            ends it, and so do the end of the encoder and that of the interpreter. An error ends it too, and is the
+            future's `exception()`.
 
         Raises:
             SpecError: The encoder is not lazy.
         """
         self.pool.check_process()
-        thread = Background(self._lazy(), self.pool)
-        thread.start()
-        return thread.future
+        return Background.of(self._lazy(), self.pool).future
 
     def add_budget(self, budget: int | Budget) -> Budget:
         """Have one budget more, while serving; from any thread.
@@ -473,6 +472,9 @@ class GraphedEncoder:
         _check_tolerance(tolerance)
         if isinstance(calls, Mapping):
             raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
+        calls = [*calls]
+        if odd := [type(call).__name__ for call in calls if not isinstance(call, Mapping)]:
+            raise InputError(f"verify came with a {odd[0]} as a call: expected a dict of its arguments by name")
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]

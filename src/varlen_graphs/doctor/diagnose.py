@@ -37,8 +37,12 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
             else its only argument.
 
     Raises:
-        InputError: There are no calls.
+        InputError: There are no calls, or no module.
     """
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"diagnose() came with a {type(module).__name__}: expected a torch.nn.Module, of an encoder its module"
+        )
     if not calls:
         raise InputError("diagnose() needs example calls: a dict of keyword arguments or a tuple of arguments each")
     examples = [Example.of(call) for call in calls]

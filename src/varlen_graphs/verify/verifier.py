@@ -91,10 +91,11 @@ class Verifier:
         checked = set[Budget]()
         with torch.no_grad(), self._pool.exclusive():
             self._captured.check_memory()
-            for example, other in self._examples:
-                ways = self._ways(example)
+            ways_of = [self._ways(example) for example, _ in self._examples]
+            for (example, _), ways in zip(self._examples, ways_of, strict=True):
                 if not ways:
                     raise InputError(f"no budget holds {few(example.layout)}: expected calls that graphs answer")
+            for (example, other), ways in zip(self._examples, ways_of, strict=True):
                 expected = self._expected(example, self._over_nan(example, ways[0]))
                 expected_of_other = Expected(self._reference(other), other.layout, other.call.length)
                 for packs in ways:
