@@ -212,13 +212,24 @@ class DataParallelEncoder:
         return self._forms[kind]
 
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
-        """The output for the smallest item of a call, or group, over rows of padding, without its entries."""
-        spec = self.encoder.spec
+        """The output for the smallest item of a call, or group, over rows of padding, without its entries.
+
+        For two of it as well: what depends on how many items or rows there are is not the same.
+
+        Raises:
+            SpecError: The output has such values, which ranks could not know.
+        """
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
-        part = Pack(None, group).layout(layout)
-        shape = spec.row_extent.resize(call.rows.shape, spec.row_extent.size(Span.of(part)))
-        parts = self._encode(call, call.rows.new_full(shape, spec.packed.pad), part)
+        one = Pack(None, group).layout(layout)
+        parts = self._encode_padding(call, one)
+        check_form(self._encode_padding(call, replace(one, items=one.items * 2)), parts)
         return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
+
+    def _encode_padding(self, call: Call, part: Layout) -> Parts:
+        """The outputs of some items over rows of padding, like those of a call."""
+        extent, pad = self.encoder.spec.row_extent, self.encoder.spec.packed.pad
+        shape = extent.resize(call.rows.shape, extent.size(Span.of(part)))
+        return self._encode(call, call.rows.new_full(shape, pad), part)
 
     def _kind(self, call: Call) -> Kind:
         """The kind of a call."""

@@ -48,6 +48,11 @@ def check_form(parts: Parts, form: Parts) -> None:
     )
     if came != expected:
         raise SpecError(
-            f"the entries of the outputs are {came}, in the first call of this kind they were {expected}: where the "
-            "module was cast since, make a new DataParallelEncoder"
+            f"the entries of the outputs are {came}, those of other items of this kind were {expected}: expected the "
+            "same of any items; where the module was cast since, make a new DataParallelEncoder"
+        )
+    if repr(parts.constants) != repr(form.constants):
+        raise SpecError(
+            f"the output holds Python values that depend on the items, {form.constants} and {parts.constants}: no rank "
+            "encodes all of them; leave these values out, or compute them from the layout outside of the module"
         )
