@@ -259,6 +259,46 @@ def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
     check(both(rows_of([5]), lengths=[5]), both.encoder.eager(rows_of([5]), lengths=[5]))
 
 
+def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
+    """At once: the group is of use afterwards."""
+    rows = rows_of([5, 6])
+    reasons = ["off"] if rank == 1 else []  # in one call
+    off = {"off": lambda _: reasons.pop() if reasons else None}
+    for error, others, options, wrong in (
+        (vg.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
+        (vg.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
+        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_of([300])}),
+        (vg.RankError, "rank 1 was called with .*graphs do not answer", off, {"lengths": [5, 6]}),
+    ):
+        both = parallel(attention_encoder(**options))
+        call = {"x": rows, "lengths": [5, 6]}
+        with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
+            both(**(call | wrong if rank == 1 else call))
+        check(both(**call), both.encoder.eager(**call))
+
+
+class Switched(Attention):
+    """Takes an argument that changes nothing."""
+
+    def forward(self, x, cu_seqlens, max_seqlen, switch=None):
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
+    rows, lengths = rows_of([5, 6]), [5, 6]
+    for inputs in ("whole", "spread"):
+        both = parallel(attention_encoder(module=Switched()), inputs=inputs)
+        for switch in (object(), lambda: None, (1, object()), check):
+            with pytest.raises(vg.SpecError, match=r"argument 'switch' is .*expected a value that can be pickled, and"):
+                both(rows, lengths=lengths, switch=switch)
+            only = {"switch": switch} if rank == 1 else {}
+            with pytest.raises(vg.SpecError if rank == 1 else vg.RankError, match="argument 'switch' is"):
+                parallel(both.encoder, inputs=inputs)(rows, lengths=lengths, **only)
+        for switch in (vg.Rows(every=2), ("on", 1), torch.float16):
+            out = both(rows, lengths=lengths, switch=switch)
+            assert distance(out[: len(rows)], both.encoder.eager(rows, lengths=lengths)) <= 1e-5
+
+
 def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
     class Fails(Attention):
         def forward(self, x, cu_seqlens, max_seqlen):
@@ -432,6 +472,8 @@ SCENARIOS = {
         calls_that_run_eager,
         a_wrong_call_raises_on_every_rank,
         a_first_call_that_differs_raises_on_every_rank,
+        a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank,
+        static_arguments_that_ranks_cannot_compare_are_named,
         a_capture_that_fails_on_one_rank_raises_on_every_rank,
         an_error_while_one_rank_encodes_raises_on_every_rank,
         a_module_that_was_cast_is_told_so,
