@@ -37,7 +37,8 @@ class DataParallelEncoder:
     is too large with `on_miss="error"`) raises on all ranks, before anything is sent. What only one rank meets while it
     encodes, such as memory that is not enough, raises there; the others get NaN for its items, and `RankError`: on the
     CPU from the same call, on GPUs from the first call that ends after the GPU got there, or from `check()`. For a rank
-    that is lost they wait until the timeout of the group.
+    that is lost they wait until the timeout of the group, and raise `RankError`; over NCCL torch's watchdog then ends
+    their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
 
     Calls for outputs that are not declared, such as `output_hidden_states=True`, run as a whole on every rank.
 
