@@ -84,7 +84,7 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
     both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
     rows, before = rows_of(lengths), encoder.stats.items
     check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
-    items = encoder.stats.items - before - 1  # one to find out what outputs are like
+    items = encoder.stats.items - before - 3  # of one and of two it finds out what outputs are like
     assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
 
 
@@ -259,6 +259,46 @@ def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
     check(both(rows_of([5]), lengths=[5]), both.encoder.eager(rows_of([5]), lengths=[5]))
 
 
+def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
+    """At once: the group is of use afterwards."""
+    rows = rows_of([5, 6])
+    reasons = ["off"] if rank == 1 else []  # in one call
+    off = {"off": lambda _: reasons.pop() if reasons else None}
+    for error, others, options, wrong in (
+        (vg.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
+        (vg.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
+        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_of([300])}),
+        (vg.RankError, "rank 1 was called with .*graphs do not answer", off, {"lengths": [5, 6]}),
+    ):
+        both = parallel(attention_encoder(**options))
+        call = {"x": rows, "lengths": [5, 6]}
+        with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
+            both(**(call | wrong if rank == 1 else call))
+        check(both(**call), both.encoder.eager(**call))
+
+
+class Switched(Attention):
+    """Takes an argument that changes nothing."""
+
+    def forward(self, x, cu_seqlens, max_seqlen, switch=None):
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
+    rows, lengths = rows_of([5, 6]), [5, 6]
+    for inputs in ("whole", "spread"):
+        both = parallel(attention_encoder(module=Switched()), inputs=inputs)
+        for switch in (object(), lambda: None, (1, object()), check):
+            with pytest.raises(vg.SpecError, match=r"argument 'switch' is .*expected a value that can be pickled, and"):
+                both(rows, lengths=lengths, switch=switch)
+            only = {"switch": switch} if rank == 1 else {}
+            with pytest.raises(vg.SpecError if rank == 1 else vg.RankError, match="argument 'switch' is"):
+                parallel(both.encoder, inputs=inputs)(rows, lengths=lengths, **only)
+        for switch in (vg.Rows(every=2), ("on", 1), torch.float16):
+            out = both(rows, lengths=lengths, switch=switch)
+            assert distance(out[: len(rows)], both.encoder.eager(rows, lengths=lengths)) <= 1e-5
+
+
 def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
     class Fails(Attention):
         def forward(self, x, cu_seqlens, max_seqlen):
@@ -282,6 +322,42 @@ def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, 
     with pytest.raises(vg.RankError, match="expected the same call on every rank"):
         spread(rows_of([5]), lengths=[5], scale=1.5 + rank)
     assert spread(rows_of([5]), lengths=[5]).shape == (5 * ranks, 8)
+
+
+class Counts(Attention):
+    """Gives Python values beside its rows, by a function of what it is called with."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = values
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return {"y": super().forward(x, cu_seqlens, max_seqlen), "value": self.values(x, cu_seqlens)}
+
+
+def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
+    spec, lengths = attention_spec(outputs=vg.Outputs(y=vg.Rows())), [5, 6, 7, 30]
+    rows = rows_of(lengths)
+    for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
+        for options in ({"backend": "eager"}, {"lazy": True}, {}):
+            for inputs in ("whole", "spread"):
+                both = parallel(attention_encoder(module=Counts(values), spec=spec, **options), inputs=inputs)
+                for _ in range(2):
+                    with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
+                        both(rows, lengths=lengths)
+
+
+def values_that_only_some_items_change_raise_on_every_rank(rank, ranks):
+    """What the first call does not show: one rank finds it, in step with the others."""
+    spec = attention_spec(outputs=vg.Outputs(y=vg.Rows()))
+    module = Counts(lambda _, cu_seqlens: bool(cu_seqlens.diff().max() > 20))
+    both = parallel(attention_encoder(module=module, spec=spec, backend="eager"))
+    rows, lengths = rows_of([5, 6, 7]), [5, 6, 7]
+    assert both(rows, lengths=lengths)["value"] is False
+    expected = (vg.SpecError, "depend on the items") if rank == 0 else (vg.RankError, r"ranks \[0\] raised an error")
+    with pytest.raises(expected[0], match=expected[1]):
+        both(rows_of([30, 3, 3]), lengths=[30, 3, 3])
+    assert both(rows, lengths=lengths)["value"] is False  # ranks are still in step
 
 
 def a_process_outside_of_the_group(rank, ranks):
@@ -380,6 +456,7 @@ SCENARIOS = {
         batches_packed_on_their_way_in,
         inputs_that_are_spread,
         a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread,
+        values_that_depend_on_the_items_raise_on_every_rank,
         a_rank_that_hangs_is_waited_for_until_the_timeout,
     ],
     3: [
@@ -395,9 +472,13 @@ SCENARIOS = {
         calls_that_run_eager,
         a_wrong_call_raises_on_every_rank,
         a_first_call_that_differs_raises_on_every_rank,
+        a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank,
+        static_arguments_that_ranks_cannot_compare_are_named,
         a_capture_that_fails_on_one_rank_raises_on_every_rank,
         an_error_while_one_rank_encodes_raises_on_every_rank,
         a_module_that_was_cast_is_told_so,
+        values_that_depend_on_the_items_raise_on_every_rank,
+        values_that_only_some_items_change_raise_on_every_rank,
         a_process_outside_of_the_group,
         a_rank_that_is_killed_raises_on_all_others,
     ],

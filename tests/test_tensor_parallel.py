@@ -1,5 +1,7 @@
 """Tensor parallel: groups of processes over gloo, and what one process can show."""
 
+import math
+import re
 import threading
 
 import pytest
@@ -61,7 +63,9 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
         (attention_encoder(memory="1GiB"), {}, "memory= takes budgets out of use by what one rank alone holds"),
         (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example by Ladder\.auto\(memory, bytes_per_row\)"),
         (attention_encoder(compile=True), {}, "compile=True may put collectives in another order"),
-        (attention_encoder(), {"deadline": 0}, "deadline=0: expected seconds above 0"),
+        (attention_encoder(), {"deadline": 0}, "deadline=0: expected finite seconds above 0"),
+        (attention_encoder(), {"deadline": math.inf}, "deadline=inf: expected finite seconds above 0"),
+        (attention_encoder(), {"deadline": 1e12}, "deadline=1000000000000.0: expected finite seconds above 0"),
     ):
         with pytest.raises(vg.SpecError, match=message):
             vg.parallel.TensorParallelEncoder(encoder, **options)
@@ -86,15 +90,53 @@ def test_without_a_process_group_the_error_says_how_to_make_one():
         vg.parallel.TensorParallelEncoder(attention_encoder())
 
 
-def test_errors_of_the_module_are_not_those_of_the_group(group_of_one):
+def failing(error):
+    """An encoder whose module raises an error."""
+
     class Fails(nn.Linear):
         def forward(self, input):
-            raise RuntimeError("no luck")
+            raise error
 
     spec = vg.BufferSpec("input", vg.Lengths())
-    alone = vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(Fails(8, 8), [64], spec, backend="eager"))
+    return vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(Fails(8, 8), [64], spec, backend="eager"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "no luck",
+        "no weights at /models/igloo: Connection closed by peer",
+        "[models/gloo/loader.py] Timed out waiting 3000ms",
+        "the tokenizer raised: Application timeout caused pair closure",
+    ],
+)
+def test_errors_of_the_module_are_not_those_of_the_group(group_of_one, words):
+    alone = failing(RuntimeError(words))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="no luck"):
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            alone(torch.randn(8, 8), lengths=[8])
+
+
+GLOO = "/third_party/gloo/gloo/transport/tcp/"
+"""In what errors of gloo begin with, behind where torch was built."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"[..{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:5047. This is typically caused by"),
+        RuntimeError(f"[/pytorch{GLOO}pair.cc:537] Read error [127.0.0.1]:30372: Connection reset by peer"),
+        RuntimeError(f"[/pytorch{GLOO}unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"),
+        RuntimeError(f"[enforce fail at /pytorch{GLOO}pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 4."),
+        RuntimeError("Application timeout caused pair closure"),
+        torch.distributed.DistBackendError("NCCL error"),
+        torch.distributed.DistNetworkError("Broken pipe"),
+    ],
+)
+def test_errors_of_collectives_are_those_of_the_group(group_of_one, error):
+    alone = failing(error)
+    for _ in range(2):
+        with pytest.raises(vg.RankError, match="is of no use any more: end the process"):
             alone(torch.randn(8, 8), lengths=[8])
 
 

@@ -1,17 +1,13 @@
 """Tensor parallel on two GPUs, in processes of their own."""
 
 import pytest
-import torch
 
 from tests.gpu.tensor_scenarios import LOST, SCENARIOS
-from tests.ranks import check_scenario, run_group
+from tests.ranks import check_scenario, on_gpus, run_group
 
 RANKS = 2
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason=f"there are fewer than {RANKS} CUDA devices"),
-]
+pytestmark = on_gpus(RANKS)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from varlen_graphs.layout import Layout, LayoutArgument
 from varlen_graphs.outputs import Parts, flatten, with_padding
 from varlen_graphs.packing import Load, Pack, Span, cheapest
 from varlen_graphs.parallel.assign import Weights, assign
-from varlen_graphs.parallel.kinds import Kind, check_form, check_same
+from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class DataParallelEncoder:
     is too large with `on_miss="error"`) raises on all ranks, before anything is sent. What only one rank meets while it
     encodes, such as memory that is not enough, raises there; the others get NaN for its items, and `RankError`: on the
     CPU from the same call, on GPUs from the first call that ends after the GPU got there, or from `check()`. For a rank
-    that is lost they wait until the timeout of the group.
+    that is lost they wait until the timeout of the group, and raise `RankError`; over NCCL torch's watchdog then ends
+    their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
 
     Calls for outputs that are not declared, such as `output_hidden_states=True`, run as a whole on every rank.
 
@@ -87,6 +89,8 @@ class DataParallelEncoder:
         Raises:
             RankError: Another rank raised an error, in this call or while it encoded an earlier one, was called with
                 something else, or takes part no more.
+            SpecError: A static argument that ranks cannot compare, or an output with Python values that depend on the
+                items.
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for `GraphedEncoder`.
         """
         if self._ranks.count == 1:
@@ -104,14 +108,39 @@ class DataParallelEncoder:
 
     def _call_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which every rank brought all items."""
-        call = self.encoder._calls.bind(args, kwargs)
-        if call.beyond is not None:  # nothing tells which of its entries belong to which item
+        bind = partial(self.encoder._calls.bind, args, kwargs)
+        # A call that cannot be bound is of no kind: that others wait to be told of it is sure of the first one only.
+        bound = bind() if self._forms else None
+        if bound is not None and ((kind := self._kind(bound)) in self._forms or bound.beyond is not None):
+            call, layout = bound, self._read_whole(bound)
+        else:
+            call, kind, layout = self._meet(lambda: bound or bind())
+        if layout is None:
             return self.encoder(*args, **kwargs)
-        layout = self.encoder._calls.read_layout(call)
-        self._check_fits(layout, call)
-        form = self._form(call, layout)
+        form = self._forms.get(kind) or self._learn(kind, call, layout)
         shares = self._shares(layout)
         return self._run(call, layout, shares, form, lambda: self._rows_of(shares[self._ranks.own], call, layout))
+
+    def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
+        """The first call of its kind: what is wrong with it on one rank, all are told."""
+
+        def read() -> tuple[tuple[Call, Kind, Layout | None], tuple[Kind, Layout | str]]:
+            call = bind()
+            check_statics(call.statics)
+            kind, layout = self._kind(call), self._read_whole(call)
+            return (call, kind, layout), (kind, layout or "items that graphs do not answer for")
+
+        met, told = self._ranks.exchange(self._device, read)
+        check_same(told)
+        return met
+
+    def _read_whole(self, call: Call) -> Layout | None:
+        """The items of a call; `None` where nothing tells which of its entries belong to which item."""
+        if call.beyond is not None:
+            return None
+        layout = self.encoder._calls.read_layout(call)
+        self._check_fits(layout, call)
+        return layout
 
     def _call_spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which each rank brought its own items."""
@@ -120,10 +149,13 @@ class DataParallelEncoder:
             call = self.encoder._calls.bind(args, kwargs)
             if call.beyond is not None:
                 raise InputError(f"{call.beyond}: spread inputs have outputs that are declared; bring whole ones")
-            return call, (self._read_own(call), call.length, self._kind(call))
+            check_statics(call.statics)
+            kind = self._kind(call)
+            return call, (self._read_own(call), call.length, kind)
 
         call, told = self._ranks.exchange(self._device, read)
-        check_same([kind for _, _, kind in told])
+        kinds = [kind for _, _, kind in told]
+        check_same(kinds)
         layouts = [layout for layout, _, _ in told]
         layout = _joined(layouts, self.encoder.spec.layout)
         if not layout.items:
@@ -132,7 +164,7 @@ class DataParallelEncoder:
         call.length = max(length for _, length, _ in told)
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
-        form = self._form(call, layout)
+        form = self._forms.get(kinds[0]) or self._learn(kinds[0], call, layout)
         extent, own = self.encoder.spec.row_extent, shares[self._ranks.own]
         # Of a batch as many rows as its longest item has.
         return self._run(call, layout, shares, form, lambda: extent.part(call.rows, Span.of(own.layout(layout))))
@@ -193,36 +225,44 @@ class DataParallelEncoder:
         views = [extent.part(call.rows, there) for there, _ in share.spans(layout)]
         return torch.cat(views) if len(views) > 1 else views[0]
 
-    def _form(self, call: Call, layout: Layout) -> Parts:
-        """What outputs are like, without entries: known of all calls but the first of its kind.
+    def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
+        """What outputs are like, without entries, found out in the first call of its kind, on every rank.
 
-        That one finds out, on every rank, by the smallest item of the call over rows of padding, which captures. So a
-        rank that has no items yet knows what it will receive, and what rank 0 measured reaches all.
+        By the smallest item of the call over rows of padding, which captures. So a rank that has no items yet knows
+        what it will receive, and what rank 0 measured reaches all.
         """
-        kind = self._kind(call)
-        if kind not in self._forms:
 
-            def learn() -> tuple[Parts, tuple[Layout, Kind, Weights]]:
-                form = self._encode_smallest(call, layout)
-                return form, (layout, kind, Weights.of(self.encoder._planner.costs))
+        def learn() -> tuple[Parts, Weights]:
+            form = self._encode_smallest(call, layout)
+            return form, Weights.of(self.encoder._planner.costs)
 
-            form, told = self._ranks.exchange(self._device, learn)
-            check_same([(items, other) for items, other, _ in told])
-            self._forms[kind], self._weights = form, told[0][2]
+        self._forms[kind], weights = self._ranks.exchange(self._device, learn)
+        self._weights = weights[0]
         return self._forms[kind]
 
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
-        """The output for the smallest item of a call, or group, over rows of padding, without its entries."""
-        spec = self.encoder.spec
+        """The output for the smallest item of a call, or group, over rows of padding, without its entries.
+
+        For two of it as well: what depends on how many items or rows there are is not the same.
+
+        Raises:
+            SpecError: The output has such values, which ranks could not know.
+        """
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
-        part = Pack(None, group).layout(layout)
-        shape = spec.row_extent.resize(call.rows.shape, spec.row_extent.size(Span.of(part)))
-        parts = self._encode(call, call.rows.new_full(shape, spec.packed.pad), part)
+        one = Pack(None, group).layout(layout)
+        parts = self._encode_padding(call, one)
+        check_form(self._encode_padding(call, replace(one, items=one.items * 2)), parts)
         return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
 
+    def _encode_padding(self, call: Call, part: Layout) -> Parts:
+        """The outputs of some items over rows of padding, like those of a call."""
+        extent, pad = self.encoder.spec.row_extent, self.encoder.spec.packed.pad
+        shape = extent.resize(call.rows.shape, extent.size(Span.of(part)))
+        return self._encode(call, call.rows.new_full(shape, pad), part)
+
     def _kind(self, call: Call) -> Kind:
-        """The kind of a call."""
-        row_shape = tuple(self.encoder.spec.row_extent.rest(call.rows))
+        """The kind of a call, before its items are read."""
+        row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
         return Kind(static_key(call.statics), row_shape, self.encoder._state.change(call.rows.device.type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:

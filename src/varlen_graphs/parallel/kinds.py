@@ -1,9 +1,10 @@
 """What must be the same on all ranks: their calls, and what outputs are like."""
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+import pickle
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from varlen_graphs.call import StaticKey
+from varlen_graphs.call import StaticKey, static_key
 from varlen_graphs.errors import RankError, SpecError
 from varlen_graphs.outputs import Parts
 
@@ -20,6 +21,26 @@ class Kind(NamedTuple):
     statics: StaticKey
     row_shape: tuple[int, ...]
     state: str | None
+
+
+def check_statics(statics: Mapping[str, Any]) -> None:
+    """Whether ranks can compare static arguments.
+
+    Raises:
+        SpecError: One cannot be sent, or does not equal what arrives.
+    """
+    for name, value in statics.items():
+        sent = static_key({name: value})
+        wrong = (
+            f"argument {name!r} is {value!r}, which ranks cannot compare: expected a value that can be pickled, and "
+            "that equals its copy in another process, such as a number, a string or a frozen dataclass"
+        )
+        try:
+            arrives = pickle.loads(pickle.dumps(sent))
+        except Exception as error:
+            raise SpecError(f"{wrong}; pickle says: {error}") from error
+        if arrives != sent:
+            raise SpecError(wrong)
 
 
 def check_same(calls: Sequence[Hashable]) -> None:
@@ -48,6 +69,11 @@ def check_form(parts: Parts, form: Parts) -> None:
     )
     if came != expected:
         raise SpecError(
-            f"the entries of the outputs are {came}, in the first call of this kind they were {expected}: where the "
-            "module was cast since, make a new DataParallelEncoder"
+            f"the entries of the outputs are {came}, those of other items of this kind were {expected}: expected the "
+            "same of any items; where the module was cast since, make a new DataParallelEncoder"
+        )
+    if repr(parts.constants) != repr(form.constants):
+        raise SpecError(
+            f"the output holds Python values that depend on the items, {form.constants} and {parts.constants}: no rank "
+            "encodes all of them; leave these values out, or compute them from the layout outside of the module"
         )

@@ -1,6 +1,7 @@
 """`TensorParallelEncoder`: one encoder whose weights are sharded over several GPUs."""
 
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -81,8 +82,8 @@ class TensorParallelEncoder:
     """
 
     def __init__(self, encoder: GraphedEncoder, group: "ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
-        if not deadline > 0:
-            raise SpecError(f"deadline={deadline}: expected seconds above 0")
+        if not 0 < deadline <= threading.TIMEOUT_MAX:
+            raise SpecError(f"deadline={deadline}: expected finite seconds above 0")
         if len(encoder._captured):
             raise SpecError("the encoder has captured already, by itself: expected a new one, or encoder.release()")
         if encoder._calls.checks is not None:
@@ -224,11 +225,11 @@ class _Ranks(Agreement):
 
 def _is_of_group(error: RuntimeError) -> bool:
     """Whether a collective raised this."""
-    return isinstance(error, torch.distributed.DistError) or any(words in str(error) for words in _GLOO)
+    return isinstance(error, torch.distributed.DistError) or _GLOO.match(str(error)) is not None
 
 
-_GLOO = ("gloo", "pair closure")
-"""What errors of gloo say, which are of no class of their own."""
+_GLOO = re.compile(r"\[(enforce fail at )?\S*gloo/\S+:\d+\] |Application timeout caused pair closure$")
+"""What errors of gloo say, which are of no class of their own: most begin with where in its source they are raised."""
 
 
 def _method(bound: Any) -> Callable[[], None]:
