@@ -326,6 +326,13 @@ def a_sharded_module_needs_the_ranks_to_agree(rank, ranks):
     check(encoder.eager(rows_of([5]), lengths=[5]), both(rows_of([5]), lengths=[5]))
 
 
+def a_module_that_is_not_sharded_is_told(rank, ranks):
+    encoder = vg.GraphedEncoder(Block(), BUDGETS, SPEC, backend="tape")
+    with pytest.warns(UserWarning, match="no weight of Block is sharded, so every rank does all of the work"):
+        both = vg.parallel.TensorParallelEncoder(encoder)
+    check(both(rows_of([5]), lengths=[5]), encoder.eager(rows_of([5]), lengths=[5]))
+
+
 def plans_that_cannot_be(rank, ranks):
     for plan, message in (
         ({"blocks.*.attn.qkv": ColwiseParallel()}, r"expected 3 times 6 heads of 16.*tensor_plan\(tower\)"),

@@ -65,6 +65,8 @@ class DataParallelEncoder:
     ) -> None:
         if inputs not in ("whole", "spread"):
             raise SpecError(f"inputs={inputs!r}: expected 'whole' or 'spread'")
+        if not isinstance(encoder, GraphedEncoder):
+            raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
         if encoder._lends:
             raise SpecError("outputs are gathered, which copies them: expected an encoder with outputs='owned'")
         self.encoder = encoder

@@ -19,6 +19,7 @@ from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.kinds import check_same
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.sharded import mesh_of
+from varlen_graphs.warn import warn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,6 +85,8 @@ class TensorParallelEncoder:
     def __init__(self, encoder: GraphedEncoder, group: "ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
         if not 0 < deadline <= threading.TIMEOUT_MAX:
             raise SpecError(f"deadline={deadline}: expected finite seconds above 0")
+        if not isinstance(encoder, GraphedEncoder):
+            raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
         if len(encoder._captured):
             raise SpecError("the encoder has captured already, by itself: expected a new one, or encoder.release()")
         if encoder._calls.checks is not None:
@@ -103,6 +106,11 @@ class TensorParallelEncoder:
         mesh = mesh_of(encoder.module)
         self.encoder = encoder
         self._ranks = Ranks(mesh.get_group() if group is None and mesh is not None else group)
+        if mesh is None and self._ranks.count > 1:
+            warn(
+                f"no weight of {type(encoder.module).__name__} is sharded, so every rank does all of the work unless "
+                "the module divides it by itself: call torch's parallelize_module before you make the encoder"
+            )
         self._lost: str | None = None
         device = encoder._forward.device or torch.device("cpu")
         self._deadline: Deadline | None = None
