@@ -596,6 +596,48 @@ def test_where_the_largest_does_not_fit_the_next_ones_are_tried():
     assert encoder.stats.replays == {BUDGETS[2]: 1}
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_limit_holds_for_budgets_that_come(lazy):
+    limit = bytes_of(BUDGETS[:3])
+    encoder = lazy_encoder(budgets=BUDGETS[:3], memory=limit, lazy=lazy).capture().capture(scale=2.0)
+    before = captured(encoder)
+    encoder.add_budget(4096)
+    assert encoder.bytes() <= limit
+    assert captured(encoder) == before
+    assert encoder.stats.evicted[encoder.budgets[-1]] == 1
+    check(encoder, [300])
+    assert encoder.stats.eager == {"larger than every budget in use": 1}
+
+
+def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
+    class Failing(Attention):
+        fails = False
+
+        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+            if self.fails and scale == 2.0:
+                raise ValueError("no grid of so many blocks")
+            return super().forward(x, cu_seqlens, max_seqlen, scale)
+
+    module, limit = Failing(), 2 * bytes_of(BUDGETS)
+    encoder = lazy_encoder(module=module, memory=limit, lazy=False).capture().capture(scale=2.0)
+    module.fails = True
+    with pytest.raises(ValueError, match="no grid of so many blocks"):
+        encoder.add_budget(4096)
+    assert 0 < encoder.bytes() <= limit
+    check(encoder, [20])
+
+
+def test_a_budget_that_comes_where_none_fitted_takes_its_calls():
+    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), lazy=False)
+    with pytest.warns(UserWarning, match="no graph fits"):
+        check(encoder, [20])
+    encoder.add_budget(32)
+    check(encoder, [20])
+    assert encoder.stats.replays == {encoder.budgets[0]: 1}
+    check(encoder, [200])
+    assert encoder.stats.eager == {"no graph fits the limit of memory": 1, "larger than every budget in use": 1}
+
+
 def test_a_limit_is_an_amount_of_memory():
     with pytest.raises(vg.BudgetError, match="'2 apples'"):
         lazy_encoder(memory="2 apples")

@@ -353,7 +353,7 @@ class GraphedEncoder:
 
         It is captured now, or when calls want it with `lazy=True`. Where it needs more room for rows or items than the
         arena has, which is made for the largest budget, all graphs are captured again, in an arena that is larger:
-        calls meanwhile wait, or run eager with `lazy=True`.
+        calls meanwhile wait, or run eager with `lazy=True`. With `memory` it may be the one that is given up at once.
 
         Args:
             budget: Rows, or a `Budget`.

@@ -57,6 +57,7 @@ class InUse:
 
     def add(self, budget: Budget) -> None:
         """Have one budget more."""
+        self.why_none = None
         self._change((*self.budgets, budget))
 
     def drop(self, budget: Budget) -> None:
