@@ -568,6 +568,64 @@ def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
             encoder.capture_wanted()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("verify", [0, 1])
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify):
+    """All are planned before the first of them finds that nothing fits."""
+    encoder = lazy_encoder(memory=100, lazy=lazy, verify=verify)
+    begin = threading.Barrier(4)
+
+    def work(seed):
+        for _ in range(5):
+            begin.wait(20)
+            check(encoder, [20, 30], unseen, scale=1.0 + seed % 2)
+            begin.wait(20)
+            encoder.release()
+
+    run_in_threads(work)
+    assert not encoder.stats.replays
+    assert not encoder.stats.checked
+
+
+def test_where_no_graph_fits_there_is_nothing_to_capture():
+    encoder = lazy_encoder(memory=100, lazy=False)
+    with pytest.warns(UserWarning, match="no graph fits"):
+        encoder.capture()
+    encoder.capture(scale=2.0)
+    assert encoder.bytes() == 0
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_budgets_come_and_go_under_load_and_a_limit(lazy):
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:1]) + 1000, lazy=lazy)
+    if lazy:
+        future = encoder.capture_in_background()
+
+    def work(seed):
+        for i in range(24):
+            if seed == 0:
+                (encoder.drop_budget, encoder.add_budget)[i % 2](BUDGETS[(i // 2) % 4])
+                if i % 5 == 4:
+                    encoder.release()
+                continue
+            lengths = [1 + (seed * 7 + i * 5) % 90, 1 + i]
+            if i % 3:
+                check(encoder, lengths, unseen=i % 2 == 1, scale=1.0 + seed % 2)
+            else:
+                with encoder.stage(lengths) as stage:
+                    stage.rows.copy_(rows_for(lengths))
+                assert distance(stage.output, encoder.eager(rows_for(lengths), lengths=lengths)) < 1e-5
+
+    run_in_threads(work)
+    assert encoder.budgets == BUDGETS
+    if lazy:
+        assert not future.done()
+        future.cancel()
+
+
 @settings(max_examples=30)
 @given(
     st.integers(0, 2 * bytes_of(BUDGETS)),

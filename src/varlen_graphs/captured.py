@@ -50,6 +50,10 @@ class Basis(NamedTuple):
     backend: Backend
 
 
+class NoBudgetError(CaptureError):
+    """No budget is in use, so there is nothing to capture, and calls run eager."""
+
+
 class Captured:
     """One arena, the weights, and the graphs of each set of static arguments and of adapters at work.
 
@@ -141,6 +145,7 @@ class Captured:
         """The graphs for these static arguments; those that a call must find are captured if they are not there.
 
         Raises:
+            NoBudgetError: There are none, and no budget is in use, which may be so only since the call was planned.
             StaleGraphError: What they read was found elsewhere, with `on_change="error"`. A part of it is looked at,
                 another part at each call.
         """
@@ -159,7 +164,7 @@ class Captured:
         smaller ones find room in it. Synchronizes with the host.
 
         Raises:
-            CaptureError: No budget is in use.
+            NoBudgetError: No budget is in use.
             StaleGraphError: What graphs read was found elsewhere, with `on_change="error"`.
         """
         self._check_not_staged()
@@ -168,7 +173,7 @@ class Captured:
         graphs = self._graphs.get(key)
         in_use = self._in_use.those_in_use
         if graphs is None and not in_use:
-            raise CaptureError(
+            raise NoBudgetError(
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
             )
         budgets = in_use if wanted is None else [budget for budget in in_use if budget in wanted]

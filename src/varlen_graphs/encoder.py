@@ -281,7 +281,9 @@ class GraphedEncoder:
             self._captured.check_memory()
 
     def capture(self, **statics: Any) -> "GraphedEncoder":
-        """Capture the graphs now, for calls with these static arguments. Does nothing where calls run eager.
+        """Capture the graphs now, for calls with these static arguments.
+
+        Does nothing where calls run eager, as they do where no graph fits `memory`.
 
         Allocates the arena and the graphs' pool. Synchronizes with the host.
 
@@ -294,7 +296,8 @@ class GraphedEncoder:
         basis = self._basis(statics)
         if basis is not None:
             with self.pool.exclusive():
-                self._captured.capture(basis)
+                if self._in_use.why_none is None:
+                    self._captured.capture(basis)
         return self
 
     def _basis(self, statics: dict[str, Any]) -> Basis | None:

@@ -60,7 +60,11 @@ class Replays:
         self._lends = lends
 
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
-        """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
+        """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent.
+
+        Raises:
+            NoBudgetError: There are no graphs for it, and no budget is in use any more.
+        """
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             return self._run(self._graphs(call, call.rows, backend), call, layout, packs)
 
@@ -84,7 +88,11 @@ class Replays:
         return Borrowed(output) if self._lends else output
 
     def run_unseen(self, call: Call, budget: Budget, backend: Backend) -> Any:
-        """Replay a call whose items are described on the GPU, and fit this budget unless they are wrong."""
+        """Replay a call whose items are described on the GPU, and fit this budget unless they are wrong.
+
+        Raises:
+            NoBudgetError: As for `run`.
+        """
         rows, items = call.rows, call.items
         collected = Collected(Span(0, rows.shape[0], 0, items))
         spans = [(collected.everything, collected.everything)]
