@@ -626,6 +626,20 @@ def test_budgets_come_and_go_under_load_and_a_limit(lazy):
         future.cancel()
 
 
+def test_a_budget_that_fits_stays_though_others_were_given_up_after_it():
+    """The smaller one is of less use, so it goes first, and the larger one does not fit by itself either."""
+    small, large = vg.Budget(32), vg.Budget(64)
+    encoder = attention_encoder([small, large], spec=SHAPED, memory=bytes_of([small, large]))
+    for rows in (20, 20, 20, 20, 20, 50):
+        check(encoder, [rows])
+    encoder.capture(scale=2.0)
+    assert captured(encoder) == {small}
+    assert encoder.stats.evicted == {large: 1}
+    for scale in (1.0, 2.0):
+        check(encoder, [20], scale=scale)
+    assert encoder.stats.replays == {small: 7, large: 1}
+
+
 @settings(max_examples=30)
 @given(
     st.integers(0, 2 * bytes_of(BUDGETS)),
