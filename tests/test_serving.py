@@ -750,6 +750,39 @@ def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     assert json.loads(path.read_text())["identity"]["torch"] == torch.__version__
 
 
+def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_path):
+    class Scaled(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, scale, shift=0.0):
+            return super().forward(x, cu_seqlens, max_seqlen, scale) + (shift if shift != (1,) else 1)
+
+    path = tmp_path / "warm.json"
+    first = lazy_encoder(module=Scaled(), lazy=False)
+    for _ in range(2):
+        check(first, [90], scale=2.0)
+    check(first, [20], scale=True, shift=3)
+    check(first, [150], scale=1.0, shift=(1,))  # which JSON does not hold
+    first.verify([{"x": rows_for([20]), "lengths": [20], "scale": 3.0}])  # is no use
+    first.release()
+    first.save_warmup(path)
+    second = lazy_encoder(module=Scaled(), warmup=path)
+    assert second.capture_wanted(None) == [BUDGETS[1], SMALL]
+    check(second, [90], scale=2.0)
+    check(second, [20], scale=True, shift=3)
+    assert second.stats.replays == {BUDGETS[1]: 1, SMALL: 1}
+    check(second, [90], scale=1.0)
+    assert second.stats.eager == {"not captured yet": 1}
+
+
+def test_what_calls_used_is_forgotten_where_the_module_takes_other_arguments(tmp_path):
+    path = tmp_path / "warm.json"
+    first = lazy_encoder(lazy=False)
+    check(first, [90])
+    check(first, [20], scale=2.0)
+    first.save_warmup(path)
+    path.write_text(path.read_text().replace('"scale"', '"gain"'))
+    assert lazy_encoder(warmup=path).capture_wanted(None) == [BUDGETS[1]]
+
+
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
     other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, warmup=tmp_path / "warm.json")
