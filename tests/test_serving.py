@@ -435,6 +435,13 @@ def test_budgets_that_cannot_come_or_go_are_told():
     check(encoder, [20])
 
 
+def test_a_budget_that_is_out_of_use_cannot_come_and_says_why():
+    limit = bytes_of(BUDGETS[:3])
+    encoder = lazy_encoder(memory=limit, lazy=False).capture()
+    with pytest.raises(vg.BudgetError, match=f"already, but out of use until .* the limit of {limit:,} bytes"):
+        encoder.add_budget(LARGEST)
+
+
 def test_more_items_than_the_arena_has_room_for_are_held_by_a_new_one():
     encoder = attention_encoder([vg.Budget(256, items=4)], spec=SHAPED, verify=1).capture()
     for _ in range(2):

@@ -374,7 +374,7 @@ class GraphedEncoder:
         self.spec.check_budgets([one])
         with self.pool.exclusive():
             if one in self.budgets:
-                raise BudgetError(f"{one} is one of the encoder's budgets already")
+                raise BudgetError(f"{one} is one of the encoder's budgets already{self._in_use.why_out(one)}")
             self._captured.add(one)
         return one
 

@@ -84,6 +84,10 @@ class InUse:
         """Whether some budget holds what is needed, in use or not."""
         return any(one.holds(needed.rows, needed.items, needed.segments, needed.longest) for one in self.budgets)
 
+    def why_out(self, budget: Budget) -> str:
+        """Why a budget is out of use, if it is, for the end of a message."""
+        return f", but out of use until encoder.release(): {self.out[budget]}" if budget in self.out else ""
+
     def describe(self) -> str:
         """How far budgets reach, for messages."""
         largest = f"the largest budget is {self.costs.budgets[-1]}" if self.costs.budgets else "none is in use"
