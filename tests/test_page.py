@@ -59,6 +59,26 @@ def test_what_a_module_is_called_is_no_markup():
     assert (tree.find(".//h1").text, tree.find(".//pre").text) == ("<b>&", "<pre>&")
 
 
+@given(st.text(st.characters()))
+def test_any_text_makes_a_page_that_is_well_formed(text):
+    html = page("Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.Costs.in_rows([vg.Budget(64)]), Stats())
+    html.encode()
+    assert parsed(html).find(".//pre").text.startswith("RuntimeError: [31mred[0m")
+
+
+def test_replays_of_budgets_that_are_gone_are_told(tmp_path):
+    encoder = attention_encoder()
+    for lengths in ([20], [100]):
+        encoder(torch.randn(sum(lengths), 8), lengths=lengths)
+    encoder.drop_budget(encoder.budgets[0])
+    text = encoder.report(tmp_path / "report.html")
+    assert re.search(r"^ +64 .* 1  dropped$", text, re.MULTILINE)
+    _, replays, _ = parsed((tmp_path / "report.html").read_text(encoding="utf-8")).iter(f"{SVG}svg")
+    assert titles(replays) == ["64 rows: 1 replays", "128 rows: 1 replays"]
+    nothing_in_use = [*parsed(page("Encoder", text, vg.Costs({}), encoder.stats)).iter(f"{SVG}svg")]
+    assert titles(nothing_in_use[0]) == titles(replays)
+
+
 budgets = st.builds(vg.Budget, st.integers(1, 30_000))
 
 

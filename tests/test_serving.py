@@ -436,6 +436,13 @@ def test_budgets_that_cannot_come_or_go_are_told():
     check(encoder, [20])
 
 
+def test_a_budget_that_is_out_of_use_cannot_come_and_says_why():
+    limit = bytes_of(BUDGETS[:3])
+    encoder = lazy_encoder(memory=limit, lazy=False).capture()
+    with pytest.raises(vg.BudgetError, match=f"already, but out of use until .* the limit of {limit:,} bytes"):
+        encoder.add_budget(LARGEST)
+
+
 def test_more_items_than_the_arena_has_room_for_are_held_by_a_new_one():
     encoder = attention_encoder([vg.Budget(256, items=4)], spec=SHAPED, verify=1).capture()
     for _ in range(2):
@@ -569,6 +576,78 @@ def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
             encoder.capture_wanted()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("verify", [0, 1])
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify):
+    """All are planned before the first of them finds that nothing fits."""
+    encoder = lazy_encoder(memory=100, lazy=lazy, verify=verify)
+    begin = threading.Barrier(4)
+
+    def work(seed):
+        for _ in range(5):
+            begin.wait(20)
+            check(encoder, [20, 30], unseen, scale=1.0 + seed % 2)
+            begin.wait(20)
+            encoder.release()
+
+    run_in_threads(work)
+    assert not encoder.stats.replays
+    assert not encoder.stats.checked
+
+
+def test_where_no_graph_fits_there_is_nothing_to_capture():
+    encoder = lazy_encoder(memory=100, lazy=False)
+    with pytest.warns(UserWarning, match="no graph fits"):
+        encoder.capture()
+    encoder.capture(scale=2.0)
+    assert encoder.bytes() == 0
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.filterwarnings("ignore:no graph fits")
+def test_budgets_come_and_go_under_load_and_a_limit(lazy):
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:1]) + 1000, lazy=lazy)
+    if lazy:
+        future = encoder.capture_in_background()
+
+    def work(seed):
+        for i in range(24):
+            if seed == 0:
+                (encoder.drop_budget, encoder.add_budget)[i % 2](BUDGETS[(i // 2) % 4])
+                if i % 5 == 4:
+                    encoder.release()
+                continue
+            lengths = [1 + (seed * 7 + i * 5) % 90, 1 + i]
+            if i % 3:
+                check(encoder, lengths, unseen=i % 2 == 1, scale=1.0 + seed % 2)
+            else:
+                with encoder.stage(lengths) as stage:
+                    stage.rows.copy_(rows_for(lengths))
+                assert distance(stage.output, encoder.eager(rows_for(lengths), lengths=lengths)) < 1e-5
+
+    run_in_threads(work)
+    assert encoder.budgets == BUDGETS
+    if lazy:
+        assert not future.done()
+        future.cancel()
+
+
+def test_a_budget_that_fits_stays_though_others_were_given_up_after_it():
+    """The smaller one is of less use, so it goes first, and the larger one does not fit by itself either."""
+    small, large = vg.Budget(32), vg.Budget(64)
+    encoder = attention_encoder([small, large], spec=SHAPED, memory=bytes_of([small, large]))
+    for rows in (20, 20, 20, 20, 20, 50):
+        check(encoder, [rows])
+    encoder.capture(scale=2.0)
+    assert captured(encoder) == {small}
+    assert encoder.stats.evicted == {large: 1}
+    for scale in (1.0, 2.0):
+        check(encoder, [20], scale=scale)
+    assert encoder.stats.replays == {small: 7, large: 1}
+
+
 @settings(max_examples=30)
 @given(
     st.integers(0, 2 * bytes_of(BUDGETS)),
@@ -595,6 +674,48 @@ def test_where_the_largest_does_not_fit_the_next_ones_are_tried():
     assert captured(encoder) == {BUDGETS[2]}
     check(encoder, [150])
     assert encoder.stats.replays == {BUDGETS[2]: 1}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_limit_holds_for_budgets_that_come(lazy):
+    limit = bytes_of(BUDGETS[:3])
+    encoder = lazy_encoder(budgets=BUDGETS[:3], memory=limit, lazy=lazy).capture().capture(scale=2.0)
+    before = captured(encoder)
+    encoder.add_budget(4096)
+    assert encoder.bytes() <= limit
+    assert captured(encoder) == before
+    assert encoder.stats.evicted[encoder.budgets[-1]] == 1
+    check(encoder, [300])
+    assert encoder.stats.eager == {"larger than every budget in use": 1}
+
+
+def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
+    class Failing(Attention):
+        fails = False
+
+        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+            if self.fails and scale == 2.0:
+                raise ValueError("no grid of so many blocks")
+            return super().forward(x, cu_seqlens, max_seqlen, scale)
+
+    module, limit = Failing(), 2 * bytes_of(BUDGETS)
+    encoder = lazy_encoder(module=module, memory=limit, lazy=False).capture().capture(scale=2.0)
+    module.fails = True
+    with pytest.raises(ValueError, match="no grid of so many blocks"):
+        encoder.add_budget(4096)
+    assert 0 < encoder.bytes() <= limit
+    check(encoder, [20])
+
+
+def test_a_budget_that_comes_where_none_fitted_takes_its_calls():
+    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), lazy=False)
+    with pytest.warns(UserWarning, match="no graph fits"):
+        check(encoder, [20])
+    encoder.add_budget(32)
+    check(encoder, [20])
+    assert encoder.stats.replays == {encoder.budgets[0]: 1}
+    check(encoder, [200])
+    assert encoder.stats.eager == {"no graph fits the limit of memory": 1, "larger than every budget in use": 1}
 
 
 def test_a_limit_is_an_amount_of_memory():
@@ -635,6 +756,39 @@ def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     check(second, [20])
     assert second.stats.replays == {SMALL: 1}
     assert json.loads(path.read_text())["identity"]["torch"] == torch.__version__
+
+
+def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_path):
+    class Scaled(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, scale, shift=0.0):
+            return super().forward(x, cu_seqlens, max_seqlen, scale) + (shift if shift != (1,) else 1)
+
+    path = tmp_path / "warm.json"
+    first = lazy_encoder(module=Scaled(), lazy=False)
+    for _ in range(2):
+        check(first, [90], scale=2.0)
+    check(first, [20], scale=True, shift=3)
+    check(first, [150], scale=1.0, shift=(1,))  # which JSON does not hold
+    first.verify([{"x": rows_for([20]), "lengths": [20], "scale": 3.0}])  # is no use
+    first.release()
+    first.save_warmup(path)
+    second = lazy_encoder(module=Scaled(), warmup=path)
+    assert second.capture_wanted(None) == [BUDGETS[1], SMALL]
+    check(second, [90], scale=2.0)
+    check(second, [20], scale=True, shift=3)
+    assert second.stats.replays == {BUDGETS[1]: 1, SMALL: 1}
+    check(second, [90], scale=1.0)
+    assert second.stats.eager == {"not captured yet": 1}
+
+
+def test_what_calls_used_is_forgotten_where_the_module_takes_other_arguments(tmp_path):
+    path = tmp_path / "warm.json"
+    first = lazy_encoder(lazy=False)
+    check(first, [90])
+    check(first, [20], scale=2.0)
+    first.save_warmup(path)
+    path.write_text(path.read_text().replace('"scale"', '"gain"'))
+    assert lazy_encoder(warmup=path).capture_wanted(None) == [BUDGETS[1]]
 
 
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):

@@ -1,12 +1,11 @@
 """Running the same work in several threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 
 def run_in_threads(work, count=4):
-    """Run `work(number)` in `count` threads at once, and wait for all of them."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Run `work(number)` in `count` threads at once, and wait for all of them; raises what one of them raised."""
+    with ThreadPoolExecutor(count) as threads:
+        done = [threads.submit(work, number) for number in range(count)]
+    for one in done:
+        one.result()

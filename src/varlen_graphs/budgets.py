@@ -124,22 +124,23 @@ class Ladder:
     def auto(cls, memory: int | str, bytes_per_row: float | None = None) -> "Ladder":
         """The ladder up to as many rows as so much memory holds graphs for.
 
-        What a row takes depends on the module, and is measured where graphs are captured on a GPU. Without it this is
-        the default ladder, of which an encoder captures all and keeps what fits: as with its `memory=`. To reach beyond
-        the default `max`, capture once, with any budgets, and ask for `encoder.costs.bytes_per_row`.
-        `dataclasses.replace` changes the rest.
+        `min` is lower than the default where memory holds no more. What a row takes depends on the module, and is
+        measured where graphs are captured on a GPU. Without it this is the default ladder, of which an encoder captures
+        all and keeps what fits: as with its `memory=`. To reach beyond the default `max`, capture once, with any
+        budgets, and ask for `encoder.costs.bytes_per_row`. `dataclasses.replace` changes the rest.
 
         Args:
             memory: Bytes, or a text such as `"2GiB"`, for the pool and the arena.
             bytes_per_row: What these take for each row of the largest budget; `None` leaves it to the encoder.
 
         Raises:
-            BudgetError: Not an amount of memory, or too little of it for a ladder.
+            BudgetError: Not an amount of memory, or too little of it for any budget.
         """
         if bytes_per_row is None:
             in_bytes(memory)
             return cls(memory=memory)
-        return cls(max=most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT))
+        most = most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT)
+        return cls(min=min(cls.min, most), max=most)
 
     def __iter__(self) -> Iterator[Budget]:
         return map(self.budget, self.row_counts())

@@ -19,6 +19,11 @@ def static_key(statics: Mapping[str, Any]) -> StaticKey:
     return tuple((name, _typed(statics[name])) for name in sorted(statics))
 
 
+def statics_of(key: StaticKey) -> dict[str, Any]:
+    """The static arguments of a key, where none is a tuple: of those the types of their elements are left in."""
+    return {name: value for name, (_, value) in key}
+
+
 def _typed(value: Any) -> tuple[type, Any]:
     return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
 

@@ -1,7 +1,7 @@
 """How calls are answered: read, counted, planned, and replayed, checked or run eager."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from varlen_graphs.borrowed import Borrowed
 from varlen_graphs.call import Call, Signature
 from varlen_graphs.capture.base import Backend
-from varlen_graphs.captured import Captured
+from varlen_graphs.captured import Captured, NoBudgetError
 from varlen_graphs.choice import Choice
 from varlen_graphs.errors import InputError
 from varlen_graphs.forward import Forward
@@ -111,10 +111,12 @@ class Calls:
             self._stats.count_call(call.items)
             for trace in self.traces:
                 trace.count(self._planner.most(call))
-            if self.checks is not None:
-                packs = [Pack(budget, range(call.items))]
-                return self.checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
-            return self._replays.run_unseen(call, budget, backend)
+            with suppress(NoBudgetError):
+                if self.checks is not None:
+                    packs = [Pack(budget, range(call.items))]
+                    return self.checks.run(call, packs, partial(self._replays.run_unseen, call, budget, backend))
+                return self._replays.run_unseen(call, budget, backend)
+            return self._count_and_run_eager(self._replays.too_large, call, self.read_layout(call))
         return self.encode(call, self.read_layout(call), reason, backend)
 
     def encode(self, call: Call, layout: Layout, reason: str, backend: Backend | None) -> Any:
@@ -137,12 +139,13 @@ class Calls:
             if not packs:
                 reason, backend = self._wanted.reason, None
         if backend is None:
-            self._stats.count_eager(reason)
-            return self._run_eager(call, layout)
-        if self.checks is not None:
-            replay = partial(self._replays.run, call, layout, packs, backend)
-            return self.checks.run(call, packs, replay, layout)
-        return self._replays.run(call, layout, packs, backend)
+            return self._count_and_run_eager(reason, call, layout)
+        with suppress(NoBudgetError):
+            if self.checks is not None:
+                replay = partial(self._replays.run, call, layout, packs, backend)
+                return self.checks.run(call, packs, replay, layout)
+            return self._replays.run(call, layout, packs, backend)
+        return self._count_and_run_eager(self._replays.too_large, call, layout)
 
     def eager(self, call: Call) -> Any:
         """The output of a call without graphs; it is not counted."""
@@ -187,6 +190,10 @@ class Calls:
         self._stats.count_call(len(layout))
         for trace in self.traces:
             trace.count(self._spec.needs.load(layout), self._spec.needs.squares(layout))
+
+    def _count_and_run_eager(self, reason: str, call: Call, layout: Layout) -> Any:
+        self._stats.count_eager(reason)
+        return self._run_eager(call, layout)
 
     def _run_eager(self, call: Call, layout: Layout) -> Any:
         output = self._without_graph(call, layout, self._state.has_hooks())

@@ -50,6 +50,10 @@ class Basis(NamedTuple):
     backend: Backend
 
 
+class NoBudgetError(CaptureError):
+    """No budget is in use, so there is nothing to capture, and calls run eager."""
+
+
 class Captured:
     """One arena, the weights, and the graphs of each set of static arguments and of adapters at work.
 
@@ -141,6 +145,7 @@ class Captured:
         """The graphs for these static arguments; those that a call must find are captured if they are not there.
 
         Raises:
+            NoBudgetError: There are none, and no budget is in use, which may be so only since the call was planned.
             StaleGraphError: What they read was found elsewhere, with `on_change="error"`. A part of it is looked at,
                 another part at each call.
         """
@@ -159,7 +164,7 @@ class Captured:
         smaller ones find room in it. Synchronizes with the host.
 
         Raises:
-            CaptureError: No budget is in use.
+            NoBudgetError: No budget is in use.
             StaleGraphError: What graphs read was found elsewhere, with `on_change="error"`.
         """
         self._check_not_staged()
@@ -168,7 +173,7 @@ class Captured:
         graphs = self._graphs.get(key)
         in_use = self._in_use.those_in_use
         if graphs is None and not in_use:
-            raise CaptureError(
+            raise NoBudgetError(
                 f"nothing to capture: {self._in_use.describe()}; encoder.release() puts all in use again"
             )
         budgets = in_use if wanted is None else [budget for budget in in_use if budget in wanted]
@@ -179,16 +184,17 @@ class Captured:
             graphs = self._capture(key, basis, missing)
             if self.limit is not None:
                 self.limit.want(wanted or (), calls)
-                self._keep_to(self.limit)
-                graphs = self._graphs.get(key, graphs)  # in new memory; empty if there is not enough for any
+            self._keep_to_limit()
+            graphs = self._graphs.get(key, graphs)  # in new memory; empty if there is not enough for any
         assert graphs is not None  # noqa: S101 - something is missing where there is none
         if wanted is None:
             graphs.complete_for = self._in_use.costs
         return graphs
 
-    def _keep_to(self, limit: Limit) -> None:
-        """Give up the least useful budgets until what is held is no more than that."""
-        while self._graphs and (held := self.bytes()) > limit.most:
+    def _keep_to_limit(self) -> None:
+        """Give up the least useful budgets until what is held is no more than the limit, if there is one."""
+        limit = self.limit
+        while limit is not None and len(self) and (held := self.bytes()) > limit.most:
             gone, anew = limit.give_up(self._own_bytes(), held, self._pool.bytes() > 0, self.lazy)
             self._drop_graphs(gone)
             if not self._in_use.those_in_use:
@@ -344,7 +350,8 @@ class Captured:
     def add(self, budget: Budget) -> None:
         """Have a graph for one budget more, where there are graphs and calls are to find one.
 
-        Where the arena has no room for it, all that there is, is captured again in a larger one.
+        Where the arena has no room for it, all that there is, is captured again in a larger one. Where that is more
+        than the limit, the least useful budgets are given up, as after every capture.
 
         Raises:
             SpecError: Other ranks share the module.
@@ -353,10 +360,13 @@ class Captured:
         self._check_alone()
         self._in_use.add(budget)
         if self.arena is not None and not self.arena.holds(budget):
-            self._capture_again()
+            try:
+                self._capture_again()
+            finally:
+                self._keep_to_limit()
         if not self.lazy:
             for key, basis in [*self._bases.items()]:
-                if self.is_now(key, basis):  # others wait for calls
+                if self._in_use.those_in_use and self.is_now(key, basis):  # others wait for calls
                     self.capture(basis)
 
     def drop(self, budget: Budget) -> None:

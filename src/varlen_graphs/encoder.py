@@ -5,7 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ from torch import nn
 
 from varlen_graphs.background import Background
 from varlen_graphs.budgets import Budget, Budgets, Ladder, resolve_budgets
-from varlen_graphs.call import Signature
+from varlen_graphs.call import Signature, statics_of
 from varlen_graphs.calls import Calls
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
@@ -171,7 +171,7 @@ class GraphedEncoder:
         self._identity = partial(
             identity_of, module, buffer_spec, self._forward.device, compile, getattr(forward, "__qualname__", None)
         )
-        self._used: dict[Budget, int] = {}
+        self._used: list[tuple[dict[str, Any], dict[Budget, int]]] = []
         if warmup is not None and (known := Warmup.load(warmup, self._identity())) is not None:
             self._learn(known)
         self._wanted = Wanted(self._captured, self._planner, self.pool) if lazy else None
@@ -281,7 +281,9 @@ class GraphedEncoder:
             self._captured.check_memory()
 
     def capture(self, **statics: Any) -> "GraphedEncoder":
-        """Capture the graphs now, for calls with these static arguments. Does nothing where calls run eager.
+        """Capture the graphs now, for calls with these static arguments.
+
+        Does nothing where calls run eager, as they do where no graph fits `memory`.
 
         Allocates the arena and the graphs' pool. Synchronizes with the host.
 
@@ -294,7 +296,8 @@ class GraphedEncoder:
         basis = self._basis(statics)
         if basis is not None:
             with self.pool.exclusive():
-                self._captured.capture(basis)
+                if self._in_use.why_none is None:
+                    self._captured.capture(basis)
         return self
 
     def _basis(self, statics: dict[str, Any]) -> Basis | None:
@@ -352,7 +355,7 @@ class GraphedEncoder:
 
         It is captured now, or when calls want it with `lazy=True`. Where it needs more room for rows or items than the
         arena has, which is made for the largest budget, all graphs are captured again, in an arena that is larger:
-        calls meanwhile wait, or run eager with `lazy=True`.
+        calls meanwhile wait, or run eager with `lazy=True`. With `memory` it may be the one that is given up at once.
 
         Args:
             budget: Rows, or a `Budget`.
@@ -370,7 +373,7 @@ class GraphedEncoder:
         self.spec.check_budgets([one])
         with self.pool.exclusive():
             if one in self.budgets:
-                raise BudgetError(f"{one} is one of the encoder's budgets already")
+                raise BudgetError(f"{one} is one of the encoder's budgets already{self._in_use.why_out(one)}")
             self._captured.add(one)
         return one
 
@@ -399,12 +402,14 @@ class GraphedEncoder:
     def save_warmup(self, path: str | os.PathLike[str]) -> None:
         """Write what this start measured, and which budgets calls used, for the next: `GraphedEncoder(warmup=path)`.
 
-        What the kernels are compiled to, Triton and torch's compiler keep in files of their own.
+        Which they used is known for each set of static arguments that JSON holds: numbers, texts, booleans and `None`.
+        Others are left out. What the kernels are compiled to, Triton and torch's compiler keep in files of their own.
         """
         device, costs = self._forward.device, self._in_use.learned
         costs = costs if costs is not None and costs.measured else None
         timed = timing.as_json(device) if device is not None else []
-        Warmup(self._identity(), costs, dict(self.stats.replays), timed).save(path)
+        used = [(statics_of(key), dict(replays)) for key, replays in [*self._replays.used.items()]]
+        Warmup(self._identity(), costs, used, timed).save(path)
 
     def _learn(self, known: Warmup) -> None:
         """Take in what an earlier start measured."""
@@ -413,17 +418,22 @@ class GraphedEncoder:
             self._in_use.learn(known.costs)
         if self._forward.device is not None:
             timing.learn(known.attention, self._forward.device)
-        self._used = {budget: calls for budget, calls in known.used.items() if budget in self.budgets}
+        self._used = known.used
 
     def _lazy(self) -> Wanted:
         if self._wanted is None:
             raise SpecError("calls of this encoder capture what they need: expected one with lazy=True")
-        if self._used:
-            with suppress(SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: calls tell
-                basis = self._basis({})
-                used, self._used = self._used, {}
-                if basis is not None:
-                    self._wanted.want(basis, used)
+        used, self._used = self._used, []
+        for statics, calls in used:
+            try:
+                basis = self._basis(statics)
+            except InputError:  # the module does not take these any more
+                continue
+            except (SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: calls tell
+                self._used.append((statics, calls))
+                continue
+            if basis is not None:
+                self._wanted.want(basis, calls)
         return self._wanted
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:

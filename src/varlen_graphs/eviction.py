@@ -57,6 +57,8 @@ def _saved(budget: Budget, costs: Costs, others: Mapping[Budget, float]) -> floa
 def least_useful(own: Mapping[Budget, float], per_row: float, limit: float, use: Use, costs: Costs) -> list[Budget]:
     """The budgets to give up so that the rest fits, one at least: first what is of the least use for its memory.
 
+    What fits beside the rest after all, stays: the most used first.
+
     Args:
         own: What the graphs of each budget take beside shared memory, bytes.
         per_row: What shared memory takes for each row of the largest budget: bytes that go only with that one.
@@ -65,11 +67,20 @@ def least_useful(own: Mapping[Budget, float], per_row: float, limit: float, use:
         costs: What replays cost.
     """
     left, gone = dict(own), list[Budget]()
-    while left and (not gone or per_row * max(left).rows + math.fsum(left.values()) > limit):
+
+    def fits(*more: Budget) -> bool:
+        taken = math.fsum(own[budget] for budget in (*left, *more))
+        return per_row * max((*left, *more)).rows + taken <= limit
+
+    while left and (not gone or not fits()):
         rows = sorted((budget.rows for budget in left), reverse=True)
         shared = {max(left): per_row * (rows[0] - rows[1] if len(rows) > 1 else rows[0])}
         freed = {budget: taken + shared.get(budget, 0.0) for budget, taken in left.items()}
         one = min(left, key=lambda budget: (use.of(budget, costs, left) / max(1.0, freed[budget]), -freed[budget]))
         gone.append(one)
         del left[one]
+    while len(gone) > 1 and (fitting := [budget for budget in gone if fits(budget)]):
+        one = max(fitting, key=lambda budget: (use.of(budget, costs, left), budget))
+        gone.remove(one)
+        left[one] = own[one]
     return gone

@@ -57,6 +57,7 @@ class InUse:
 
     def add(self, budget: Budget) -> None:
         """Have one budget more."""
+        self.why_none = None
         self._change((*self.budgets, budget))
 
     def drop(self, budget: Budget) -> None:
@@ -82,6 +83,10 @@ class InUse:
     def knows(self, needed: Demand | Load) -> bool:
         """Whether some budget holds what is needed, in use or not."""
         return any(one.holds(needed.rows, needed.items, needed.segments, needed.longest) for one in self.budgets)
+
+    def why_out(self, budget: Budget) -> str:
+        """Why a budget is out of use, if it is, for the end of a message."""
+        return f", but out of use until encoder.release(): {self.out[budget]}" if budget in self.out else ""
 
     def describe(self) -> str:
         """How far budgets reach, for messages."""

@@ -33,7 +33,6 @@ class Limit:
         """Take in that so many calls wanted budgets without a graph."""
         for budget in budgets:
             self._use.want(budget, calls)
-        self._use.look(self._stats.replays)
 
     def give_up(self, own: Mapping[Budget, int], held: int, has_pool: bool, lazy: bool) -> tuple[list[Budget], bool]:
         """Take budgets out of use, so that what is left may fit.
@@ -47,6 +46,7 @@ class Limit:
         Returns:
             The budgets whose graphs are to go, and whether shared memory is to be made anew, for smaller ones.
         """
+        self._use.look(self._stats.replays)
         self._use.fade()
         shared = held - sum(own.values())
         fixed = min(shared, SCRATCH) if has_pool else 0

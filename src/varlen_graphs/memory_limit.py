@@ -4,7 +4,7 @@ import re
 
 from varlen_graphs.errors import BudgetError
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 SCRATCH = 64 << 20
 """Bytes that graphs may hold however few rows they have: cuBLAS's scratch for a stream, 32 MiB on an H200, and what
@@ -17,10 +17,14 @@ def in_bytes(memory: int | str) -> int:
     Raises:
         BudgetError: It is none.
     """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]?I?B)?", str(memory).upper())
-    if parts is None or (parts[2] or "B") not in UNITS:
-        raise BudgetError(f"memory {memory!r}: expected a number of bytes, or one with a unit, such as '2GiB'")
-    return int(float(parts[1]) * UNITS[parts[2] or "B"])
+    units = {unit.upper(): size for unit, size in UNITS.items()}
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)?", str(memory).upper())
+    if parts is None or (parts[2] or "B") not in units:
+        raise BudgetError(
+            f"memory {memory!r}: expected a number of bytes, or one with a unit, such as '2GiB'; units are "
+            f"{', '.join(UNITS)}"
+        )
+    return int(float(parts[1]) * units[parts[2] or "B"])
 
 
 def most_rows(memory: int | str, bytes_per_row: float, multiple: int) -> int:

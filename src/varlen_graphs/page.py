@@ -1,5 +1,6 @@
 """The report of an encoder as one self-contained page: the table, and its figures drawn as SVG."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -13,6 +14,9 @@ LEFT, RIGHT, TOP, BOTTOM = 80, 30, 12, 46
 
 LABELS = 24
 """At most so many bars are labelled."""
+
+_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML has no place for: control characters, such as those of colours in the text of an error."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #2c3e50; --accent: #e67e22; --grid: #dde2e6; --ground: #ffffff; }
@@ -35,10 +39,10 @@ def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
         name: What to call the encoder.
         text: The table.
         costs: The budgets in use, if any, and what was measured of them.
-        stats: The counters.
+        stats: The counters, of budgets that are gone too.
     """
-    figures = _figures(sorted(costs.replays), costs, stats) if costs.replays else {}
-    parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in figures.items()]
+    parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in _figures(costs, stats).items()]
+    name, text = (_NO_XML.sub("", each) for each in (name, text))
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
@@ -49,22 +53,24 @@ def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
     )
 
 
-def _figures(budgets: Sequence[Budget], costs: Costs, stats: Stats) -> dict[str, str]:
-    """The figures, by their titles."""
-    replays = [stats.replays[budget] for budget in budgets]
-    active = [stats.active[budget] for budget in budgets]
-    padding = [budget.rows * count - rows for budget, count, rows in zip(budgets, replays, active, strict=True)]
-    cost = "Milliseconds of a replay, attention aside," if costs.measured else "Assumed cost of a replay, in rows,"
-    figures = {
-        f"{cost} by the rows of its budget": _line(budgets, [costs.replays[budget] for budget in budgets]),
-        "Replays of each budget": _bars(budgets, {"replays": replays}),
-        "Rows replayed in each budget: active ones, and padding in orange": _bars(
+def _figures(costs: Costs, stats: Stats) -> dict[str, str]:
+    """The figures, by their titles: what budgets in use take, and what was replayed, in those that are gone too."""
+    figures = {}
+    in_use, used = sorted(costs.replays), [*stats.replays]  # at one moment
+    if in_use:
+        cost = "Milliseconds of a replay, attention aside," if costs.measured else "Assumed cost of a replay, in rows,"
+        figures[f"{cost} by the rows of its budget"] = _line(in_use, [costs.replays[budget] for budget in in_use])
+    if budgets := sorted({*in_use, *used}):
+        replays = [stats.replays[budget] for budget in budgets]
+        active = [stats.active[budget] for budget in budgets]
+        padding = [budget.rows * count - rows for budget, count, rows in zip(budgets, replays, active, strict=True)]
+        figures["Replays of each budget"] = _bars(budgets, {"replays": replays})
+        figures["Rows replayed in each budget: active ones, and padding in orange"] = _bars(
             budgets, {"active rows": active, "rows of padding": padding}
-        ),
-    }
-    if costs.bytes_per_row is not None:
-        memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in budgets]
-        figures["MiB that pool and arena take up to each budget, in proportion to its rows"] = _line(budgets, memory)
+        )
+    if in_use and costs.bytes_per_row is not None:
+        memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in in_use]
+        figures["MiB that pool and arena take up to each budget, in proportion to its rows"] = _line(in_use, memory)
     return figures
 
 

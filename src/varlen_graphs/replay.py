@@ -1,5 +1,6 @@
 """A call as replays: rows and items in, graphs, outputs out."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from varlen_graphs.borrowed import Borrowed, Lent
 from varlen_graphs.budgets import Budget
-from varlen_graphs.call import Call
+from varlen_graphs.call import Call, StaticKey, static_key
 from varlen_graphs.capture.base import Backend
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.captured import Captured
@@ -47,11 +48,15 @@ class Replays:
         pool: Whose turn it is.
         stats: Counts.
         lends: Whether the output of a call that is one replay stays in the memory of its graph.
+
+    Attributes:
+        used: How often each budget was replayed, by the static arguments of the calls.
     """
 
     def __init__(
         self, captured: Captured, planner: Planner, forward: Forward, pool: Pool, stats: Stats, lends: bool
     ) -> None:
+        self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
         self._captured = captured
         self._planner = planner
         self._forward = forward
@@ -60,7 +65,11 @@ class Replays:
         self._lends = lends
 
     def run(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Any:
-        """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent."""
+        """Replay a call whose items the host knows: its output, or a `Borrowed` if outputs are lent.
+
+        Raises:
+            NoBudgetError: There are no graphs for it, and no budget is in use any more.
+        """
         with torch.no_grad(), on_device(call.rows.device), self._pool.exclusive():
             return self._run(self._graphs(call, call.rows, backend), call, layout, packs)
 
@@ -75,7 +84,7 @@ class Replays:
             else:
                 graphs.arena.load_rows(rows, spans, one.budget)
                 graphs.arena.load_layout(part, one.budget)
-                outputs = self._replay(graphs, one.budget, part.total)
+                outputs = self._replay(graphs, call, one.budget, part.total)
                 if self._lends and not call.length and spans[0][0] == collected.everything:
                     return Lent(graphs, outputs, collected.everything, self._pool)
             collected.take(outputs, graphs.extents, spans)
@@ -84,7 +93,11 @@ class Replays:
         return Borrowed(output) if self._lends else output
 
     def run_unseen(self, call: Call, budget: Budget, backend: Backend) -> Any:
-        """Replay a call whose items are described on the GPU, and fit this budget unless they are wrong."""
+        """Replay a call whose items are described on the GPU, and fit this budget unless they are wrong.
+
+        Raises:
+            NoBudgetError: As for `run`.
+        """
         rows, items = call.rows, call.items
         collected = Collected(Span(0, rows.shape[0], 0, items))
         spans = [(collected.everything, collected.everything)]
@@ -99,7 +112,7 @@ class Replays:
             graphs.arena.load_rows(rows, spans, budget)
             graphs.arena.load_table(call.description, deferred.calls, items, rows.shape[0], budget)
             # A call that is wrong must not pass for one that is right.
-            collected.take(self._replay(graphs, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
+            collected.take(self._replay(graphs, call, budget, rows.shape[0]), graphs.extents, spans, deferred.veils)
             deferred.fetch()
             output = graphs.rebuild(collected.tensors)
         return Borrowed(output) if self._lends else output
@@ -131,7 +144,7 @@ class Replays:
             def run() -> Any:
                 self._captured.staged = False
                 graphs.arena.load_layout(layout, budget)
-                outputs = self._replay(graphs, budget, layout.total)
+                outputs = self._replay(graphs, call, budget, layout.total)
                 collected.take(outputs, graphs.extents, [(collected.everything, collected.everything)])
                 return graphs.rebuild(collected.tensors)
 
@@ -168,9 +181,10 @@ class Replays:
         graphs.arena.check(rows)
         return graphs
 
-    def _replay(self, graphs: Graphs, budget: Budget, active: int) -> list[Tensor]:
+    def _replay(self, graphs: Graphs, call: Call, budget: Budget, active: int) -> list[Tensor]:
         """Replay what is in the arena."""
         self._stats.count_replay(budget, active)
+        self.used[static_key(call.statics)][budget] += 1
         return graphs.replay(budget)
 
     def _run_eager(self, call: Call, part: Layout, where: Span) -> list[Tensor]:

@@ -15,7 +15,7 @@ def report(
     failure: str | None = None,
     lazy: bool = False,
 ) -> str:
-    """A table of the budgets, and what happened.
+    """A table of the budgets, those that were used and are gone too, and what happened.
 
     Args:
         name: What to call the encoder.
@@ -26,17 +26,18 @@ def report(
         failure: Why there is no graph, if the capture failed.
         lazy: Whether calls do not wait for graphs.
     """
-    costs = in_use.costs
+    costs, out, used = in_use.costs, dict(in_use.out), [*stats.replays]  # at one moment
     lines = [name]
     if failure is not None:
         lines += [f"nothing could be captured, so calls {'run eager' if lazy else 'raise an error'}: {failure}"]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    for budget in sorted([*costs.replays, *in_use.out]):
+    for budget in sorted({*costs.replays, *out, *used}):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
-        note = "  not used: a larger one takes no longer" if budget in costs.dropped else ""
-        note = f"  out of use: {in_use.out[budget]}" if budget in in_use.out else note
+        note = "" if budget in in_use.budgets else "  dropped"
+        note = "  not used: a larger one takes no longer" if budget in costs.dropped else note
+        note = f"  out of use: {out[budget]}" if budget in out else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.call import static_key
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError, VarlenGraphsError
 from varlen_graphs.kernels.attention import timing
@@ -30,13 +31,13 @@ class Warmup:
     Attributes:
         identity: What it was measured of: versions, device, module and declaration. Of anything else it says nothing.
         costs: What replays cost, if that was measured.
-        used: How often calls used each budget.
+        used: How often calls used each budget, by their static arguments; those that JSON does not hold are not saved.
         attention: What backends of attention were timed, as `timing.as_json` gives it.
     """
 
     identity: dict[str, str]
     costs: Costs | None
-    used: dict[Budget, int]
+    used: list[tuple[dict[str, Any], dict[Budget, int]]]
     attention: list[Any]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -44,7 +45,11 @@ class Warmup:
         value = {
             "identity": self.identity,
             "costs": self.costs.as_json() if self.costs is not None else None,
-            "used": [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(self.used.items())],
+            "used": [
+                [statics, [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(budgets.items())]]
+                for statics, budgets in self.used
+                if _is_json(statics)
+            ],
             "attention": self.attention,
         }
         unfinished = Path(f"{os.fspath(path)}.part")
@@ -67,7 +72,10 @@ class Warmup:
                 warn(f"{path} was written of something else, so it is ignored, and measured anew: {what}")
                 return None
             costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-            used = {Budget(*capacities): int(calls) for *capacities, calls in value["used"]}
+            used = [
+                (dict(statics), {Budget(*capacities): int(calls) for *capacities, calls in budgets})
+                for statics, budgets in value["used"]
+            ]
             return cls(found, costs, used, timing.checked(value["attention"]))
         except FileNotFoundError:
             return None
@@ -103,6 +111,14 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
         "weights": _digest(weights),
         "declaration": _digest(declared),
     }
+
+
+def _is_json(statics: dict[str, Any]) -> bool:
+    """Whether static arguments come back from JSON as they were, as tuples and dtypes do not."""
+    try:
+        return static_key(json.loads(json.dumps(statics))) == static_key(statics)
+    except (TypeError, ValueError):
+        return False
 
 
 def _version(package: str) -> str:

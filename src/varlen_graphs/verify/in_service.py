@@ -89,13 +89,15 @@ class InService:
             if not (self._is_due(call, budgets) or self._any_without(call, budgets)):
                 return replay()
             output = replay()
+            graphs = self._captured.find(call.statics)
+            if graphs is None:
+                return output  # of an eager run: what the call captured was given up for the limit of memory
             if layout is None:
                 try:
                     layout = self._forward.spec.read_layout(call.description, call.rows.shape)
                 except LayoutError:
                     return output  # which is NaN, and the graph tells why
-            graphs = self._captured.find(call.statics)
-            if not self._planner.in_use.settled and graphs is not None:
+            if not self._planner.in_use.settled:
                 packs = planned_again(packs, layout, self._planner, graphs)  # as the replay, which may have captured
             came = output.output if isinstance(output, Borrowed) else output
             right = self._compared(call, layout, packs, came)
