@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -634,6 +635,15 @@ def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     check(second, [20])
     assert second.stats.replays == {SMALL: 1}
     assert json.loads(path.read_text())["identity"]["torch"] == torch.__version__
+
+
+def test_encoders_may_write_one_file_at_once(tmp_path):
+    """As the processes of several GPUs do that end together."""
+    path, encoder = tmp_path / "warm.json", measured(attention_encoder(BUDGETS, spec=SHAPED))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(encoder.save_warmup, [path] * 200):
+            assert attention_encoder(BUDGETS, spec=SHAPED, warmup=path).costs.measured
+    assert [file.name for file in tmp_path.iterdir()] == ["warm.json"]
 
 
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):

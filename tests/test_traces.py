@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -124,6 +125,33 @@ def test_a_file_is_replaced_only_once_it_is_whole(tmp_path):
     vg.Trace().save(path)
     vg.Trace().save(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+    (tmp_path / "plain").write_text("")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_writers_of_one_file_do_not_disturb_each_other_nor_readers(tmp_path):
+    path, trace = tmp_path / "trace.json", vg.Trace()
+    trace.calls.update({Load(rows, 1, 1, rows): rows for rows in range(1, 500)})
+    trace.save(path)
+
+    def work(number):
+        for _ in range(50):
+            if number:
+                trace.save(path)
+            else:
+                assert vg.Trace.load(path).calls == trace.calls
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, number) for number in range(4)]:
+            done.result()
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        vg.Trace().save(tmp_path / "folder")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"calls": [[1, 2]], "squares": 0, "costs": None}), "é"])

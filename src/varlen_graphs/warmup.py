@@ -16,6 +16,7 @@ from torch import nn
 from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError, VarlenGraphsError
+from varlen_graphs.files import write_whole
 from varlen_graphs.kernels.attention import timing
 from varlen_graphs.outputs import extents
 from varlen_graphs.sharded import sharding
@@ -47,9 +48,7 @@ class Warmup:
             "used": [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(self.used.items())],
             "attention": self.attention,
         }
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(json.dumps(value) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "Warmup | None":

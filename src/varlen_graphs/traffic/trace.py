@@ -8,6 +8,7 @@ from threading import Lock
 
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError
+from varlen_graphs.files import write_whole
 from varlen_graphs.packing import Load
 
 
@@ -55,9 +56,7 @@ class Trace:
             "squares": now.squares,
             "costs": now.costs.as_json() if now.costs and now.costs.measured else None,
         }
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(json.dumps(value) + "\n")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
@@ -68,7 +67,7 @@ class Trace:
         """
         trace = cls()
         try:
-            value = json.loads(Path(path).read_text())
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
             for rows, items, segments, longest, calls in value["calls"]:
                 trace.calls[Load(rows, items, segments, longest)] += calls
             trace.squares = value["squares"]
