@@ -699,6 +699,22 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
     assert not timing._timed
 
 
+@pytest.mark.parametrize("number", [-1.0, float("nan"), "x"])
+@pytest.mark.parametrize("place", [("costs", "host"), ("costs", "replays", 0, -1), ("used", 0, -1)])
+def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
+    path = tmp_path / "warm.json"
+    encoder = measured(attention_encoder(BUDGETS, spec=SHAPED))
+    check(encoder, [20])
+    encoder.save_warmup(path)
+    inside = value = json.loads(path.read_text())
+    for step in place[:-1]:
+        inside = inside[step]
+    inside[place[-1]] = number
+    path.write_text(json.dumps(value))
+    with pytest.raises(vg.InputError, match=rf"warm.json is no warm-up file .* is {number!r}: expected"):
+        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+
+
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):
     key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
     timing._timed[key] = timing._Timed("b", 0.5)

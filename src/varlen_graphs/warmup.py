@@ -16,7 +16,7 @@ from torch import nn
 from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError, VarlenGraphsError
-from varlen_graphs.files import write_whole
+from varlen_graphs.files import integer, write_whole
 from varlen_graphs.kernels.attention import timing
 from varlen_graphs.outputs import extents
 from varlen_graphs.sharded import sharding
@@ -66,7 +66,7 @@ class Warmup:
                 warn(f"{path} was written of something else, so it is ignored, and measured anew: {what}")
                 return None
             costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-            used = {Budget(*capacities): int(calls) for *capacities, calls in value["used"]}
+            used = {Budget(*capacities): integer("calls", calls, zero=True) for *capacities, calls in value["used"]}
             return cls(found, costs, used, timing.checked(value["attention"]))
         except FileNotFoundError:
             return None

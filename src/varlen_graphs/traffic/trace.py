@@ -8,7 +8,7 @@ from threading import Lock
 
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError
-from varlen_graphs.files import write_whole
+from varlen_graphs.files import integer, write_whole
 from varlen_graphs.packing import Load
 
 
@@ -68,10 +68,10 @@ class Trace:
         trace = cls()
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
-            for rows, items, segments, longest, calls in value["calls"]:
-                trace.calls[Load(rows, items, segments, longest)] += calls
-            trace.squares = value["squares"]
-            trace.costs = Costs.from_json(value["costs"]) if value["costs"] else None
+            for *sizes, calls in value["calls"]:
+                trace.calls[_load(*sizes)] += integer("calls", calls)
+            trace.squares = integer("squares", value["squares"], zero=True)
+            trace.costs = None if value["costs"] is None else Costs.from_json(value["costs"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no trace ({error!r}): expected what `Trace.save` wrote") from error
         return trace
@@ -81,3 +81,13 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({len(self)} calls of {len(self.calls)} sizes)"
+
+
+def _load(rows: object, items: object, segments: object, longest: object) -> Load:
+    """What a call needs, out of a file: segments are not always declared."""
+    return Load(
+        integer("rows", rows),
+        integer("items", items),
+        integer("segments", segments, zero=True),
+        integer("longest", longest, zero=True),
+    )
