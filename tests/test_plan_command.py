@@ -8,9 +8,9 @@ import pytest
 
 import varlen_graphs as vg
 from varlen_graphs.__main__ import main
-from varlen_graphs.packing import Load
+from varlen_graphs.traffic.trace import Size
 
-CALLS = {Load(200, 1, 1, 200): 30, Load(700, 3, 3, 300): 10, Load(1500, 6, 9, 250): 5}
+CALLS = {Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10, Size(1500, 6, 9, 250, 250): 5}
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def broken(path, change):
     ("at", "value"),
     [
         *[(0, value) for value in ("a", 0, -5, 200.5, None, True)],
-        *[(1, 0), (2, -1), (3, -1), (3, [7])],
-        *[(4, value) for value in (0, -3, 1.0, "many")],
+        *[(1, 0), (2, -1), (3, -1), (3, [7]), (4, 0)],
+        *[(5, value) for value in (0, -3, 1.0, "many")],
     ],
 )
 def test_a_call_that_cannot_be_is_named(traces, capsys, at, value):
     path = broken(traces / "measured.json", lambda trace: trace["calls"][1].__setitem__(at, value))
     said = printed(capsys, path)[1]
-    what = ("rows", "items", "segments", "longest", "calls")[at]
+    what = ("rows", "items", "segments", "longest", "largest", "calls")[at]
     assert said.startswith(f"{path} is no trace")
     assert f"{what} is {value!r}: expected an integer of at least {0 if at in (2, 3) else 1}" in said
 
