@@ -3,7 +3,6 @@
 What a worker does is tested in this process; what Ray does needs `make test-offline`.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,10 +12,10 @@ import numpy
 import pytest
 from PIL import Image
 
+from tests.encoders import load_example
+
+example = load_example("embed_folder")
 ROOT = Path(__file__).parent.parent
-SPEC = importlib.util.spec_from_file_location("embed_folder", ROOT / "examples" / "embed_folder.py")
-example = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(example)
 COUNT, SHARD = 22, 4
 
 DYING = f"""
