@@ -6,17 +6,19 @@ RUN := PYTHONPATH=src $(PYTHON)
 DEMO_ENV :=
 DEV_ENV :=
 FUZZ_ENV :=
+OFFLINE_ENV :=
 else
 RUN := .venv/bin/python
 DEMO_ENV := .venv/.demo
 DEV_ENV := .venv/.dev
 FUZZ_ENV := .venv/.fuzz
+OFFLINE_ENV := .venv/.offline
 endif
 
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix soak fuzz check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix test-offline soak fuzz check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -27,6 +29,10 @@ test: $(DEV_ENV)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+# The job on Ray, which is large, so that `make test` does without.
+test-offline: $(OFFLINE_ENV)
+	$(RUN) -m pytest tests/test_embed_folder.py tests/test_examples.py $(ARGS)
 
 # Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`.
 soak: $(DEV_ENV)
@@ -93,4 +99,8 @@ clean:
 
 .venv/.fuzz: .venv/.dev
 	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[dev,fuzz]"
+	touch $@
+
+.venv/.offline: .venv/.dev
+	.venv/bin/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[dev,offline]"
 	touch $@

@@ -3,7 +3,8 @@
     python examples/embed_folder.py PHOTOGRAPHS VECTORS     # again after a stop: goes on where it was
 
 The folder is cut into shards. A shard is done once its file is there, and files appear whole. So what was stopped goes
-on, and a shard whose worker died is encoded anew by another one: nothing is lost, and nothing is there twice. All
+on, and a shard whose worker died is encoded anew by another one: nothing is lost, and nothing is there twice. An image
+that cannot be read is listed in its shard as `broken`, with one of the `reasons`; remove the file to try it again. All
 machines must see both folders. Needs ray[data], pillow and transformers.
 """
 
@@ -14,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import numpy
-import ray
 import torch
 import transformers
 from PIL import Image
@@ -59,12 +59,12 @@ class Worker:
         return batch
 
     def encode(self, shard):
-        images, names, broken, vectors, rows = [], [], [], [], 0
+        images, names, broken, vectors, rows = [], [], {}, [], 0
         for name in self.shards[shard]:
             try:
                 images.append(self.read(name))
-            except OSError:  # an image that cannot be read must not stop the others
-                broken.append(name)
+            except Exception as error:  # no image must stop the others, whatever Pillow or the processor say of it
+                broken[name] = f"{type(error).__name__}: {error}"
                 continue
             names.append(name)
             rows += len(images[-1][0])
@@ -73,9 +73,9 @@ class Worker:
                 images, rows = [], 0
         if images:
             vectors += self.embed(images)
-        save(
-            path_of(self.out, shard), names=numpy.array(names), vectors=numpy.array(vectors), broken=numpy.array(broken)
-        )
+        texts = {"names": names, "broken": [*broken], "reasons": [*broken.values()]}
+        arrays = {what: numpy.array(values, dtype=str) for what, values in texts.items()}
+        save(path_of(self.out, shard), vectors=numpy.array(vectors), **arrays)
 
     def read(self, name):
         """The patches of an image and its grid."""
@@ -118,14 +118,21 @@ def cut(folder, out, size):
     return shards
 
 
+def missing(shards, out):
+    """The numbers of the shards that are not done yet."""
+    return [shard for shard in range(len(shards)) if not path_of(out, shard).exists()]
+
+
 def embed_folder(folder, out, size=256, workers=None, worker=Worker):
     """Embed what is not embedded yet. Returns how many images that were."""
     folder, out = Path(folder).resolve(), Path(out).resolve()
     shards = cut(folder, out, size)
-    todo = [shard for shard in range(len(shards)) if not path_of(out, shard).exists()]
+    todo = missing(shards, out)
     images = sum(len(shards[shard]) for shard in todo)
     if not todo:
         return 0
+    import ray  # takes seconds, and a worker by itself needs none
+
     if not ray.is_initialized():
         ray.init()  # the cluster of RAY_ADDRESS, or this machine
     ray.data.DataContext.get_current().enable_progress_bars = False  # shards are few, images are what is counted here

@@ -1,14 +1,16 @@
 """`python -m varlen_graphs plan`: what it prints and draws."""
 
+import json
+import math
 import sys
 
 import pytest
 
 import varlen_graphs as vg
 from varlen_graphs.__main__ import main
-from varlen_graphs.packing import Load
+from varlen_graphs.traffic.trace import Size
 
-CALLS = {Load(200, 1, 1, 200): 30, Load(700, 3, 3, 300): 10, Load(1500, 6, 9, 250): 5}
+CALLS = {Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10, Size(1500, 6, 9, 250, 250): 5}
 
 
 @pytest.fixture
@@ -70,6 +72,53 @@ def test_it_is_drawn_where_it_is_asked_for(traces, capsys, suffix, name):
     pytest.importorskip("matplotlib")
     printed(capsys, traces / f"{name}.json", "--plot", traces / f"plan.{suffix}")
     assert (traces / f"plan.{suffix}").stat().st_size > 10_000
+
+
+def broken(path, change):
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        *[(0, value) for value in ("a", 0, -5, 200.5, None, True)],
+        *[(1, 0), (2, -1), (3, -1), (3, [7]), (4, 0)],
+        *[(5, value) for value in (0, -3, 1.0, "many")],
+    ],
+)
+def test_a_call_that_cannot_be_is_named(traces, capsys, at, value):
+    path = broken(traces / "measured.json", lambda trace: trace["calls"][1].__setitem__(at, value))
+    said = printed(capsys, path)[1]
+    what = ("rows", "items", "segments", "longest", "largest", "calls")[at]
+    assert said.startswith(f"{path} is no trace")
+    assert f"{what} is {value!r}: expected an integer of at least {0 if at in (2, 3) else 1}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("replays", value) for value in ([], 7, [[1]], [[256, 4, 4, 256, "fast"]])],
+        *[("replays", [[256, 4, 4, 256, cost]]) for cost in (0, -1.0, math.nan, math.inf, 10**400, True, None)],
+        *[("replays", [[rows, 4, 4, 256, 1.0]]) for rows in (0, -256, 256.5, "a")],
+        *[(name, value) for name in ("host", "eager_factor") for value in (0, -1.0, math.nan, math.inf, "x", None)],
+        *[("per_square", value) for value in (-1.0, math.nan, "x", None)],
+        *[("bytes_per_row", value) for value in (0, -1.0, math.nan, "x")],
+    ],
+)
+def test_costs_that_cannot_be_are_refused(traces, capsys, name, value):
+    path = broken(traces / "measured.json", lambda trace: trace["costs"].__setitem__(name, value))
+    said = printed(capsys, path, "--max-memory", "1GiB")[1]
+    assert said.startswith(f"{path} is no trace")
+    assert "\n" not in said.strip()
+
+
+@pytest.mark.parametrize(("name", "value"), [("squares", "x"), ("squares", -1), ("costs", []), ("costs", 0)])
+def test_other_numbers_of_a_trace_are_checked(traces, capsys, name, value):
+    path = broken(traces / "measured.json", lambda trace: trace.__setitem__(name, value))
+    assert f"{path} is no trace" in printed(capsys, path)[1]
 
 
 def test_what_goes_wrong_is_said_in_a_line(traces, capsys, monkeypatch):

@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -791,6 +792,15 @@ def test_what_calls_used_is_forgotten_where_the_module_takes_other_arguments(tmp
     assert lazy_encoder(warmup=path).capture_wanted(None) == [BUDGETS[1]]
 
 
+def test_encoders_may_write_one_file_at_once(tmp_path):
+    """As the processes of several GPUs do that end together."""
+    path, encoder = tmp_path / "warm.json", measured(attention_encoder(BUDGETS, spec=SHAPED))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(encoder.save_warmup, [path] * 200):
+            assert attention_encoder(BUDGETS, spec=SHAPED, warmup=path).costs.measured
+    assert [file.name for file in tmp_path.iterdir()] == ["warm.json"]
+
+
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
     other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, warmup=tmp_path / "warm.json")
@@ -842,6 +852,22 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
     with pytest.raises(vg.InputError, match=r"warm.json is no warm-up file .*: expected what `encoder.save_warmup`"):
         attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
     assert not timing._timed
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), "x"])
+@pytest.mark.parametrize("place", [("costs", "host"), ("costs", "replays", 0, -1), ("used", 0, 1, 0, -1)])
+def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
+    path = tmp_path / "warm.json"
+    encoder = measured(attention_encoder(BUDGETS, spec=SHAPED))
+    check(encoder, [20])
+    encoder.save_warmup(path)
+    inside = value = json.loads(path.read_text())
+    for step in place[:-1]:
+        inside = inside[step]
+    inside[place[-1]] = number
+    path.write_text(json.dumps(value))
+    with pytest.raises(vg.InputError, match=rf"warm.json is no warm-up file .* is {number!r}: expected"):
+        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
 
 
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):

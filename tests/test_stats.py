@@ -104,6 +104,12 @@ def test_names_that_prometheus_does_not_take_are_refused(prefix, labels):
         stats.prometheus(prefix, **labels)
 
 
+@pytest.mark.parametrize("label", ["reason", "rows", "items", "segments", "max_seqlen"])
+def test_labels_of_the_counters_are_refused_before_anything_was_counted(label):
+    with pytest.raises(vg.InputError, match=f"label '{label}' is one that metrics have themselves"):
+        vg.Stats().prometheus(**{label: "x"})
+
+
 def test_numbers_of_one_moment_agree_while_threads_count():
     stats, wrong = vg.Stats(), []
 

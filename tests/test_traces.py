@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,9 +13,15 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests import strategies
 from tests.encoders import attention_encoder, attention_spec
-from varlen_graphs.packing import Load
+from varlen_graphs.traffic.trace import Size
 
-loads = st.builds(Load, st.integers(1, 5000), st.integers(1, 9), st.integers(0, 40), st.integers(0, 5000))
+
+@st.composite
+def sizes(draw):
+    """Of calls, with segments or without."""
+    largest, items = draw(st.integers(1, 5000)), draw(st.integers(1, 9))
+    rows = draw(st.integers(largest, largest * items))
+    return Size(rows, items, draw(st.integers(0, 40)), draw(st.integers(0, largest)), largest)
 
 
 def rows_for(lengths):
@@ -29,7 +36,7 @@ def test_calls_count_by_their_sizes_however_they_run(backend):
         for lengths in ([20, 7], [7, 20], [30], [500]):
             encoder(rows_for(lengths), lengths=lengths)
     encoder(rows_for([5]), lengths=[5])
-    assert trace.calls == {Load(27, 2, 2, 20): 2, Load(30, 1, 1, 30): 1, Load(500, 1, 1, 500): 1}
+    assert trace.calls == {Size(27, 2, 2, 20, 20): 2, Size(30, 1, 1, 30, 30): 1, Size(500, 1, 1, 500, 500): 1}
     assert trace.squares == 2 * (20**2 + 7**2) + 30**2 + 500**2
     assert len(trace) == 4
 
@@ -38,7 +45,7 @@ def test_a_stage_counts_once():
     encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
     with encoder.record() as trace, encoder.stage([9, 4]) as stage:
         stage.rows.copy_(rows_for([9, 4]))
-    assert trace.calls == {Load(13, 2, 2, 9): 1}
+    assert trace.calls == {Size(13, 2, 2, 9, 9): 1}
 
 
 def test_items_on_the_gpu_count_as_the_most_they_may_need_and_are_not_copied():
@@ -46,7 +53,7 @@ def test_items_on_the_gpu_count_as_the_most_they_may_need_and_are_not_copied():
     encoder = attention_encoder()
     with encoder.record() as trace:
         encoder(rows_for([20, 7]), lengths=torch.tensor([20, 7]))
-    assert trace.calls == {Load(27, 2, 2, 26): 1}
+    assert trace.calls == {Size(27, 2, 2, 26, 27): 1}
     assert trace.squares == 0
 
 
@@ -62,13 +69,13 @@ def test_recordings_may_overlap():
 
 def test_a_plan_is_made_while_calls_are_counted():
     trace = vg.Trace()
-    trace.count(Load(100, 1, 1, 100), squares=10**4)
+    trace.count(Size(100, 1, 1, 100, 100), squares=10**4)
     now = trace.copy()
     done = threading.Event()
 
     def count():
         for rows in range(1, 20_000):
-            trace.count(Load(rows, 1, 1, rows))
+            trace.count(Size(rows, 1, 1, rows, rows))
         done.set()
 
     thread = threading.Thread(target=count)
@@ -76,7 +83,7 @@ def test_a_plan_is_made_while_calls_are_counted():
     while not done.is_set():
         vg.plan(trace, max_graphs=2)
     thread.join()
-    assert (now.calls, now.squares, len(trace)) == ({Load(100, 1, 1, 100): 1}, 10**4, 20_000)
+    assert (now.calls, now.squares, len(trace)) == ({Size(100, 1, 1, 100, 100): 1}, 10**4, 20_000)
 
 
 def test_a_recording_that_an_error_ends_is_over():
@@ -103,7 +110,7 @@ def test_costs_come_along_as_they_are_known_in_the_end():
     assert trace.costs is encoder.costs is measured
 
 
-@given(st.dictionaries(loads, st.integers(1, 1000)), st.integers(0, 10**15), strategies.costs(4) | st.none())
+@given(st.dictionaries(sizes(), st.integers(1, 1000)), st.integers(0, 10**15), strategies.costs(4) | st.none())
 def test_what_is_written_is_read_again(tmp_path_factory, calls, squares, costs):
     trace = vg.Trace(costs)
     trace.calls.update(calls)
@@ -124,9 +131,48 @@ def test_a_file_is_replaced_only_once_it_is_whole(tmp_path):
     vg.Trace().save(path)
     vg.Trace().save(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+    (tmp_path / "plain").write_text("")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"calls": [[1, 2]], "squares": 0, "costs": None}), "é"])
+def test_writers_of_one_file_do_not_disturb_each_other_nor_readers(tmp_path):
+    path, trace = tmp_path / "trace.json", vg.Trace()
+    trace.calls.update({Size(rows, 1, 1, rows, rows): rows for rows in range(1, 500)})
+    trace.save(path)
+
+    def work(number):
+        for _ in range(50):
+            if number:
+                trace.save(path)
+            else:
+                assert vg.Trace.load(path).calls == trace.calls
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, number) for number in range(4)]:
+            done.result()
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        vg.Trace().save(tmp_path / "folder")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+COLUMNS = ["rows", "items", "segments", "longest", "largest", "calls"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "[]", "{}", "é"],
+        json.dumps({"columns": COLUMNS, "calls": [[1, 2]], "squares": 0, "costs": None}),
+        json.dumps({"columns": COLUMNS, "calls": [[9, 2, 2, 5, 4, 1]], "squares": 0, "costs": None}),
+        json.dumps({"columns": COLUMNS, "calls": [[9, 2, 2, 4, 4, 1]], "squares": 0, "costs": None}),
+        json.dumps({"columns": COLUMNS[:4], "calls": [[9, 2, 2, 5, 1]], "squares": 0, "costs": None}),
+    ],
+)
 def test_a_file_that_is_no_trace_says_so(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)

@@ -23,7 +23,7 @@ from varlen_graphs.replay import EAGER_IS_FASTER, Replays
 from varlen_graphs.stage import Stage, staged
 from varlen_graphs.state import State
 from varlen_graphs.stats import Stats
-from varlen_graphs.traffic.trace import Trace
+from varlen_graphs.traffic.trace import Size, Trace
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.wanted import Wanted
 
@@ -110,7 +110,8 @@ class Calls:
                 return self.encode(call, self.read_layout(call), self._wanted.reason, None)
             self._stats.count_call(call.items)
             for trace in self.traces:
-                trace.count(self._planner.most(call))
+                most = self._planner.most(call)
+                trace.count(Size(*most, largest=most.rows))
             with suppress(NoBudgetError):
                 if self.checks is not None:
                     packs = [Pack(budget, range(call.items))]
@@ -189,7 +190,8 @@ class Calls:
     def _count(self, layout: Layout) -> None:
         self._stats.count_call(len(layout))
         for trace in self.traces:
-            trace.count(self._spec.needs.load(layout), self._spec.needs.squares(layout))
+            size = Size(*self._spec.needs.load(layout), largest=max(layout.group_rows))
+            trace.count(size, self._spec.needs.squares(layout))
 
     def _count_and_run_eager(self, reason: str, call: Call, layout: Layout) -> Any:
         self._stats.count_eager(reason)

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.errors import InputError
+from varlen_graphs.files import number
 
 REPLAY_ROWS = 512
 """What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
@@ -120,8 +122,21 @@ class Costs:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Costs":
-        """From what `as_json` gave."""
-        return cls(**value | {"replays": {Budget(*capacities): cost for *capacities, cost in value["replays"]}})
+        """From what `as_json` gave.
+
+        Raises:
+            ValueError, TypeError, KeyError: It is something else.
+        """
+        replays = {Budget(*sizes): number("the cost of a replay", cost) for *sizes, cost in value["replays"]}
+        if not replays:
+            raise InputError("replays is empty: expected what was measured of one budget or more")
+        return cls(
+            replays,
+            number("per_square", value["per_square"], zero=True),
+            number("host", value["host"]),
+            number("eager_factor", value["eager_factor"]),
+            None if value["bytes_per_row"] is None else number("bytes_per_row", value["bytes_per_row"]),
+        )
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
         """Whether a larger budget holds all that this one does, and costs no more."""

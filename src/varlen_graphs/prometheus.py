@@ -4,7 +4,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from varlen_graphs.errors import InputError
@@ -19,12 +19,14 @@ class Metric(NamedTuple):
     Attributes:
         name: Without the prefix. A counter's ends in `_total`.
         help: What is counted.
-        samples: Numbers, by labels.
+        labels: The names of the labels that tell its numbers apart.
+        samples: Numbers, each with the values of these labels.
     """
 
     name: str
     help: str
-    samples: Sequence[tuple[Mapping[str, object], float]]
+    labels: Sequence[str]
+    samples: Sequence[tuple[Sequence[object], float]]
 
     @property
     def type(self) -> str:
@@ -32,7 +34,7 @@ class Metric(NamedTuple):
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def exposition(metrics: Iterable[Metric], prefix: str, labels: Mapping[str, object]) -> str:
+def exposition(metrics: Sequence[Metric], prefix: str, labels: Mapping[str, object]) -> str:
     """Metrics as text.
 
     Args:
@@ -41,12 +43,12 @@ def exposition(metrics: Iterable[Metric], prefix: str, labels: Mapping[str, obje
         labels: Labels of every sample.
 
     Raises:
-        InputError: The prefix or a label is no name that Prometheus takes, or a metric has that label itself.
+        InputError: The prefix or a label is no name that Prometheus takes, or a metric has that label itself, also
+            where it has no samples yet.
     """
-    metrics = [metric for metric in metrics if metric.samples]
     if not NAME.fullmatch(prefix):
         raise InputError(f"prefix {prefix!r}: expected letters, digits, '_' and ':', and no digit first")
-    own = {label for metric in metrics for given, _ in metric.samples for label in given}
+    own = {label for metric in metrics for label in metric.labels}
     for label in labels:
         if not LABEL.fullmatch(label):
             raise InputError(f"label {label!r}: expected letters, digits and '_', and no digit or '__' first")
@@ -54,10 +56,13 @@ def exposition(metrics: Iterable[Metric], prefix: str, labels: Mapping[str, obje
             raise InputError(f"label {label!r} is one that metrics have themselves: call it otherwise")
     lines = []
     for metric in metrics:
+        if not metric.samples:
+            continue
         name = f"{prefix}_{metric.name}"
         lines += [f"# HELP {name} {_escaped(metric.help)}", f"# TYPE {name} {metric.type}"]
-        for given, value in metric.samples:
-            pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in {**labels, **given}.items())
+        for values, value in metric.samples:
+            given = [*labels.items(), *zip(metric.labels, values, strict=True)]
+            pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in given)
             lines += [f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"]
     return "".join(f"{line}\n" for line in lines)
 

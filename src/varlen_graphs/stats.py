@@ -116,12 +116,12 @@ class Stats:
             InputError: The prefix or a label is none that Prometheus takes, or one that the counters have themselves.
         """
         now = self.as_dict()
-        metrics = [Metric(f"{name}_total", text, [({}, now[name])]) for name, text in _OF_ALL.items()]
-        reasons = [({"reason": reason}, count) for reason, count in now["eager"].items()]
-        metrics += [Metric("eager_total", "Runs without a graph.", reasons)]
-        budgets = [({label: each[label] for label in _LABELS}, each) for each in now["budgets"]]
+        metrics = [Metric(f"{name}_total", text, (), [((), now[name])]) for name, text in _OF_ALL.items()]
+        reasons = [((reason,), count) for reason, count in now["eager"].items()]
+        metrics += [Metric("eager_total", "Runs without a graph.", ("reason",), reasons)]
+        budgets = [([each[label] for label in _LABELS], each) for each in now["budgets"]]
         metrics += [
-            Metric(f"budget_{name}_total", text, [(own, each[name]) for own, each in budgets])
+            Metric(f"budget_{name}_total", text, _LABELS, [(own, each[name]) for own, each in budgets])
             for name, text in _OF_BUDGETS.items()
         ]
         return exposition(metrics, prefix, labels)

@@ -17,6 +17,7 @@ from varlen_graphs.budgets import Budget
 from varlen_graphs.call import static_key
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError, VarlenGraphsError
+from varlen_graphs.files import integer, write_whole
 from varlen_graphs.kernels.attention import timing
 from varlen_graphs.outputs import extents
 from varlen_graphs.sharded import sharding
@@ -52,9 +53,7 @@ class Warmup:
             ],
             "attention": self.attention,
         }
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(json.dumps(value) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "Warmup | None":
@@ -72,10 +71,7 @@ class Warmup:
                 warn(f"{path} was written of something else, so it is ignored, and measured anew: {what}")
                 return None
             costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-            used = [
-                (dict(statics), {Budget(*capacities): int(calls) for *capacities, calls in budgets})
-                for statics, budgets in value["used"]
-            ]
+            used = [(dict(statics), _counts(budgets)) for statics, budgets in value["used"]]
             return cls(found, costs, used, timing.checked(value["attention"]))
         except FileNotFoundError:
             return None
@@ -111,6 +107,10 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
         "weights": _digest(weights),
         "declaration": _digest(declared),
     }
+
+
+def _counts(value: Any) -> dict[Budget, int]:
+    return {Budget(*capacities): integer("calls", calls, zero=True) for *capacities, calls in value}
 
 
 def _is_json(statics: dict[str, Any]) -> bool:

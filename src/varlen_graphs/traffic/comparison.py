@@ -16,7 +16,7 @@ def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
 
     All with room for the items and segments of the trace, so that they differ by their row counts alone.
     """
-    smallest, largest = (pick(load.rows for load in trace.calls) for pick in (min, max))
+    smallest, largest = (pick(size.rows for size in trace.calls) for pick in (min, max))
     powers = [2**exponent for exponent in range((smallest - 1).bit_length(), (largest - 1).bit_length() + 1)]
     return {
         "plan": plan,
@@ -27,7 +27,7 @@ def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
 
 def table(trace: Trace, plans: Mapping[str, Plan]) -> str:
     """Padding, expected cost and memory of some plans for a trace, one a line."""
-    items, rows = (sum(load[at] * count for load, count in trace.calls.items()) / len(trace) for at in (1, 0))
+    items, rows = (sum(size[at] * count for size, count in trace.calls.items()) / len(trace) for at in (1, 0))
     measured = any(plan.measured for plan in plans.values())
     unit, digits = ("ms", 3) if measured else ("cost", 0)
     lines = [

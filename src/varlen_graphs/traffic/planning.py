@@ -12,7 +12,7 @@ from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, InputError
 from varlen_graphs.memory_limit import most_rows
 from varlen_graphs.packing import Load
-from varlen_graphs.traffic.trace import Trace
+from varlen_graphs.traffic.trace import Size, Trace
 
 ASSUMED = Costs.in_rows([Budget(ROW_ALIGNMENT)])
 """What replays cost where nothing was measured."""
@@ -25,15 +25,15 @@ ROUNDING = 1e-9
 class Plan:
     """Budgets, and what the calls of a trace cost with them. It is taken wherever budgets are.
 
-    A call is one replay of the smallest budget that holds it. One that has too many rows for all is taken as the fewest
-    even parts that fit, of at least one item each, where it can be.
+    A call is one replay of the smallest budget that holds it. One that has too many rows for all is taken as parts that
+    fit if all of its items but the largest are of one size, and as eager if the largest fits none.
 
     Attributes:
         budgets: The budgets, ascending, each with room for all calls of no more rows.
         calls: Calls of the trace.
         replays: Replays of each budget.
         active: Active rows in all replays of each budget.
-        eager: Calls that run eager, because they cannot be parted so. They are in no other number.
+        eager: Calls of which an item, or a group, has too many rows for all budgets. They are in no other number.
         cost: What all replays cost, attention aside: milliseconds if they were measured, rows and 512 a replay else.
         attention: Milliseconds that attention takes in all calls, whatever the budgets.
         measured: Whether costs were measured.
@@ -101,7 +101,7 @@ def plan(
         raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
     if max_graphs < 1:
         raise BudgetError(f"max_graphs={max_graphs}: expected at least 1")
-    largest = row_count_for(max(load.rows for load in trace.calls))
+    largest = row_count_for(max(size.rows for size in trace.calls))
     if max_memory is not None:
         if costs.bytes_per_row is None:
             raise BudgetError(
@@ -110,9 +110,8 @@ def plan(
             )
         largest = min(largest, most_rows(max_memory, costs.bytes_per_row, ROW_ALIGNMENT))
     replays: Counter[int] = Counter()
-    for load, calls in trace.calls.items():
-        count, part = _parts(load, largest)
-        if count:
+    for size, calls in trace.calls.items():
+        for part, count in _parts(size, largest):
             replays[min(row_count_for(part.rows), largest)] += calls * count
     if not replays:
         raise BudgetError(f"no call fits the {largest} rows that max_memory={max_memory!r} has room for: allow more")
@@ -121,19 +120,17 @@ def plan(
 
 def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
     """What the calls of a trace cost with budgets of these row counts, ascending, that nest as those of `plan` do."""
-    parts = {load: _parts(load, row_counts[-1]) for load in trace.calls}
-    budgets = [_budget(rows, [part for count, part in parts.values() if count]) for rows in row_counts]
+    parts = {size: _parts(size, row_counts[-1]) for size in trace.calls}
+    budgets = [_budget(rows, [part for of_call in parts.values() for part, _ in of_call]) for rows in row_counts]
     replays: Counter[Budget] = Counter()
     active: Counter[Budget] = Counter()
     eager = 0
-    for load, calls in trace.calls.items():
-        count, part = parts[load]
-        if count:
+    for size, calls in trace.calls.items():
+        eager += 0 if parts[size] else calls
+        for part, count in parts[size]:
             budget = budgets[bisect_left(row_counts, part.rows)]
             replays[budget] += calls * count
-            active[budget] += calls * load.rows
-        else:
-            eager += calls
+            active[budget] += calls * count * part.rows
     return Plan(
         tuple(budgets),
         len(trace),
@@ -147,13 +144,24 @@ def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
     )
 
 
-def _parts(load: Load, largest: int) -> tuple[int, Load]:
-    """How many replays of at most so many rows a call takes, and what each of them must hold; 0 if none can."""
-    count = math.ceil(load.rows / largest)
-    if count > load.items or load.longest > largest:
-        return 0, load
-    rows, items, segments = (math.ceil(number / count) for number in (load.rows, load.items, load.segments))
-    return count, Load(max(rows, load.longest), items, segments, load.longest)
+def _parts(size: Size, most: int) -> list[tuple[Load, int]]:
+    """What replays of at most so many rows must hold for a call, and how many of each; none if an item has more rows.
+
+    A trace knows the largest item, and how many rows the others have together. These are taken to be of one size: as
+    many as fit go with the largest, the others fill further replays. Which of them meet is not known, so each replay
+    has room for the items and segments of the whole call.
+    """
+    if size.largest > most:
+        return []
+    if size.rows <= most:
+        return [(Load(*size[:4]), 1)]
+    others, rows = size.items - 1, size.rows - size.largest
+    beside, fitting = ((most - taken) * others // rows for taken in (size.largest, 0))
+    full, rest = divmod(others - beside, fitting)
+    replays = ((size.largest, beside, 1), (0, fitting, full), (0, rest, min(rest, 1)))
+    return [
+        (Load(more + math.ceil(items * rows / others), *size[1:4]), count) for more, items, count in replays if count
+    ]
 
 
 def _budget(rows: int, parts: Sequence[Load]) -> Budget:

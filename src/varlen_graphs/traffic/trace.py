@@ -5,10 +5,33 @@ import os
 from collections import Counter
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError
-from varlen_graphs.packing import Load
+from varlen_graphs.files import integer, write_whole
+
+
+class Size(NamedTuple):
+    """The size of a call.
+
+    Attributes:
+        rows: Rows of all items.
+        items: Items.
+        segments: Segments.
+        longest: Rows of the longest segment.
+        largest: Rows of the largest item or group, which no replay parts.
+    """
+
+    rows: int
+    items: int
+    segments: int
+    longest: int
+    largest: int
+
+
+COLUMNS = [*Size._fields, "calls"]
+"""What a file says of calls."""
 
 
 class Trace:
@@ -17,22 +40,22 @@ class Trace:
     It grows with the number of different sizes, not with that of calls.
 
     Attributes:
-        calls: Calls by what they need of a budget: rows, items, segments, and rows of the longest segment.
+        calls: Calls by their sizes.
         squares: The sum of squared segment lengths over all calls, which the time of attention follows. Calls whose
             items only the GPU has seen are not in it.
         costs: What replays cost where the calls came from, as known when the recording began, and when it ended.
     """
 
     def __init__(self, costs: Costs | None = None) -> None:
-        self.calls: Counter[Load] = Counter()
+        self.calls: Counter[Size] = Counter()
         self.squares = 0
         self.costs = costs
         self._lock = Lock()
 
-    def count(self, load: Load, squares: int = 0) -> None:
+    def count(self, size: Size, squares: int = 0) -> None:
         """Count a call."""
         with self._lock:
-            self.calls[load] += 1
+            self.calls[size] += 1
             self.squares += squares
 
     def copy(self) -> "Trace":
@@ -50,14 +73,12 @@ class Trace:
         """
         now = self.copy()
         value = {
-            "columns": [*Load._fields, "calls"],
-            "calls": [[*load, count] for load, count in sorted(now.calls.items())],
+            "columns": COLUMNS,
+            "calls": [[*size, count] for size, count in sorted(now.calls.items())],
             "squares": now.squares,
             "costs": now.costs.as_json() if now.costs and now.costs.measured else None,
         }
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(json.dumps(value) + "\n")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
@@ -68,11 +89,13 @@ class Trace:
         """
         trace = cls()
         try:
-            value = json.loads(Path(path).read_text())
-            for rows, items, segments, longest, calls in value["calls"]:
-                trace.calls[Load(rows, items, segments, longest)] += calls
-            trace.squares = value["squares"]
-            trace.costs = Costs.from_json(value["costs"]) if value["costs"] else None
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
+            if value["columns"] != COLUMNS:
+                raise InputError(f"columns are {value['columns']}, and not {COLUMNS}: record again")
+            for *numbers, calls in value["calls"]:
+                trace.calls[_size(*numbers)] += integer("calls", calls)
+            trace.squares = integer("squares", value["squares"], zero=True)
+            trace.costs = None if value["costs"] is None else Costs.from_json(value["costs"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no trace ({error!r}): expected what `Trace.save` wrote") from error
         return trace
@@ -82,3 +105,17 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({len(self)} calls of {len(self.calls)} sizes)"
+
+
+def _size(rows: object, items: object, segments: object, longest: object, largest: object) -> Size:
+    """The size of a call, out of a file."""
+    size = Size(
+        integer("rows", rows),
+        integer("items", items),
+        integer("segments", segments, zero=True),  # not every encoder declares some
+        integer("longest", longest, zero=True),
+        integer("largest", largest),
+    )
+    if not size.longest <= size.largest <= size.rows <= size.largest * size.items:
+        raise InputError(f"{size}: expected longest <= largest <= rows <= largest * items")
+    return size

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from varlen_graphs.files import number
 from varlen_graphs.kernels.attention.call import Call
 
 Run = Callable[[Call], Tensor]
@@ -87,8 +88,9 @@ def checked(value: Any) -> list[Any]:
     """
     for dtype, q, k, sizes, backends, name, per_square in value:
         _key(torch.device("cpu"), dtype, q, k, sizes, backends)
-        if name not in backends or per_square < 0:
+        if name not in backends:
             raise ValueError(f"{name} of {backends}")
+        number("per_square", per_square, zero=True)
     return list(value)
 
 
