@@ -606,6 +606,14 @@ def test_where_no_graph_fits_there_is_nothing_to_capture():
     assert encoder.bytes() == 0
 
 
+def test_where_the_last_budget_that_fitted_was_dropped_there_is_nothing_to_capture():
+    encoder = lazy_encoder(budgets=[32, 256], memory=bytes_of([32]), lazy=False).capture()
+    encoder.drop_budget(32)
+    encoder.capture(scale=2.0)
+    check(encoder, [20], scale=2.0)
+    assert encoder.stats.eager == {"no graph fits the limit of memory": 1}
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_budgets_come_and_go_under_load_and_a_limit(lazy):

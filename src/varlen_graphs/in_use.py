@@ -24,7 +24,6 @@ class InUse:
         out: Those out of use, and why.
         settled: Whether every budget that calls were ever planned for has its graphs.
         known: Those whose costs need not be measured.
-        why_none: Why no budget is in use, where a limit is the reason.
     """
 
     def __init__(self, costs: Costs, settled: bool = True) -> None:
@@ -34,7 +33,7 @@ class InUse:
         self.out: dict[Budget, str] = {}
         self.settled = settled
         self.known: frozenset[Budget] = frozenset()
-        self.why_none: str | None = None
+        self._over_limit: set[Budget] = set()
         self._assumed = costs
 
     def learn(self, costs: Costs) -> None:
@@ -48,21 +47,26 @@ class InUse:
         self.out[budget] = reason
         self._plan()
 
+    def put_over_limit(self, budget: Budget, most: int) -> None:
+        """Take a budget out of use that takes more than a limit of so many bytes leaves it."""
+        self._over_limit.add(budget)
+        self.put_out(budget, f"with it graphs hold more than the limit of {most:,} bytes")
+
     def put_all_in(self) -> None:
         """Use all budgets again."""
-        self.why_none = None
+        self._over_limit.clear()
         if self.out:
             self.out = {}
             self._plan()
 
     def add(self, budget: Budget) -> None:
         """Have one budget more."""
-        self.why_none = None
         self._change((*self.budgets, budget))
 
     def drop(self, budget: Budget) -> None:
         """Have one budget less; one remains."""
         self.out.pop(budget, None)
+        self._over_limit.discard(budget)
         self._change([one for one in self.budgets if one != budget])
 
     def _change(self, budgets: Iterable[Budget]) -> None:
@@ -79,6 +83,11 @@ class InUse:
     def those_in_use(self) -> list[Budget]:
         """The budgets in use, ascending."""
         return [budget for budget in self.budgets if budget not in self.out]
+
+    @property
+    def why_none(self) -> str | None:
+        """Why no budget is in use, where none is and a limit is the reason."""
+        return "no graph fits the limit of memory" if self._over_limit and not self.costs.replays else None
 
     def knows(self, needed: Demand | Load) -> bool:
         """Whether some budget holds what is needed, in use or not."""

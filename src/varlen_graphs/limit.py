@@ -65,12 +65,11 @@ class Limit:
             if budget.rows > largest and (budget in gone or budget.rows > room)
         ]
         for budget in too_large if lazy else {*too_large, *gone}:
-            self._in_use.put_out(budget, f"with it graphs hold more than the limit of {self.most:,} bytes")
+            self._in_use.put_over_limit(budget, self.most)
         return gone, bool(too_large)
 
     def tell_none_fits(self) -> None:
         """Say that calls run eager, because there is not enough memory for any graph."""
-        self._in_use.why_none = "no graph fits the limit of memory"
         if not self._told:
             self._told = True
             warn(
