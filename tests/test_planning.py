@@ -289,6 +289,16 @@ def test_what_no_segment_is_counted_for_has_room_for_its_items():
     [
         (lambda: vg.plan(vg.Trace()), vg.InputError, "no calls in the trace: expected some inside"),
         (
+            lambda: vg.plan("trace.json"),
+            vg.InputError,
+            "came with a str and costs of NoneType: expected a Trace, such as Trace.load(path)",
+        ),
+        (
+            lambda: vg.plan(vg.Trace(), costs="other.json"),
+            vg.InputError,
+            "came with a Trace and costs of str: expected",
+        ),
+        (
             lambda: vg.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
             vg.BudgetError,
             "max_graphs=0: expected at",

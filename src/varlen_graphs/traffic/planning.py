@@ -93,9 +93,12 @@ def plan(
             the budgets that were measured, costs are interpolated.
 
     Raises:
-        InputError: There are no calls in the trace.
+        InputError: There are no calls in the trace, or these are no trace and costs.
         BudgetError: No graph is allowed, or no call fits the memory, or it is not known what a row takes.
     """
+    if not isinstance(trace, Trace) or not isinstance(costs, Costs | None):
+        came = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
+        raise InputError(f"plan() came with {came}: expected a Trace, such as Trace.load(path), and Costs or None")
     trace, costs = trace.copy(), costs or trace.costs or ASSUMED
     if not trace.calls:
         raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
