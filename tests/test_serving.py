@@ -598,6 +598,13 @@ def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify)
     assert not encoder.stats.checked
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_no_budget_that_was_given_up_is_proved(lazy):
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:2]), lazy=lazy)
+    verified = encoder.verify([{"x": rows_for([20]), "lengths": [20]}])
+    assert verified.budgets == BUDGETS[:2]
+
+
 def test_where_no_graph_fits_there_is_nothing_to_capture():
     encoder = lazy_encoder(memory=100, lazy=False)
     with pytest.warns(UserWarning, match="no graph fits"):

@@ -488,7 +488,7 @@ class GraphedEncoder:
         pairs = [
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
-        for one, _ in pairs if self._wanted is not None else ():
+        for one, _ in pairs:  # first, because a limit of memory may leave fewer budgets
             with self.pool.exclusive():
                 self._captured.capture(self._captured.basis(one.call, one.backend))
         if not pairs:

@@ -30,7 +30,7 @@ def _own(columns, shift, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _attend(
     acc0, acc1, total, largest, q0, q1, k, v, k0_desc, k1_desc, v0_desc, v1_desc, k_column, v_column,
-    shift, rows, offset, start, stop, k_end, scale,
+    k_shift, v_shift, rows, offset, start, stop, k_end, scale,
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
@@ -39,7 +39,8 @@ def _attend(
     columns = tl.arange(0, BLOCK_N)
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
-    own0, own1 = _own(dims0, shift, HEAD_DIM), _own(dims1, shift, HEAD_DIM)
+    k_dims0, k_dims1 = _own(dims0, k_shift, HEAD_DIM), _own(dims1, k_shift, HEAD_DIM)
+    v_dims0, v_dims1 = _own(dims0, v_shift, HEAD_DIM), _own(dims1, v_shift, HEAD_DIM)
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         key = block + columns
         inside = key < k_end
@@ -49,19 +50,19 @@ def _attend(
         # outer heads are other rows, which may be padding with NaN; a descriptor knows where the row ends.
         if MASKED:
             # Rows past the end of the segment are others' or padding: 0 * NaN is NaN, so they must not be loaded.
-            k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & own0[:, None], other=0.0)
+            k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & k_dims0[:, None], other=0.0)
         elif DESCRIBED:
             k0 = k0_desc.load([block, k_column]).T
         else:
-            k0 = tl.load(k_at + dims0[:, None], mask=own0[:, None], other=0.0)
+            k0 = tl.load(k_at + dims0[:, None], mask=k_dims0[:, None], other=0.0)
         scores = tl.dot(q0, k0, input_precision=PRECISION)
         if D1:
             if MASKED:
-                k1 = tl.load(k_at + dims1[:, None], mask=inside[None, :] & own1[:, None], other=0.0)
+                k1 = tl.load(k_at + dims1[:, None], mask=inside[None, :] & k_dims1[:, None], other=0.0)
             elif DESCRIBED:
                 k1 = k1_desc.load([block, k_column + D0]).T
             else:
-                k1 = tl.load(k_at + dims1[:, None], mask=own1[:, None], other=0.0)
+                k1 = tl.load(k_at + dims1[:, None], mask=k_dims1[:, None], other=0.0)
             scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
         if MASKED:
             visible = inside[None, :]
@@ -81,19 +82,19 @@ def _attend(
         largest = larger
         weights = weights.to(v.dtype.element_ty)
         if MASKED:
-            v0 = tl.load(v_at + dims0[None, :], mask=inside[:, None] & own0[None, :], other=0.0)
+            v0 = tl.load(v_at + dims0[None, :], mask=inside[:, None] & v_dims0[None, :], other=0.0)
         elif DESCRIBED:
             v0 = v0_desc.load([block, v_column])
         else:
-            v0 = tl.load(v_at + dims0[None, :], mask=own0[None, :], other=0.0)
+            v0 = tl.load(v_at + dims0[None, :], mask=v_dims0[None, :], other=0.0)
         acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
         if D1:
             if MASKED:
-                v1 = tl.load(v_at + dims1[None, :], mask=inside[:, None] & own1[None, :], other=0.0)
+                v1 = tl.load(v_at + dims1[None, :], mask=inside[:, None] & v_dims1[None, :], other=0.0)
             elif DESCRIBED:
                 v1 = v1_desc.load([block, v_column + D0])
             else:
-                v1 = tl.load(v_at + dims1[None, :], mask=own1[None, :], other=0.0)
+                v1 = tl.load(v_at + dims1[None, :], mask=v_dims1[None, :], other=0.0)
             acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
     return acc0, acc1, total, largest
 
@@ -105,7 +106,8 @@ def _attention(
     q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
-    AHEAD: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    K_AHEAD: tl.constexpr, V_AHEAD: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HALF: tl.constexpr, TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr,
     DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
@@ -128,18 +130,19 @@ def _attention(
         rows = q_start + tl.arange(0, BLOCK_M)
         present = (rows < q_end)[:, None]
         # Blocks of keys and values begin where sectors of memory begin: for odd heads maybe ahead of them. The compiler
-        # must see what divides this number, or loads lose their vectors.
-        shift = kv_head.to(tl.int32) % 2 * AHEAD
-        k_head = k + kv_head * K_HEAD - shift
-        v_head = v + kv_head * V_HEAD - shift
-        k_column = (kv_head * K_HEAD).to(tl.int32) - shift
-        v_column = (kv_head * V_HEAD).to(tl.int32) - shift
-        own0, own1 = _own(dims0, shift, HEAD_DIM), _own(dims1, shift, HEAD_DIM)
-        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head.to(tl.int64) * Q_HEAD - shift
-        q0 = tl.load(q_at + dims0[None, :], mask=present & own0[None, :], other=0.0)
+        # must see what divides these numbers, or loads lose their vectors.
+        k_shift = kv_head.to(tl.int32) % 2 * K_AHEAD
+        v_shift = kv_head.to(tl.int32) % 2 * V_AHEAD
+        k_column = (kv_head * K_HEAD).to(tl.int32) - k_shift
+        v_column = (kv_head * V_HEAD).to(tl.int32) - v_shift
+        k_head = k + kv_head * K_HEAD - k_shift
+        v_head = v + kv_head * V_HEAD - v_shift
+
+        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head.to(tl.int64) * Q_HEAD - k_shift
+        q0 = tl.load(q_at + dims0[None, :], mask=present & _own(dims0, k_shift, HEAD_DIM)[None, :], other=0.0)
         q1 = q0
         if D1:
-            q1 = tl.load(q_at + dims1[None, :], mask=present & own1[None, :], other=0.0)
+            q1 = tl.load(q_at + dims1[None, :], mask=present & _own(dims1, k_shift, HEAD_DIM)[None, :], other=0.0)
 
         largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -163,43 +166,45 @@ def _attention(
             all_low = tl.minimum(low + tl.cdiv(tl.maximum(all_low - low, 0), TAIL) * TAIL, tl.maximum(high, low))
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
+                k_column, v_column, k_shift, v_shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
         all_seen = tl.maximum(all_high, all_low)
         all_high = all_low + (all_seen - all_low) // BLOCK_N * BLOCK_N
         acc0, acc1, total, largest = _attend(
             acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-            k_column, v_column, shift, rows, offset, all_low, all_high, k_end, scale,
+            k_column, v_column, k_shift, v_shift, rows, offset, all_low, all_high, k_end, scale,
             K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
         )  # fmt: skip
         if BLOCK_N > HALF:
             half_high = all_high + (all_seen - all_high) // HALF * HALF
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, half_high, k_end, scale,
+                k_column, v_column, k_shift, v_shift, rows, offset, all_high, half_high, k_end, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, HALF, 1, False, False, PRECISION,
             )  # fmt: skip
             all_high = half_high
         if high - all_high <= SHORT_TAIL:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
+                k_column, v_column, k_shift, v_shift, rows, offset, all_high, high, high, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, SHORT_TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
         else:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
+                k_column, v_column, k_shift, v_shift, rows, offset, all_high, high, high, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
 
         norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key has zeros, and keeps them
-        out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD - shift
+        out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD - v_shift
         kind = out.dtype.element_ty
-        tl.store(out_at + dims0[None, :], (acc0 * norm).to(kind), mask=present & own0[None, :])
+        own = _own(dims0, v_shift, HEAD_DIM)
+        tl.store(out_at + dims0[None, :], (acc0 * norm).to(kind), mask=present & own[None, :])
         if D1:
-            tl.store(out_at + dims1[None, :], (acc1 * norm).to(kind), mask=present & own1[None, :])
+            own = _own(dims1, v_shift, HEAD_DIM)
+            tl.store(out_at + dims1[None, :], (acc1 * norm).to(kind), mask=present & own[None, :])
 
 
 def attention(
@@ -240,7 +245,7 @@ def attention(
     _attention[(programs,)](
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
-        AHEAD=min(_ahead(x, first + rest) for x in (k, v)) if described else 0,
+        *(_ahead(x, first + rest) if described else 0 for x in (k, v)),
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
         BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
@@ -265,7 +270,7 @@ def _describable(x: Tensor, columns: int) -> bool:
 
 
 def _ahead(x: Tensor, columns: int) -> int:
-    """How many elements ahead of an odd head blocks of `x` may begin, so that all begin where sectors of memory do.
+    """How many elements ahead of an odd head blocks of `x` begin, so that all begin where sectors of memory do.
 
     Heads of 72 channels in half precision lie 144 bytes apart, so that every odd one begins amid a sector. Of the 80
     columns that are loaded of it the first 8 are those of the head before it; of an even one the last 8 are the next's.
