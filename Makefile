@@ -71,7 +71,9 @@ fix: $(DEV_ENV)
 	$(RUN) -m ruff format .
 
 bench: $(DEV_ENV)
-	$(RUN) -m benchmarks.qwen3_vl $(ARGS)
+	for size in 8b 2b; do \
+	    $(RUN) -m benchmarks.qwen3_vl --size $$size --json $(RESULTS)/qwen3_vl_$$size.json $(ARGS) || exit; \
+	done
 
 bench-kernels: $(DEV_ENV)
 	for name in $(KERNELS); do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
