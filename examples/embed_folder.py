@@ -63,6 +63,8 @@ class Worker:
         for name in self.shards[shard]:
             try:
                 images.append(self.read(name))
+            except MemoryError:  # of the machine at this moment, and nothing of the image
+                raise
             except Exception as error:  # no image must stop the others, whatever Pillow or the processor say of it
                 broken[name] = f"{type(error).__name__}: {error}"
                 continue

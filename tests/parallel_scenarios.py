@@ -238,6 +238,32 @@ def calls_that_run_eager(rank, ranks):
     check(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
 
 
+def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
+    """Also while ranks learn what outputs are like: two of it might be more than there is memory for."""
+
+    class Seen(Attention):
+        rows = 0
+
+        def forward(self, x, cu_seqlens, max_seqlen):
+            self.rows = max(self.rows, len(x))
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    encoder = attention_encoder(module=Seen())
+    rows = rows_of([5000])
+    check(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
+    assert encoder.module.rows == 5000
+
+
+def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
+    encoder = attention_encoder(off=lambda module: "pruned")
+    both, met = parallel(encoder), []
+    exchange = both._ranks.exchange
+    both._ranks.exchange = lambda *args: met.append(args) or exchange(*args)
+    for _ in range(3):
+        check(both(rows_of([5, 3]), lengths=[5, 3]), encoder.eager(rows_of([5, 3]), lengths=[5, 3]))
+    assert len(met) == 1
+
+
 # Mistakes
 
 
@@ -470,6 +496,8 @@ SCENARIOS = {
         padded_batches_that_are_spread,
         inputs_that_are_spread,
         calls_that_run_eager,
+        an_item_too_large_for_graphs_is_run_by_itself,
+        calls_that_graphs_do_not_answer_meet_once,
         a_wrong_call_raises_on_every_rank,
         a_first_call_that_differs_raises_on_every_rank,
         a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank,

@@ -125,6 +125,17 @@ def test_what_cannot_be_read_stops_nothing_and_says_why(encoded):
     assert "aspect ratio must be smaller than 200" in reasons["thin.png"]
 
 
+def test_memory_that_is_short_is_no_fault_of_an_image(encoded, monkeypatch):
+    _, _, worker = encoded
+
+    def read(name):
+        raise MemoryError("cannot allocate")
+
+    monkeypatch.setattr(worker, "read", read)
+    with pytest.raises(MemoryError):
+        worker.encode(0)
+
+
 def test_a_shard_without_any_image_is_done(tmp_path):
     folder, out = tmp_path / "images", tmp_path / "vectors"
     folder.mkdir()

@@ -316,6 +316,22 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
     future.cancel()
 
 
+def test_a_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
+    encoder, start = lazy_encoder(), threading.Thread.start
+
+    def fail(thread):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        encoder.capture_in_background()
+    future = encoder.capture_in_background()
+    check(encoder, [20])
+    wait_for(encoder, [SMALL])
+    future.cancel()
+
+
 def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder():
     encoder = lazy_encoder()
     future = encoder.capture_in_background()
@@ -611,6 +627,8 @@ def test_where_no_graph_fits_there_is_nothing_to_capture():
         encoder.capture()
     encoder.capture(scale=2.0)
     assert encoder.bytes() == 0
+    with pytest.raises(vg.InputError, match="no budget holds"):
+        encoder.verify([{"x": rows_for([20]), "lengths": [20]}] * 2)
 
 
 def test_where_the_last_budget_that_fitted_was_dropped_there_is_nothing_to_capture():
@@ -836,7 +854,11 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
             encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "warmup": path} | changes))
         assert not encoder.costs.measured
     value = json.loads(path.read_text())
-    value["identity"] |= {"device": "NVIDIA H200", "torch": "1.0"}
+    del value["identity"]["format"]
+    path.write_text(json.dumps(value | {"used": "of another kind"}))
+    with pytest.warns(UserWarning, match="so it is ignored, and measured anew: format is None, and not 2"):
+        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+    value["identity"] |= {"format": "2", "device": "NVIDIA H200", "torch": "1.0"}
     path.write_text(json.dumps(value))
     with pytest.warns(UserWarning, match=r"torch is 1.0, and not .*; device is NVIDIA H200, and not cpu"):
         attention_encoder(BUDGETS, spec=SHAPED, warmup=path)

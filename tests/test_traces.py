@@ -53,8 +53,33 @@ def test_items_on_the_gpu_count_as_the_most_they_may_need_and_are_not_copied():
     encoder = attention_encoder()
     with encoder.record() as trace:
         encoder(rows_for([20, 7]), lengths=torch.tensor([20, 7]))
-    assert trace.calls == {Size(27, 2, 2, 26, 27): 1}
+    assert trace.calls == {Size(27, 2, 2, 26, 26): 1}
     assert trace.squares == 0
+
+
+def test_items_on_the_gpu_that_cannot_be_do_not_spoil_a_trace(tmp_path):
+    encoder = attention_encoder()
+    with encoder.record() as trace:
+        encoder(rows_for([20, 7]), lengths=torch.tensor([20, 7]))
+        for rows, lengths in ((2, [1, 1, 1, 1]), (0, [0])):  # more items than rows, and none
+            encoder(rows_for([rows]), lengths=torch.tensor(lengths))
+            with pytest.raises(vg.LayoutError):
+                encoder.check()
+    trace.save(tmp_path / "trace.json")
+    assert vg.Trace.load(tmp_path / "trace.json").calls == {Size(27, 2, 2, 26, 26): 1}
+
+
+def test_items_on_the_gpu_may_be_parted_in_a_plan():
+    """Without segments nothing says that one of them has nearly all rows."""
+    encoder = vg.GraphedEncoder(
+        torch.nn.Linear(8, 8), [vg.Budget(512, items=16)], vg.BufferSpec("input", vg.Lengths()), backend="tape"
+    )
+    with encoder.record() as trace:
+        encoder(rows_for([400]), lengths=torch.tensor([100] * 4))
+    costs = vg.Costs({vg.Budget(512): 1.0}, host=1.0, bytes_per_row=1e6)
+    plan = vg.plan(trace, max_memory=(64 << 20) + 200 * 10**6 + 10**5, costs=costs)
+    assert plan.eager == 0
+    assert sum(plan.replays.values()) >= 2
 
 
 def test_recordings_may_overlap():

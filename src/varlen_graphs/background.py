@@ -1,6 +1,7 @@
 """Captures in a thread of its own, one budget at a time, while calls go on."""
 
 import atexit
+import os
 import threading
 import weakref
 from concurrent.futures import Future, InvalidStateError
@@ -34,17 +35,17 @@ class Background(threading.Thread):
         self._some = wanted.some
         self._pool = pool
         self.future.add_done_callback(self._wake)
-        _running.add(self)
 
     @classmethod
     def of(cls, wanted: Wanted, pool: Pool) -> "Background":
         """The thread that captures what is wanted, started now if there is none at work."""
         with _starting:
-            at_work = (one for one in [*_running] if one._wanted() is wanted and not one.future.done())
-            thread = next(at_work, None)
+            alive = (one for one in [*_running] if one._wanted() is wanted and one.is_alive())
+            thread = next((one for one in alive if not one.future.done()), None)
             if thread is None:
                 thread = cls(wanted, pool)
                 thread.start()
+                _running.add(thread)
             return thread
 
     def run(self) -> None:
@@ -93,6 +94,8 @@ class Background(threading.Thread):
 
 _running: "weakref.WeakSet[Background]" = weakref.WeakSet()
 _starting = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @atexit.register

@@ -109,9 +109,7 @@ class Calls:
             if self._wanted is not None and (budget := self._wanted.unseen(call, budget, backend)) is None:
                 return self.encode(call, self.read_layout(call), self._wanted.reason, None)
             self._stats.count_call(call.items)
-            for trace in self.traces:
-                most = self._planner.most(call)
-                trace.count(Size(*most, largest=most.rows))
+            self._trace_unseen(call)
             with suppress(NoBudgetError):
                 if self.checks is not None:
                     packs = [Pack(budget, range(call.items))]
@@ -192,6 +190,14 @@ class Calls:
         for trace in self.traces:
             size = Size(*self._spec.needs.load(layout), largest=max(layout.group_rows))
             trace.count(size, self._spec.needs.squares(layout))
+
+    def _trace_unseen(self, call: Call) -> None:
+        """Count a call by the most that it can need, its largest item by what is known of it: no less than the mean."""
+        most = self._planner.most(call)
+        if self.traces and 0 < call.items * self._spec.row_multiple <= most.rows:  # others are wrong, as the GPU finds
+            size = Size(*most, largest=max(most.longest, -(-most.rows // call.items)))
+            for trace in self.traces:
+                trace.count(size)
 
     def _count_and_run_eager(self, reason: str, call: Call, layout: Layout) -> Any:
         self._stats.count_eager(reason)

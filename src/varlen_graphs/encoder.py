@@ -5,7 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +18,7 @@ from varlen_graphs.call import Signature, statics_of
 from varlen_graphs.calls import Calls
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Basis, Captured
+from varlen_graphs.captured import Basis, Captured, NoBudgetError
 from varlen_graphs.choice import Choice
 from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
@@ -489,7 +489,7 @@ class GraphedEncoder:
             (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
         ]
         for one, _ in pairs:  # first, because a limit of memory may leave fewer budgets
-            with self.pool.exclusive():
+            with self.pool.exclusive(), suppress(NoBudgetError):  # of which the calls are told below
                 self._captured.capture(self._captured.basis(one.call, one.backend))
         if not pairs:
             raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")

@@ -24,6 +24,9 @@ from varlen_graphs.sharded import sharding
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.warn import warn
 
+FORMAT = "2"
+"""Changes with what a file holds; another one is ignored."""
+
 
 @dataclass
 class Warmup:
@@ -99,6 +102,7 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
     declared += [[type(extent).__name__ for extent in extents(spec.declared)], spec.row_multiple, *options]
     declared += [(type(buffer).__name__, buffer.name) for buffer in spec.buffers]
     return {
+        "format": FORMAT,
         "varlen_graphs": vars(sys.modules["varlen_graphs"])["__version__"],
         "torch": str(torch.__version__),
         "triton": _version("triton"),

@@ -73,6 +73,7 @@ class DataParallelEncoder:
         self._ranks = Ranks(group)
         self._spread = inputs == "spread"
         self._weights = Weights()
+        self._met: set[tuple[bool, Kind]] = set()  # whether graphs answer for them, too
         self._forms: dict[Kind, Parts] = {}
 
     @property
@@ -112,8 +113,8 @@ class DataParallelEncoder:
         """A call to which every rank brought all items."""
         bind = partial(self.encoder._calls.bind, args, kwargs)
         # A call that cannot be bound is of no kind: that others wait to be told of it is sure of the first one only.
-        bound = bind() if self._forms else None
-        if bound is not None and ((kind := self._kind(bound)) in self._forms or bound.beyond is not None):
+        bound = bind() if self._met else None
+        if bound is not None and (bound.beyond is None, kind := self._kind(bound)) in self._met:
             call, layout = bound, self._read_whole(bound)
         else:
             call, kind, layout = self._meet(lambda: bound or bind())
@@ -126,14 +127,17 @@ class DataParallelEncoder:
     def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
         """The first call of its kind: what is wrong with it on one rank, all are told."""
 
-        def read() -> tuple[tuple[Call, Kind, Layout | None], tuple[Kind, Layout | str]]:
+        def read() -> tuple[tuple[Call, Kind, Layout | None], tuple[Any, Any]]:
             call = bind()
-            check_statics(call.statics)
             kind, layout = self._kind(call), self._read_whole(call)
-            return (call, kind, layout), (kind, layout or "items that graphs do not answer for")
+            if layout is None:
+                return (call, kind, None), (sorted(call.statics), "items that graphs do not answer for")
+            check_statics(call.statics)
+            return (call, kind, layout), (kind, layout)
 
         met, told = self._ranks.exchange(self._device, read)
         check_same(told)
+        self._met.add((met[2] is not None, met[1]))
         return met
 
     def _read_whole(self, call: Call) -> Layout | None:
@@ -245,15 +249,16 @@ class DataParallelEncoder:
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
         """The output for the smallest item of a call, or group, over rows of padding, without its entries.
 
-        For two of it as well: what depends on how many items or rows there are is not the same.
+        For two of it as well, if a budget holds them: what depends on how many items or rows there are is not the same.
 
         Raises:
             SpecError: The output has such values, which ranks could not know.
         """
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
         one = Pack(None, group).layout(layout)
-        parts = self._encode_padding(call, one)
-        check_form(self._encode_padding(call, replace(one, items=one.items * 2)), parts)
+        parts, two = self._encode_padding(call, one), replace(one, items=one.items * 2)
+        if self._fits(two.items):
+            check_form(self._encode_padding(call, two), parts)
         return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
 
     def _encode_padding(self, call: Call, part: Layout) -> Parts:
@@ -276,9 +281,13 @@ class DataParallelEncoder:
         planner = self.encoder._planner
         if planner.on_miss == "error" and self.encoder._calls.choice.backend(call.rows.device) is not None:
             for group in layout.groups:
-                demand = self.encoder.spec.needs.demand(*layout.items[group.start : group.stop])
-                if cheapest(Load().add(demand), planner.costs) is None:
+                if not self._fits(layout.items[group.start : group.stop]):
                     planner.packs(layout)  # which says so
+
+    def _fits(self, items: Sequence[Any]) -> bool:
+        """Whether some budget holds all of these."""
+        demand = self.encoder.spec.needs.demand(*items)
+        return cheapest(Load().add(demand), self.encoder._planner.costs) is not None
 
     @property
     def _device(self) -> torch.device:
