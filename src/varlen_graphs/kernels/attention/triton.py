@@ -30,7 +30,7 @@ def _own(columns, shift, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _attend(
     acc0, acc1, total, largest, q0, q1, k, v, k0_desc, k1_desc, v0_desc, v1_desc, k_column, v_column,
-    k_shift, v_shift, rows, offset, start, stop, k_end, scale,
+    shift, rows, offset, start, stop, k_end, scale,
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
@@ -39,8 +39,7 @@ def _attend(
     columns = tl.arange(0, BLOCK_N)
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
-    k_dims0, k_dims1 = _own(dims0, k_shift, HEAD_DIM), _own(dims1, k_shift, HEAD_DIM)
-    v_dims0, v_dims1 = _own(dims0, v_shift, HEAD_DIM), _own(dims1, v_shift, HEAD_DIM)
+    own0, own1 = _own(dims0, shift, HEAD_DIM), _own(dims1, shift, HEAD_DIM)
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         key = block + columns
         inside = key < k_end
@@ -50,19 +49,19 @@ def _attend(
         # outer heads are other rows, which may be padding with NaN; a descriptor knows where the row ends.
         if MASKED:
             # Rows past the end of the segment are others' or padding: 0 * NaN is NaN, so they must not be loaded.
-            k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & k_dims0[:, None], other=0.0)
+            k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & own0[:, None], other=0.0)
         elif DESCRIBED:
             k0 = k0_desc.load([block, k_column]).T
         else:
-            k0 = tl.load(k_at + dims0[:, None], mask=k_dims0[:, None], other=0.0)
+            k0 = tl.load(k_at + dims0[:, None], mask=own0[:, None], other=0.0)
         scores = tl.dot(q0, k0, input_precision=PRECISION)
         if D1:
             if MASKED:
-                k1 = tl.load(k_at + dims1[:, None], mask=inside[None, :] & k_dims1[:, None], other=0.0)
+                k1 = tl.load(k_at + dims1[:, None], mask=inside[None, :] & own1[:, None], other=0.0)
             elif DESCRIBED:
                 k1 = k1_desc.load([block, k_column + D0]).T
             else:
-                k1 = tl.load(k_at + dims1[:, None], mask=k_dims1[:, None], other=0.0)
+                k1 = tl.load(k_at + dims1[:, None], mask=own1[:, None], other=0.0)
             scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
         if MASKED:
             visible = inside[None, :]
@@ -73,28 +72,28 @@ def _attend(
                 visible = visible & (distance <= RIGHT)
             scores = tl.where(visible, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1) * scale)
-        shift = larger
+        bound = larger
         if MASKED and (LEFT >= 0 or RIGHT >= 0):
-            shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that sees nothing yet
-        weights = tl.exp2(scores * scale - shift[:, None])
-        decay = tl.exp2(largest - shift)
+            bound = tl.where(larger == float("-inf"), 0.0, larger)  # a row that sees nothing yet
+        weights = tl.exp2(scores * scale - bound[:, None])
+        decay = tl.exp2(largest - bound)
         total = total * decay + tl.sum(weights, 1)
         largest = larger
         weights = weights.to(v.dtype.element_ty)
         if MASKED:
-            v0 = tl.load(v_at + dims0[None, :], mask=inside[:, None] & v_dims0[None, :], other=0.0)
+            v0 = tl.load(v_at + dims0[None, :], mask=inside[:, None] & own0[None, :], other=0.0)
         elif DESCRIBED:
             v0 = v0_desc.load([block, v_column])
         else:
-            v0 = tl.load(v_at + dims0[None, :], mask=v_dims0[None, :], other=0.0)
+            v0 = tl.load(v_at + dims0[None, :], mask=own0[None, :], other=0.0)
         acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
         if D1:
             if MASKED:
-                v1 = tl.load(v_at + dims1[None, :], mask=inside[:, None] & v_dims1[None, :], other=0.0)
+                v1 = tl.load(v_at + dims1[None, :], mask=inside[:, None] & own1[None, :], other=0.0)
             elif DESCRIBED:
                 v1 = v1_desc.load([block, v_column + D0])
             else:
-                v1 = tl.load(v_at + dims1[None, :], mask=v_dims1[None, :], other=0.0)
+                v1 = tl.load(v_at + dims1[None, :], mask=own1[None, :], other=0.0)
             acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
     return acc0, acc1, total, largest
 
@@ -106,7 +105,7 @@ def _attention(
     q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
-    K_AHEAD: tl.constexpr, V_AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HALF: tl.constexpr, TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr,
@@ -131,18 +130,17 @@ def _attention(
         present = (rows < q_end)[:, None]
         # Blocks of keys and values begin where sectors of memory begin: for odd heads maybe ahead of them. The compiler
         # must see what divides these numbers, or loads lose their vectors.
-        k_shift = kv_head.to(tl.int32) % 2 * K_AHEAD
-        v_shift = kv_head.to(tl.int32) % 2 * V_AHEAD
-        k_column = (kv_head * K_HEAD).to(tl.int32) - k_shift
-        v_column = (kv_head * V_HEAD).to(tl.int32) - v_shift
-        k_head = k + kv_head * K_HEAD - k_shift
-        v_head = v + kv_head * V_HEAD - v_shift
+        shift = kv_head.to(tl.int32) % 2 * AHEAD
+        k_column = (kv_head * K_HEAD).to(tl.int32) - shift
+        v_column = (kv_head * V_HEAD).to(tl.int32) - shift
+        k_head = k + kv_head * K_HEAD - shift
+        v_head = v + kv_head * V_HEAD - shift
 
-        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head.to(tl.int64) * Q_HEAD - k_shift
-        q0 = tl.load(q_at + dims0[None, :], mask=present & _own(dims0, k_shift, HEAD_DIM)[None, :], other=0.0)
+        q_at = q + rows[:, None].to(tl.int64) * Q_ROW + head.to(tl.int64) * Q_HEAD - shift
+        q0 = tl.load(q_at + dims0[None, :], mask=present & _own(dims0, shift, HEAD_DIM)[None, :], other=0.0)
         q1 = q0
         if D1:
-            q1 = tl.load(q_at + dims1[None, :], mask=present & _own(dims1, k_shift, HEAD_DIM)[None, :], other=0.0)
+            q1 = tl.load(q_at + dims1[None, :], mask=present & _own(dims1, shift, HEAD_DIM)[None, :], other=0.0)
 
         largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -166,44 +164,44 @@ def _attention(
             all_low = tl.minimum(low + tl.cdiv(tl.maximum(all_low - low, 0), TAIL) * TAIL, tl.maximum(high, low))
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, k_shift, v_shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
+                k_column, v_column, shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
         all_seen = tl.maximum(all_high, all_low)
         all_high = all_low + (all_seen - all_low) // BLOCK_N * BLOCK_N
         acc0, acc1, total, largest = _attend(
             acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-            k_column, v_column, k_shift, v_shift, rows, offset, all_low, all_high, k_end, scale,
+            k_column, v_column, shift, rows, offset, all_low, all_high, k_end, scale,
             K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
         )  # fmt: skip
         if BLOCK_N > HALF:
             half_high = all_high + (all_seen - all_high) // HALF * HALF
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, k_shift, v_shift, rows, offset, all_high, half_high, k_end, scale,
+                k_column, v_column, shift, rows, offset, all_high, half_high, k_end, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, HALF, 1, False, False, PRECISION,
             )  # fmt: skip
             all_high = half_high
         if high - all_high <= SHORT_TAIL:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, k_shift, v_shift, rows, offset, all_high, high, high, scale,
+                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, SHORT_TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
         else:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, k_shift, v_shift, rows, offset, all_high, high, high, scale,
+                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
 
         norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key has zeros, and keeps them
-        out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD - v_shift
+        out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD - shift
         kind = out.dtype.element_ty
-        own = _own(dims0, v_shift, HEAD_DIM)
+        own = _own(dims0, shift, HEAD_DIM)
         tl.store(out_at + dims0[None, :], (acc0 * norm).to(kind), mask=present & own[None, :])
         if D1:
-            own = _own(dims1, v_shift, HEAD_DIM)
+            own = _own(dims1, shift, HEAD_DIM)
             tl.store(out_at + dims1[None, :], (acc1 * norm).to(kind), mask=present & own[None, :])
 
 
@@ -245,7 +243,7 @@ def attention(
     _attention[(programs,)](
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
-        *(_ahead(x, first + rest) if described else 0 for x in (k, v)),
+        min(_ahead(x, first + rest) for x in (k, v)) if described else 0,
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
         BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
