@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import varlen_graphs as vg
+from tests import minicpm, towers
+from varlen_graphs.arena import Arena
 from varlen_graphs.compiled import CompiledForward
 
 
@@ -73,3 +76,37 @@ def test_any_number_of_encoders_is_compiled():
         for rows in (64, 32):
             assert compiled(vg.Budget(rows), x=torch.ones(rows))[0] == number
     assert len(graphs) == 20
+
+
+def recipe(name, **options):
+    if name == "minicpmv":
+        return vg.recipes.minicpmv(*minicpm.models("2.6"), [256, 512, 1024], **options)
+    if name == "resampler":
+        return vg.recipes.resampler(minicpm.models("2.6")[1], [256, 512, 1024], **options)
+    tower = {
+        "qwen2_vl": lambda: towers.qwen2_tower(family="qwen2_vl"),
+        "qwen2_5_vl": towers.qwen2_tower,
+        "qwen3_vl": towers.qwen3_vl_tower,
+        "qwen3_omni_audio": lambda: towers.qwen3_omni_audio_tower(conv_chunksize=500),  # one piece, as in real budgets
+        "glm4v": towers.glm4v_tower,
+        "siglip2": towers.siglip2_tower,
+    }[name]()
+    budgets = [vg.Budget(rows, segments=rows // 4) for rows in (256, 512, 1024)]
+    return getattr(vg.recipes, name)(tower, budgets, **options)
+
+
+NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni_audio", "glm4v", "siglip2", "minicpmv", "resampler"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
+    """Where the compiler cannot follow, it would compile what comes before and after for itself."""
+    encoder, graphs = recipe(name, backend="tape"), CompileCounter()
+    forward, spec = encoder._forward, encoder.spec
+    forward.compiled = CompiledForward(forward._run, backend=graphs)
+    arena = Arena(spec, encoder.budgets, spec.packed.shape, torch.float32, torch.device("cpu"))
+    for budget in reversed(encoder.budgets):
+        arena.load_sample(budget)
+        with torch.no_grad():
+            forward(*arena.view(budget), {}, compiled=True)
+    assert graphs.frame_count == 1

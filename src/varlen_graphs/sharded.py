@@ -32,6 +32,8 @@ def whole(tensor: Tensor, name: str) -> Tensor:
     Raises:
         SpecError: Each rank has a shard of it.
     """
+    if type(tensor) in (Tensor, nn.Parameter):  # nearly always, and all that torch's compiler can follow
+        return tensor
     placements = getattr(tensor, "placements", ())
     if not all(placement.is_replicate() for placement in placements):
         raise SpecError(

@@ -10,7 +10,6 @@ their image: what is computed is as many rows as are real, and nothing is masked
 import inspect
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
@@ -68,7 +67,13 @@ def siglip2(
     attn = parts.encoder.layers[0].self_attn
 
     def forward(
-        tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule, table: ItemTable
+        tower: Any,
+        pixel_values: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        schedule: TileSchedule,
+        table: ItemTable,
+        cu_probes: Tensor | None = None,
     ) -> Any:
         parts = _parts(tower)
         x = interpolate_positions(
@@ -89,7 +94,10 @@ def siglip2(
             change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
             x, normed = add_norm(x, change, layer.layer_norm2)
             x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
-        pooled = _pool(parts.head, normed, table.item_ends, max_seqlen, attention) if parts.use_head else None
+        pooled = None
+        if cu_probes is not None:
+            images = table.values.shape[0]
+            pooled = _pool(parts.head, normed, images, cu_probes, cu_seqlens, max_seqlen, attention)
         return made(last_hidden_state=normed, pooler_output=pooled)
 
     masks = [name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask")]
@@ -102,6 +110,7 @@ def siglip2(
             MaxSeqlen(),
             AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim),
             DeviceBuffer("table", lambda table: table, any_segments=False),
+            *([CuSeqlens("cu_probes", queries=1)] if parts.use_head else []),
         ],
         outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
     )
@@ -114,20 +123,22 @@ def _parts(tower: Any) -> Any:
     return getattr(tower, "vision_model", tower)
 
 
-def _pool(head: Any, x: Tensor, ends: Tensor, max_seqlen: int, attention: Backend) -> Tensor:
-    """What a learned query gathers of the rows of each image, which end at `ends` `[items]`: `[items, hidden]`."""
-    mha, items = head.attention, ends.shape[0]
+def _pool(
+    head: Any, x: Tensor, images: int, cu_probes: Tensor, cu_seqlens: Tensor, max_seqlen: int, attention: Backend
+) -> Tensor:
+    """What a learned query, the probe, gathers of the rows of each image: `[images, hidden]`."""
+    mha = head.attention
     query_weight, weight = mha.in_proj_weight.split([mha.embed_dim, 2 * mha.embed_dim])
     query_bias, bias = mha.in_proj_bias.split([mha.embed_dim, 2 * mha.embed_dim])
     probe = F.linear(head.probe[0], query_weight, query_bias)
-    q = rearrange(probe, "1 (heads dim) -> 1 heads dim", heads=mha.num_heads).expand(items, -1, -1).contiguous()
+    q = rearrange(probe, "1 (heads dim) -> 1 heads dim", heads=mha.num_heads).expand(images, -1, -1).contiguous()
     k, v = rearrange(
         F.linear(x, weight, bias), "rows (two heads dim) -> two rows heads dim", two=2, heads=mha.num_heads
     )
-    one_each = torch.arange(items + 1, dtype=torch.int32, device=x.device)
-    of_items = F.pad(ends, (1, 0)).int()
-    gathered = varlen_attention(q, k, v, one_each, 1, cu_seqlens_k=of_items, max_seqlen_k=max_seqlen, backend=attention)
-    x, mlp = mha.out_proj(rearrange(gathered, "items heads dim -> items (heads dim)")), head.mlp
+    gathered = varlen_attention(
+        q, k, v, cu_probes, 1, cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen, backend=attention
+    )
+    x, mlp = mha.out_proj(rearrange(gathered, "images heads dim -> images (heads dim)")), head.mlp
     out: Tensor = x + mlp.fc2(linear_activation(head.layernorm(x), mlp.fc1, mlp.activation_fn))
     return out
 
