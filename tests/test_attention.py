@@ -216,10 +216,11 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         (
             {"k": torch.zeros(5, 2, 8)},
             "varlen_attention got q torch.float32 [12, 2, 8] on cpu, k torch.float32 [5, 2, 8] on cpu, v torch.float32 "
-            "[12, 2, 8] on cpu: expected [rows, heads, head_dim] of one dtype and device, k and v alike, with heads that",
+            "[12, 2, 8] on cpu: expected [rows, heads, head_dim] of one floating dtype and device, k and v alike, with",
         ),
+        ({name: torch.zeros(12, 2, 8, dtype=torch.int64) for name in "qkv"}, "of one floating dtype and device"),
         ({"q": torch.zeros(12, 3, 8)}, "heads that divide those of q"),
-        ({"q": torch.zeros(12, 2, 8, dtype=torch.float16)}, "of one dtype and device"),
+        ({"q": torch.zeros(12, 2, 8, dtype=torch.float16)}, "of one floating dtype and device"),
         ({"q": torch.zeros(12, 2, 8, device="meta")}, "q torch.float32 [12, 2, 8] on meta"),
         ({"k": torch.zeros(12, 0, 8), "v": torch.zeros(12, 0, 8)}, "k torch.float32 [12, 0, 8]"),
         ({name: torch.zeros(12, 2, 0) for name in "qkv"}, "q torch.float32 [12, 2, 0]"),
@@ -238,7 +239,11 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         ({"window": (-2, 0)}, "window=(-2, 0)"),
         (
             {"schedule": vg.tile_schedule(boundaries([12]), 12, rows=100, heads=2, head_dim=8)},
-            "the schedule has 4 entries: expected 3 for 12 rows and 1 segments; compute it for these rows and segments",
+            "the schedule is one of 100 query rows, and there are 12: compute it with rows=12",
+        ),
+        (
+            {"schedule": vg.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
+            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and would win over them",
         ),
         ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')"),
         (
@@ -261,6 +266,42 @@ def test_bad_arguments_say_what_was_expected(change, message):
     arguments = {"q": q, "k": k, "v": v, "cu_seqlens": boundaries([12]), "max_seqlen": 12}
     with pytest.raises(vg.InputError, match=re.escape(message)):
         vg.varlen_attention(**(arguments | change))
+
+
+def test_a_schedule_without_the_keys_is_not_taken_for_cross_attention():
+    q, k, v = random_qkv([3, 9], [20, 10])
+    cu_q, cu_k = boundaries([3, 9]), boundaries([20, 10])
+    schedule = vg.tile_schedule(cu_q, 9, rows=12, heads=2, head_dim=8)
+    with pytest.raises(vg.InputError, match="other tensors than cu_seqlens and cu_seqlens_k"):
+        vg.varlen_attention(q, k, v, cu_q, 9, cu_seqlens_k=cu_k, max_seqlen_k=20, schedule=schedule)
+    again = cu_q.view(-1)  # another tensor in the same memory
+    assert vg.varlen_attention(q, q, q, again, 9, schedule=schedule).shape == q.shape
+
+
+def test_a_schedule_of_other_segments_than_attention_is_refused():
+    class Module(torch.nn.Module):
+        def forward(self, x, cu_seqlens, schedule):
+            x = x.unflatten(1, (2, 8))
+            return vg.varlen_attention(x, x, x, cu_seqlens, 64, schedule=schedule).flatten(1)
+
+    def encoder(per):
+        buffers = [vg.CuSeqlens(per="frame"), vg.AttentionSchedule(heads=2, head_dim=8, per=per)]
+        spec = vg.BufferSpec(rows="x", layout=vg.GridTHW("grid"), buffers=buffers, outputs=vg.Rows())
+        return vg.GraphedEncoder(Module().eval(), [64], spec, backend="tape")
+
+    x, grid = torch.randn(24, 16), [(3, 2, 4)]
+    assert encoder("frame")(x, grid=grid).shape == x.shape
+    with pytest.raises(vg.InputError, match="declare AttentionSchedule with the per= and queries= of CuSeqlens"):
+        encoder("item")(x, grid=grid)
+
+
+def test_boundaries_may_be_a_column():
+    q, k, v = random_qkv([10, 20])
+    column = torch.tensor([[0, 7], [10, 7], [30, 7]], dtype=torch.int32)[:, 0]
+    schedule = vg.tile_schedule(column, 20, rows=30, heads=2, head_dim=8)
+    assert schedule.tiles[1:3].tolist() == [[10, 30, 10, 30, 0], [0, 10, 0, 10, 1]]
+    expected = vg.varlen_attention(q, k, v, boundaries([10, 20]), 20)
+    assert torch.equal(vg.varlen_attention(q, k, v, column, 20, schedule=schedule), expected)
 
 
 def test_a_schedule_is_of_boundaries_that_belong_together():

@@ -255,6 +255,21 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
     assert (demand(any_segments=False).segments, demand(any_segments=False).longest) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("values", "came"),
+    [
+        (torch.tensor([[6, 10], [4, 14]]), "int64 [2, 2]"),
+        (torch.tensor([[1, 6, 10, 0]]), "int64 [1, 4]"),
+        (torch.tensor([[1, 6, 10]]).int(), "int32 [1, 3]"),
+        (torch.tensor([1, 6, 10]), "int64 [3]"),
+        ([(1, 6, 10)], "list"),
+    ],
+)
+def test_an_item_table_has_all_numbers_of_each_item(values, came):
+    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], for each item t, h, w")):
+        vg.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_resampling_does_not_follow_the_default_dtype(dtype):
     table = vg.ItemTable(torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.Budget(412), vg.GridTHW())

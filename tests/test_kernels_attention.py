@@ -49,6 +49,26 @@ def test_the_schedule_equals_the_reference(segments, padding, block):
     assert torch.equal(got[:count], expected[:count])
 
 
+@pytest.mark.parametrize("ends", [[4, 40], [40, 90], [100, 0, 100, 0, 100], [-5, 7], [2**31 - 1] * 3])
+def test_no_tile_is_of_rows_that_are_not_there_whatever_the_boundaries_are(ends):
+    cu_seqlens = torch.tensor([0, *ends], dtype=torch.int32)
+    bound = 1 + schedule_reference.tile_bound(10, len(ends), 64)
+    memory = torch.full((bound + 20, 5), -7, dtype=torch.int32)
+
+    def here(shape, **options):
+        assert shape == (bound, 5)
+        return memory[10 : 10 + bound]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", here)
+        tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, 10, 64)
+    assert 0 <= tiles[0, 0] < bound
+    assert (tiles[1 : 1 + tiles[0, 0], 0] >= 0).all()
+    assert (tiles[1 : 1 + tiles[0, 0], 1] <= 10).all()
+    assert (memory[:10] == -7).all()
+    assert (memory[10 + bound :] == -7).all()
+
+
 @pytest.mark.parametrize("slots", [150, 300])
 def test_the_schedule_of_many_slots_and_of_one_long_segment(slots):
 

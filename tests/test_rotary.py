@@ -38,13 +38,14 @@ def test_the_operator_is_sound_for_the_compiler():
         {"cos": torch.zeros(1, 8)},
         {"sin": torch.zeros(5, 4)},
         {"q": torch.zeros(5, 2, 7), "k": torch.zeros(5, 2, 7), "cos": torch.zeros(5, 7), "sin": torch.zeros(5, 7)},
+        {"q": torch.zeros(5, 2, 8, dtype=torch.int64)},
     ],
 )
 def test_shapes_that_do_not_belong_together_are_refused(change):
     cos, sin = angles(5, 8)
     arguments = {"q": torch.zeros(5, 2, 8), "k": torch.zeros(5, 2, 8), "cos": cos, "sin": sin} | change
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in arguments.items())
-    with pytest.raises(vg.InputError, match=re.escape(f"apply_rotary got {shapes}: expected q and k [rows, heads")):
+    shapes = ", ".join(f"{name} {x.dtype} {list(x.shape)}" for name, x in arguments.items())
+    with pytest.raises(vg.InputError, match=re.escape(f"apply_rotary got {shapes}: expected floating q and k")):
         vg.apply_rotary(**arguments)
 
 

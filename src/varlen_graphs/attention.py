@@ -16,7 +16,6 @@ from varlen_graphs.kernels.attention import op
 from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.attention.config import tile_rows
 from varlen_graphs.kernels.tile_schedule import op as schedule_op
-from varlen_graphs.kernels.tile_schedule.reference import tile_bound
 
 Window = tuple[int, int]
 """How many keys before and after its own place a query sees; -1: all."""
@@ -29,10 +28,16 @@ class TileSchedule:
     Attributes:
         tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.tile_schedule.reference`.
         block: Query rows a tile.
+        rows: Query rows, padding included.
+        cu_seqlens: The segments of the queries that it was computed from.
+        cu_seqlens_k: Those of the keys.
     """
 
     tiles: Tensor
     block: int
+    rows: int
+    cu_seqlens: Tensor
+    cu_seqlens_k: Tensor
 
 
 def tile_schedule(
@@ -55,12 +60,16 @@ def tile_schedule(
         heads: Query heads.
         head_dim: Channels a head.
         cu_seqlens_k: int32 `[segments + 1]`, the segments of keys and values; `None`: those of the queries.
+
+    Raises:
+        InputError: Boundaries of another dtype or shape.
     """
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
     # Torch's compiler would compile once for each side of each number of rows at which the choice changes.
     block = 64 if torch.compiler.is_compiling() else tile_rows(head_dim, heads, rows, max_seqlen)
-    return TileSchedule(schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
+    tiles = schedule_op.tile_schedule(*_contiguous(cu_seqlens, cu_seqlens_k), rows, block)
+    return TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
 
 
 def varlen_attention(
@@ -86,7 +95,8 @@ def varlen_attention(
         q: Queries, `[rows, heads, head_dim]`.
         k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.
         v: Values, as `k`.
-        cu_seqlens: int32 `[segments + 1]`: starts at 0, ascends, the tail may repeat the last value.
+        cu_seqlens: int32 `[segments + 1]`: starts at 0, ascends up to at most the rows there are (which nobody looks
+            at), the tail may repeat the last value.
         max_seqlen: At least the rows of the longest segment. Frozen at capture, so an upper bound.
         cu_seqlens_k: The segments of keys and values, where they are not those of the queries; a segment without keys
             gives zeros.
@@ -94,7 +104,8 @@ def varlen_attention(
         scale: Factor on the scores, above 0; default `head_dim ** -0.5`.
         causal: No query sees keys after its own place. The last query of a segment is level with the last key.
         window: How many keys before and after its own place a query sees, `(left, right)`; -1: all.
-        schedule: What `tile_schedule` gave for these segments; `None`: computed here, if the backend needs one.
+        schedule: What `tile_schedule` gave for these very tensors `cu_seqlens` and `cu_seqlens_k`; `None`: computed
+            here, if the backend needs one.
         backend: `"triton"` (CUDA; our kernel, whose cost follows the rows that are there), `"torch"`
             (`torch.nn.attention.varlen`, CUDA, float16 and bfloat16), `"reference"` (any device and dtype, memory that
             grows with the square of the rows), or `"auto"`: the fastest as measured when graphs are captured, our
@@ -122,28 +133,22 @@ def varlen_attention(
     if schedule is None:
         tiles, block = None, 0  # the operator chooses: a choice by size here would be one for the compiler to guard
     else:
+        _check_schedule(schedule, q.shape[0], cu_seqlens, cu_seqlens_k)
         tiles, block = schedule.tiles, schedule.block
-        entries = 1 + tile_bound(q.shape[0], cu_seqlens.shape[0] - 1, block)
-        if tiles.shape[0] != entries:
-            raise InputError(
-                f"the schedule has {tiles.shape[0]} entries: expected {entries} for {q.shape[0]} rows and "
-                f"{cu_seqlens.shape[0] - 1} segments; compute it for these rows and segments"
-            )
-    out: Tensor = op.attention(
-        q, k, v, cu_seqlens, cu_seqlens_k, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend
-    )
+    segments = _contiguous(cu_seqlens, cu_seqlens_k)
+    out: Tensor = op.attention(q, k, v, *segments, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend)
     return out
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     same = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]
-    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.is_floating_point()
     if not same or not alike or 0 in (q.shape[1], q.shape[2], k.shape[1]) or q.shape[1] % k.shape[1]:
         tensors = zip("qkv", (q, k, v), strict=True)
         described = ", ".join(f"{name} {x.dtype} {list(x.shape)} on {x.device}" for name, x in tensors)
         raise InputError(
-            f"varlen_attention got {described}: expected [rows, heads, head_dim] of one dtype and device, k and v "
-            "alike, with heads that divide those of q"
+            f"varlen_attention got {described}: expected [rows, heads, head_dim] of one floating dtype and device, k "
+            "and v alike, with heads that divide those of q"
         )
 
 
@@ -159,3 +164,29 @@ def _check_boundaries(cu_seqlens: Tensor, cu_seqlens_k: Tensor, device: torch.de
             f"cu_seqlens_k is {list(cu_seqlens_k.shape)}, cu_seqlens {list(cu_seqlens.shape)}: expected as many "
             "segments of keys as of queries; a segment without keys repeats its start"
         )
+
+
+def _contiguous(cu_seqlens: Tensor, cu_seqlens_k: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as kernels load them; one tensor where it was one."""
+    contiguous = cu_seqlens.contiguous()
+    return contiguous, contiguous if cu_seqlens_k is cu_seqlens else cu_seqlens_k.contiguous()
+
+
+def _check_schedule(schedule: TileSchedule, rows: int, cu_seqlens: Tensor, cu_seqlens_k: Tensor) -> None:
+    """Whether a schedule was computed from these tensors: the values of others may differ, and cannot be looked at."""
+    if schedule.rows != rows:
+        raise InputError(
+            f"the schedule is one of {schedule.rows} query rows, and there are {rows}: compute it with rows={rows}"
+        )
+    if not _same(schedule.cu_seqlens, cu_seqlens) or not _same(schedule.cu_seqlens_k, cu_seqlens_k):
+        raise InputError(
+            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and would win over them: "
+            "give tile_schedule these very tensors, or declare AttentionSchedule with the per= and queries= of "
+            "CuSeqlens; or leave the schedule out"
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a is b or torch.compiler.is_compiling():  # which cannot see where tensors are
+        return a is b
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.budgets import Budget
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
 from varlen_graphs.kernels.positions.op import positions
@@ -29,14 +29,25 @@ class ItemTable:
             Where items are grouped, the last column more is 1 for items that begin a group, and 0 for others.
         budget: The capacities; every shape below follows from them.
         layout: The declaration the items came by.
+
+    Raises:
+        InputError: `values` is no such table.
     """
 
     def __init__(self, values: Tensor, budget: Budget, layout: LayoutArgument) -> None:
+        columns = 3 + len(layout.columns) + layout.grouped
+        if not isinstance(values, Tensor) or values.dtype != torch.int64 or values.shape[1:] != (columns,):
+            came = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise InputError(
+                f"the item table is {came}: expected int64 [items, {columns}], for each item t, h, w and what else "
+                f"{layout.name!r} describes; of an image t is 1, of an item that has a length alone t and h are"
+            )
         self.values = values
         self.budget = budget
         self.layout = layout
         self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._cu_seqlens: dict[Per, Tensor] = {}
+        self._query_seqlens: dict[int, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -157,6 +168,15 @@ class ItemTable:
             self._check_packed("where segments begin")
             self._cu_seqlens[per] = self._segment_starts(per)
         return self._cu_seqlens[per]
+
+    def query_seqlens(self, queries: int) -> Tensor:
+        """Where the queries of each segment begin, of `items * queries` in all: int32 `[segments + 1]`."""
+        if queries not in self._query_seqlens:
+            starts = torch.arange(
+                0, (self.budget.segments + 1) * queries, queries, dtype=torch.int32, device=self.device
+            )
+            self._query_seqlens[queries] = starts.clamp(max=self.budget.items * queries)
+        return self._query_seqlens[queries]
 
     def _segment_starts(self, per: Per) -> Tensor:
         if isinstance(per, Windows):

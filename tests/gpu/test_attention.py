@@ -34,7 +34,8 @@ def packed(rows, head_dim, dtype, heads=2):
 
 def schedule_of(cu_seqlens, rows, block, cu_seqlens_k=None):
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    return vg.TileSchedule(schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block), block)
+    tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block)
+    return vg.TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
 
 
 def attend(q, k, v, cu_seqlens, block=64, **options):

@@ -6,7 +6,7 @@ from torch import nn
 
 from varlen_graphs.attention import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.buffers.seqlens import check_queries, query_seqlens
+from varlen_graphs.buffers.seqlens import check_queries
 from varlen_graphs.segments import Per
 from varlen_graphs.table import ItemTable
 
@@ -41,6 +41,6 @@ class AttentionSchedule(Buffer):
         if self.queries is None:
             queries, longest, rows = keys, table.max_seqlen(self.per), budget.rows
         else:
-            queries = query_seqlens(budget, self.queries, table.device)
+            queries = table.query_seqlens(self.queries)
             longest, rows = self.queries, budget.items * self.queries
         return tile_schedule(queries, longest, rows=rows, heads=self.heads, head_dim=self.head_dim, cu_seqlens_k=keys)

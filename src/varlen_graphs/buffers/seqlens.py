@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
 from varlen_graphs.segments import Per
@@ -35,15 +33,7 @@ class CuSeqlens(Buffer):
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """int32 `[segments + 1]`."""
-        if self.queries is None:
-            return table.cu_seqlens(self.per)
-        return query_seqlens(table.budget, self.queries, table.device)
-
-
-def query_seqlens(budget: Budget, queries: int, device: torch.device) -> Tensor:
-    """Where the queries of each segment begin, of `items * queries` in all: int32 `[segments + 1]`."""
-    starts = torch.arange(0, (budget.segments + 1) * queries, queries, dtype=torch.int32, device=device)
-    return starts.clamp(max=budget.items * queries)
+        return table.cu_seqlens(self.per) if self.queries is None else table.query_seqlens(self.queries)
 
 
 def check_queries(declaration: object, queries: int | None, per: Per) -> None:

@@ -15,7 +15,8 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     are no gradients on CUDA.
 
     Args:
-        q: Queries, `[rows, heads, head_dim]`, any float dtype, any strides; `head_dim` even.
+        q: Queries, `[rows, heads, head_dim]`, any float dtype; `head_dim` even. Copied first where channels do not lie
+            side by side, or the heads of a row do not lie in it.
         k: Keys, `[rows, heads_k, head_dim]`.
         cos: `[rows, head_dim]`, any float dtype, as a `RotaryTable` gives it.
         sin: `[rows, head_dim]`.
@@ -24,14 +25,16 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         `q` and `k`, rotated: contiguous, in their own dtype.
 
     Raises:
-        InputError: Shapes that do not belong together.
+        InputError: Shapes that do not belong together, or integers.
     """
     table = (q.shape[0], q.shape[-1])
     same = q.dim() == k.dim() == 3 and (k.shape[0], k.shape[2]) == table and cos.shape == sin.shape == table
-    if not same or q.shape[-1] % 2:
+    floating = all(x.is_floating_point() for x in (q, k, cos, sin))
+    if not same or not floating or q.shape[-1] % 2:
         raise InputError(
-            f"apply_rotary got q {list(q.shape)}, k {list(k.shape)}, cos {list(cos.shape)}, sin {list(sin.shape)}: "
-            "expected q and k [rows, heads, head_dim] with an even head_dim, cos and sin [rows, head_dim]"
+            f"apply_rotary got q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, cos {cos.dtype} "
+            f"{list(cos.shape)}, sin {sin.dtype} {list(sin.shape)}: expected floating q and k [rows, heads, head_dim] "
+            "with an even head_dim, cos and sin [rows, head_dim]"
         )
     rotated: tuple[Tensor, Tensor] = _operator(q, k, cos, sin)
     return rotated
@@ -46,7 +49,10 @@ def _cuda(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
         return reference.apply_rotary(q, k, cos, sin)
     from varlen_graphs.kernels.rotary import triton
 
-    q, k, cos, sin = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, cos, sin))
+    # The distance of heads is a constant of the kernel: where they lie rows apart there would be one for every number
+    # of rows.
+    q, k = (x if x.stride(2) == 1 and x.stride(1) <= x.stride(0) else x.contiguous() for x in (q, k))
+    cos, sin = (x if x.stride(1) == 1 else x.contiguous() for x in (cos, sin))
     return triton.apply_rotary(q, k, cos, sin)
 
 

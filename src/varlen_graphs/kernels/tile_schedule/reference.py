@@ -12,8 +12,8 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
     the end, as a segment without keys.
 
     Args:
-        cu_seqlens_q: int32 `[segments + 1]`.
-        cu_seqlens_k: int32 `[segments + 1]`.
+        cu_seqlens_q: int32 `[segments + 1]`, contiguous. No tile is of rows that are not there.
+        cu_seqlens_k: int32 `[segments + 1]`, contiguous.
         rows: Query rows, padding included.
         block: Query rows a tile.
 
@@ -23,7 +23,7 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
         after its last, the same for its keys, and the index of its first tile. Entries past the number of tiles are
         arbitrary.
     """
-    end = cu_seqlens_q.new_full((1,), rows)
+    cu_seqlens_q, end = cu_seqlens_q.clamp(0, rows), cu_seqlens_q.new_full((1,), rows)
     order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
     order = torch.cat([order, order.new_full((1,), cu_seqlens_q.shape[0] - 1)])
     start, stop = (torch.cat([cu_seqlens_q, end])[order + shift] for shift in (0, 1))
