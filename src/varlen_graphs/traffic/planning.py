@@ -68,6 +68,11 @@ class Plan:
         """Padding among all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
 
+    @property
+    def cost_per_call(self) -> float:
+        """The mean cost of the calls that are replayed: those that run eager are not in `cost`."""
+        return self.cost / max(1, self.calls - self.eager)
+
 
 def plan(
     trace: Trace, *, max_graphs: int = 32, max_memory: int | str | None = None, costs: Costs | None = None
