@@ -316,6 +316,57 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
     future.cancel()
 
 
+def test_calls_do_not_wait_for_captures_of_another_encoder_of_the_pool():
+    module, pool = Held(160), vg.Pool()
+    capturing, calling = lazy_encoder(module=module, pool=pool), lazy_encoder(pool=pool)
+    check(calling, [20])
+    calling.capture_wanted()
+    module.go_on.set()
+    check(capturing, [100])
+    module.begun.clear()
+    module.go_on.clear()
+    future = capturing.capture_in_background()
+    module.begun.wait(60)
+    for unseen in (False, True):
+        check(calling, [20], unseen)  # does not wait, though its graph is there
+    with calling.stage([20]) as stage:
+        stage.rows.copy_(rows_for([20]))
+    assert calling.stats.eager["a graph was being captured"] == 3
+    assert not calling.stats.replays
+    module.go_on.set()
+    wait_for(capturing, [BUDGETS[2]])
+    with pool.exclusive():  # the capture is over
+        check(calling, [20])
+    assert calling.stats.replays == {SMALL: 1}
+    future.cancel()
+
+
+def test_a_capture_that_fails_inside_of_another_one_ends_neither_nor_is_waited_for():
+    """As of an encoder inside of a module, in one pool."""
+    pool, busy = vg.Pool(), []
+
+    class Failing(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            raise ValueError("no kernel for this")
+
+    class Outer(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+            if inner is not None and not busy:
+                busy.append(pool.busy)
+                with pytest.raises(ValueError, match="no kernel for this"):
+                    inner.capture()
+                busy.append(pool.busy)
+            return super().forward(x, cu_seqlens, max_seqlen, scale)
+
+    inner, encoder = None, lazy_encoder(module=Outer(), pool=pool)
+    check(encoder, [20])
+    inner = lazy_encoder(module=Failing(), pool=pool)
+    encoder.capture_wanted()
+    assert busy == [True, True]
+    check(encoder, [20])
+    assert encoder.stats.replays == {SMALL: 1}
+
+
 def test_a_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
     encoder, start = lazy_encoder(), threading.Thread.start
 

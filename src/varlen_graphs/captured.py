@@ -75,7 +75,6 @@ class Captured:
         deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first captures took.
-        busy: Whether graphs are being captured: whoever wants the pool's turn waits for it.
         kept: Tensors that captured runs made and somebody keeps, for people.
         releases: How often graphs were released.
         losses: How often all graphs were dropped, for that or to be captured again.
@@ -106,7 +105,6 @@ class Captured:
         self.releases = 0
         self.agreement = Agreement()
         self.losses = 0
-        self.busy = False
         self.lazy = lazy
         self.limit = limit
         self._module = module
@@ -223,11 +221,8 @@ class Captured:
 
     def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         """Capture these, which have no graphs yet."""
-        self.busy = True
-        try:
+        with self._pool.capturing():
             return self._capture_now(key, basis, budgets)
-        finally:
-            self.busy = False
 
     def _capture_now(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         statics, row_shape, device, backend = basis

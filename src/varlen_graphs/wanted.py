@@ -39,12 +39,12 @@ class Wanted:
     """Plans calls of an encoder that captures no graph in a call, and captures between calls what they wanted.
 
     A call that wants a budget without a graph takes other ones where that is no slower than eager. It does not wait
-    for a capture.
+    for a capture, also of another encoder of the pool.
 
     Args:
         captured: What there is, and captures.
         planner: Plans.
-        pool: Whose turn a capture takes.
+        pool: Whose turn a capture takes. Tells whether there is one.
 
     Attributes:
         some: Set when calls want something.
@@ -61,7 +61,7 @@ class Wanted:
     @property
     def reason(self) -> str:
         """Why a call runs without a graph."""
-        return CAPTURING if self._captured.busy else NOT_CAPTURED
+        return CAPTURING if self._pool.busy else NOT_CAPTURED
 
     def packs(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Sequence[Pack]:
         """The replays of a call with what there is; none where eager is the better way.
@@ -73,7 +73,7 @@ class Wanted:
             backend: What captures.
         """
         graphs = self._graphs(call, [one.budget for one in packs if one.budget is not None], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return []
         costs = graphs.usable(self._planner.costs)
         if all(one.budget is None or one.budget in costs.replays for one in packs):
@@ -91,14 +91,14 @@ class Wanted:
     def unseen(self, call: Call, budget: Budget, backend: Backend) -> Budget | None:
         """The same for items that only the GPU has seen, and one budget."""
         graphs = self._graphs(call, [budget], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return None
         return budget if budget in graphs else self._close(self._planner.unseen(call, self._usable(graphs)), budget)
 
     def whole(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Budget | None:
         """The same for a stage."""
         graphs = self._graphs(call, [budget], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return None
         return budget if budget in graphs else self._close(self._planner.whole(layout, self._usable(graphs)), budget)
 
