@@ -247,13 +247,14 @@ class GraphedEncoder:
                 "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
                 "PackedRows(padded_by=...)"
             )
-        trace = Trace(self.costs)
+        # What was measured, of budgets that are out of use as well: a plan is for any.
+        trace = Trace(lambda: self._in_use.learned or self.costs)
         self._calls.traces.append(trace)
         try:
             yield trace
         finally:
             self._calls.traces.remove(trace)
-            trace.costs = self.costs  # the first call may have measured them
+            trace.costs = trace.costs  # which are not asked for any more
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -104,7 +104,9 @@ def plan(
     if not isinstance(trace, Trace) or not isinstance(costs, Costs | None):
         came = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
         raise InputError(f"plan() came with {came}: expected a Trace, such as Trace.load(path), and Costs or None")
-    trace, costs = trace.copy(), costs or trace.costs or ASSUMED
+    trace = trace.copy()
+    # Of an encoder that has no budget in use there are none.
+    costs = next((one for one in (costs, trace.costs) if one is not None and one.replays), ASSUMED)
     if not trace.calls:
         raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
     if max_graphs < 1:
