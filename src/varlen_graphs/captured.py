@@ -155,8 +155,8 @@ class Captured:
             return found
         return self.capture(Basis(statics, tuple(row_shape), device, backend), () if self.lazy else None)
 
-    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: int = 0) -> Graphs:
-        """Capture what has no graph yet: of all budgets in use, or of some, which so many calls wanted.
+    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: float = 0.0) -> Graphs:
+        """Capture what has no graph yet: of all budgets in use, or of some, which so many recent calls wanted.
 
         The first graph of a set is that of the largest budget in use: the pool is then as large as it has to be, and
         smaller ones find room in it. Synchronizes with the host.
@@ -215,8 +215,8 @@ class Captured:
             own.update(graphs.bytes())
         return dict(own)
 
-    def admits(self, budget: Budget, calls: int) -> bool:
-        """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less."""
+    def admits(self, budget: Budget, calls: float) -> bool:
+        """Whether a budget that so many recent calls wanted is worth its memory: see `Limit.admits`."""
         return self.limit is None or self.limit.admits(budget, calls, self._own_bytes(), self.bytes())
 
     def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:

@@ -1,6 +1,5 @@
 """Budgets that calls want and that have no graph yet: how calls run meanwhile, and which to capture next."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import Event, Lock
 from typing import NamedTuple
@@ -15,6 +14,8 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack, total_cost
 from varlen_graphs.planner import Planner
+from varlen_graphs.recent import Recent
+from varlen_graphs.stats import Stats
 
 NOT_CAPTURED = "not captured yet"
 CAPTURING = "a graph was being captured"
@@ -28,11 +29,11 @@ class _Want(NamedTuple):
 
     Attributes:
         basis: What to capture for.
-        calls: How many calls wanted each budget.
+        calls: How many calls of late wanted each budget.
     """
 
     basis: Basis
-    calls: Counter[Budget]
+    calls: Recent
 
 
 class Wanted:
@@ -45,16 +46,18 @@ class Wanted:
         captured: What there is, and captures.
         planner: Plans.
         pool: Whose turn a capture takes. Tells whether there is one.
+        stats: Tells how many calls there were.
 
     Attributes:
         some: Set when calls want something.
     """
 
-    def __init__(self, captured: Captured, planner: Planner, pool: Pool) -> None:
+    def __init__(self, captured: Captured, planner: Planner, pool: Pool, stats: Stats) -> None:
         self.some = Event()
         self._captured = captured
         self._planner = planner
         self._pool = pool
+        self._stats = stats
         self._wants: dict[Key, _Want] = {}
         self._lock = Lock()
 
@@ -102,10 +105,11 @@ class Wanted:
             return None
         return budget if budget in graphs else self._close(self._planner.whole(layout, self._usable(graphs)), budget)
 
-    def want(self, basis: Basis, calls: Mapping[Budget, int]) -> None:
-        """Count that calls wanted budgets, as those of an earlier start did."""
+    def want(self, basis: Basis, calls: Mapping[Budget, float]) -> None:
+        """Count that calls wanted budgets just now."""
         with self._lock:
-            self._wants.setdefault(self._captured.key(basis.statics), _Want(basis, Counter())).calls.update(calls)
+            want = self._wants.setdefault(self._captured.key(basis.statics), _Want(basis, Recent()))
+            want.calls.count(calls, self._stats.calls)
         self.some.set()
 
     def _usable(self, graphs: Graphs) -> Costs:
@@ -150,10 +154,12 @@ class Wanted:
                 self._forget(key, budget)
         return done
 
-    def _next(self) -> tuple[Key, Basis, Budget, int] | None:
+    def _next(self) -> tuple[Key, Basis, Budget, float] | None:
         """What is wanted most, of what can be captured now."""
         self.some.clear()  # first, so that what comes from here on is not missed
         with self._lock:
+            for want in self._wants.values():
+                want.calls.count({}, self._stats.calls)
             wants = [
                 (calls, key, want.basis, budget)
                 for key, want in self._wants.items()
