@@ -107,7 +107,13 @@ def save(path, **arrays):
 
 def cut(folder, out, size):
     """The shards of a folder, as they were cut the first time: lists of names."""
+    if size < 1:
+        raise SystemExit(f"--shard {size}: expected at least 1 image a file")
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is no folder: expected one with images")
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not names:
+        raise SystemExit(f"{folder} holds no images: expected files named {', '.join(sorted(SUFFIXES))}")
     shards = [names[i : i + size] for i in range(0, len(names), size)]
     plan = out / "shards.json"
     if not plan.exists():

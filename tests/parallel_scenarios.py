@@ -264,6 +264,21 @@ def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
     assert len(met) == 1
 
 
+def calls_under_any_autocast(rank, ranks):
+    spec = vg.BufferSpec("input", vg.Lengths())
+    encoder = vg.GraphedEncoder(nn.Linear(8, 8), [64], spec, backend="tape")
+    for options in ({}, {"inputs": "spread"}):
+        both = parallel(encoder, **options)
+        lengths, runs = runs_of([5, 6, 7, 30], ranks)
+        rows = rows_of(lengths)
+        own = rows.split([sum(run) for run in runs])[rank]
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16):
+            with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+                got = both(own, lengths=runs[rank]) if options else both(rows, lengths=lengths)
+                assert got.dtype == dtype
+                check(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
+
+
 # Mistakes
 
 
@@ -481,6 +496,7 @@ SCENARIOS = {
         padded_batches_that_are_spread,
         batches_packed_on_their_way_in,
         inputs_that_are_spread,
+        calls_under_any_autocast,
         a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread,
         values_that_depend_on_the_items_raise_on_every_rank,
         a_rank_that_hangs_is_waited_for_until_the_timeout,
@@ -497,6 +513,7 @@ SCENARIOS = {
         inputs_that_are_spread,
         calls_that_run_eager,
         an_item_too_large_for_graphs_is_run_by_itself,
+        calls_under_any_autocast,
         calls_that_graphs_do_not_answer_meet_once,
         a_wrong_call_raises_on_every_rank,
         a_first_call_that_differs_raises_on_every_rank,

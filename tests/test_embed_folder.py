@@ -167,3 +167,19 @@ def test_another_folder_is_not_mixed_in(encoded):
     with pytest.raises(SystemExit, match="changed since"):
         example.embed_folder(folder, out, SHARD)
     (folder / "new.png").unlink()
+
+
+def test_what_cannot_be_embedded_is_told_before_anything_is_written(tmp_path):
+    folder, out = tmp_path / "images", tmp_path / "vectors"
+    with pytest.raises(SystemExit, match="images is no folder: expected one with images"):
+        example.embed_folder(folder, out)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no image")
+    with pytest.raises(SystemExit, match=r"images holds no images: expected files named \.jpeg, "):
+        example.embed_folder(folder, out)
+    fill(folder)
+    for size in (0, -1):
+        with pytest.raises(SystemExit, match=f"--shard {size}: expected at least 1 image a file"):
+            example.embed_folder(folder, out, size)
+    assert not out.exists()
+    assert len(example.cut(folder, out, SHARD)) == -(-(COUNT + 1) // SHARD)  # so the corrected run goes on

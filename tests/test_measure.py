@@ -62,6 +62,27 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     assert more in encoder.costs.replays  # at what lies between, until it is timed
 
 
+def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
+    """Not of larger budgets that only a warm-up file knows, nor of smaller ones that are timed later."""
+    small, large = 128, vg.Budget(512)
+    known = Costs({vg.Budget(rows): rows / 64 for rows in (small, 16_384)}, host=30.0, bytes_per_row=77.0)
+    encoder = attention_encoder([small, large])
+    encoder(torch.randn(20, 8), lengths=[20])
+    (graphs,) = encoder._captured._graphs.values()
+
+    def bytes_per_row(budget):
+        with torch.no_grad():
+            costs = timing.measure(graphs, encoder._forward, [budget], {}, 512 * 1000, Agreement(), known)
+        assert costs.replays.keys() == known.replays.keys() | {budget}
+        return costs.bytes_per_row
+
+    assert bytes_per_row(large) == 1000 + 8 * 4
+    more = encoder.add_budget(vg.Budget(96, items=4))
+    assert bytes_per_row(more) == 1000 + 8 * 4
+    encoder.drop_budget(large)
+    assert bytes_per_row(more) == 1000 + 8 * 4  # pool and arena stay as large
+
+
 def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):
     now = iter(range(1, 100))
 

@@ -8,6 +8,7 @@ import pytest
 
 import varlen_graphs as vg
 from varlen_graphs.__main__ import main
+from varlen_graphs.traffic.planning import ASSUMED, evaluate
 from varlen_graphs.traffic.trace import Size
 
 CALLS = {Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10, Size(1500, 6, 9, 250, 250): 5}
@@ -64,6 +65,16 @@ def test_what_runs_eager_is_told(traces, capsys):
     text, _ = printed(capsys, traces / "measured.json", "--max-memory", "71MiB")  # 224 rows
     assert cells(text, "plan")[-1] == "15"
     assert "calls that no budget holds run eager" in text
+
+
+def test_calls_that_run_eager_do_not_make_the_others_look_cheaper(traces, capsys):
+    before = cells(printed(capsys, traces / "bare.json", "--max-graphs", 2)[0], "Ladder()")
+    broken(traces / "bare.json", lambda trace: trace["calls"].append([20_000, 1, 1, 20_000, 20_000, 45]))
+    after = cells(printed(capsys, traces / "bare.json", "--max-graphs", 2)[0], "Ladder()")  # up to 16,384 rows
+    assert (before[-1], after[-1]) == ("0", "45")
+    assert before[3] == after[3]
+    alone = evaluate(vg.Trace.load(traces / "bare.json"), [32], ASSUMED)
+    assert (alone.eager, alone.cost_per_call) == (alone.calls, 0)  # none is replayed
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

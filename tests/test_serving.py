@@ -18,6 +18,7 @@ from tests.test_guard import rows_for
 from tests.test_threads import run_script
 from tests.threads import run_in_threads
 from tests.towers import distance, equal_bits
+from varlen_graphs import recent
 from varlen_graphs.capture.tape import Tape
 from varlen_graphs.kernels.attention import timing
 
@@ -316,6 +317,57 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
     future.cancel()
 
 
+def test_calls_do_not_wait_for_captures_of_another_encoder_of_the_pool():
+    module, pool = Held(160), vg.Pool()
+    capturing, calling = lazy_encoder(module=module, pool=pool), lazy_encoder(pool=pool)
+    check(calling, [20])
+    calling.capture_wanted()
+    module.go_on.set()
+    check(capturing, [100])
+    module.begun.clear()
+    module.go_on.clear()
+    future = capturing.capture_in_background()
+    module.begun.wait(60)
+    for unseen in (False, True):
+        check(calling, [20], unseen)  # does not wait, though its graph is there
+    with calling.stage([20]) as stage:
+        stage.rows.copy_(rows_for([20]))
+    assert calling.stats.eager["a graph was being captured"] == 3
+    assert not calling.stats.replays
+    module.go_on.set()
+    wait_for(capturing, [BUDGETS[2]])
+    with pool.exclusive():  # the capture is over
+        check(calling, [20])
+    assert calling.stats.replays == {SMALL: 1}
+    future.cancel()
+
+
+def test_a_capture_that_fails_inside_of_another_one_ends_neither_nor_is_waited_for():
+    """As of an encoder inside of a module, in one pool."""
+    pool, busy = vg.Pool(), []
+
+    class Failing(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            raise ValueError("no kernel for this")
+
+    class Outer(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+            if inner is not None and not busy:
+                busy.append(pool.busy)
+                with pytest.raises(ValueError, match="no kernel for this"):
+                    inner.capture()
+                busy.append(pool.busy)
+            return super().forward(x, cu_seqlens, max_seqlen, scale)
+
+    inner, encoder = None, lazy_encoder(module=Outer(), pool=pool)
+    check(encoder, [20])
+    inner = lazy_encoder(module=Failing(), pool=pool)
+    encoder.capture_wanted()
+    assert busy == [True, True]
+    check(encoder, [20])
+    assert encoder.stats.replays == {SMALL: 1}
+
+
 def test_a_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
     encoder, start = lazy_encoder(), threading.Thread.start
 
@@ -564,12 +616,68 @@ def test_budgets_that_calls_do_not_use_go_first():
     for _ in range(3):
         check(encoder, [90])
     assert encoder.capture_wanted() == []  # others are of more use
-    for _ in range(200):
+    for _ in range(400):
         encoder(rows_for([90]), lengths=[90])
     assert encoder.capture_wanted() == [BUDGETS[1]]
     assert captured(encoder) >= {BUDGETS[1], LARGEST}
     assert len(captured(encoder)) < 4
     assert encoder.bytes() < bytes_of(BUDGETS)
+
+
+@pytest.fixture
+def few_are_recent(monkeypatch):
+    """Twenty calls in place of a thousand. On a GPU graphs of all sizes take about as much."""
+    monkeypatch.setattr(recent, "RECENT", 20)
+    monkeypatch.setattr(Tape, "bytes", 1000)
+
+
+def calls_until_captured(encoder, budget):
+    """How many calls run without a graph until there is enough use of this budget."""
+    for count in range(1, 1000):
+        encoder(rows_for([budget.rows - 2]), lengths=[budget.rows - 2])
+        if budget in encoder.capture_wanted():
+            return count
+    return 1000
+
+
+def test_when_traffic_shifts_it_is_followed_however_long_it_was_another(few_are_recent):
+    counts = []
+    for before in (20, 100, 600):
+        encoder = lazy_encoder(budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1)
+        for _ in range(before):
+            encoder(rows_for([20]), lengths=[20])
+            encoder.capture_wanted()
+        counts.append(calls_until_captured(encoder, BUDGETS[1]))
+        check(encoder, [90])
+        assert encoder.stats.replays[BUDGETS[1]] == 1
+    assert 10 < min(counts) <= max(counts) <= min(counts) + 2 < 60
+
+
+def test_what_few_calls_want_is_not_captured_however_long_they_do(few_are_recent):
+    encoder = lazy_encoder(budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1)
+    for _ in range(3):
+        encoder(rows_for([20]), lengths=[20])
+        encoder.capture_wanted()
+    for at in range(600):
+        lengths = [90] if at % 12 == 0 else [20]
+        encoder(rows_for(lengths), lengths=lengths)
+        assert encoder.capture_wanted() == []
+    check(encoder, [20])
+
+
+def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_recent, tmp_path):
+    path, counts = tmp_path / "warm.json", []
+    for before in (20, 10**6):
+        first = lazy_encoder(budgets=BUDGETS[:3], lazy=False)
+        check(first, [20])
+        first.save_warmup(path)
+        value = json.loads(path.read_text())
+        value["used"][0][1][0][-1] = before
+        path.write_text(json.dumps(value))
+        encoder = lazy_encoder(budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, warmup=path)
+        assert encoder.capture_wanted(None) == [SMALL]
+        counts.append(calls_until_captured(encoder, BUDGETS[1]))
+    assert counts[0] == counts[1] < 60
 
 
 @pytest.mark.parametrize("lazy", [False, True])

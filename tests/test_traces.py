@@ -135,6 +135,40 @@ def test_costs_come_along_as_they_are_known_in_the_end():
     assert trace.costs is encoder.costs is measured
 
 
+def test_what_was_measured_is_in_a_trace_that_is_saved_inside_of_the_block(tmp_path):
+    encoder, path = attention_encoder(), tmp_path / "trace.json"
+    costs = [vg.Costs(dict(zip(encoder.budgets, (ms, 9.0), strict=True)), host=5.0) for ms in (1.0, 2.0)]
+    with encoder.record() as trace:
+        encoder(rows_for([5]), lengths=[5])
+        encoder._in_use.learn(costs[0])
+        trace.save(path)
+        assert vg.Trace.load(path).costs.as_json() == costs[0].as_json()
+        assert vg.plan(trace).measured
+        now = trace.copy()
+    encoder._in_use.learn(costs[1])
+    assert now.costs is trace.costs is costs[0]
+
+
+def test_what_was_measured_is_in_a_trace_also_where_no_budget_is_in_use_any_more(tmp_path):
+    encoder, path = attention_encoder(memory=100), tmp_path / "trace.json"
+    measured = vg.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0, bytes_per_row=1000.0)
+    encoder._in_use.learn(measured)  # as it is on a GPU before the limit is looked at
+    with encoder.record() as trace, pytest.warns(UserWarning, match="no graph fits"):
+        encoder(rows_for([20, 7]), lengths=[20, 7])
+    assert not encoder.costs.replays
+    trace.save(path)
+    again = vg.Trace.load(path)
+    assert again.costs.as_json() == measured.as_json()
+    for one in (trace, again):
+        plan = vg.plan(one, max_memory="1GiB", costs=encoder.costs)  # which say nothing of any budget
+        assert (plan.measured, plan.cost) == (True, 1.0)
+    empty = vg.Trace(encoder.costs)
+    empty.calls.update(trace.calls)
+    empty.save(path)
+    assert vg.Trace.load(path).costs is None
+    assert not vg.plan(empty).measured
+
+
 @given(st.dictionaries(sizes(), st.integers(1, 1000)), st.integers(0, 10**15), strategies.costs(4) | st.none())
 def test_what_is_written_is_read_again(tmp_path_factory, calls, squares, costs):
     trace = vg.Trace(costs)

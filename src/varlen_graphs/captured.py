@@ -75,7 +75,6 @@ class Captured:
         deferred: What graphs found wrong with layouts on the device; kept when graphs are released.
         staged: Whether a caller is writing rows into the arena, which only others in the same thread could disturb.
         seconds: How long the parts of the first captures took.
-        busy: Whether graphs are being captured: whoever wants the pool's turn waits for it.
         kept: Tensors that captured runs made and somebody keeps, for people.
         releases: How often graphs were released.
         losses: How often all graphs were dropped, for that or to be captured again.
@@ -106,7 +105,6 @@ class Captured:
         self.releases = 0
         self.agreement = Agreement()
         self.losses = 0
-        self.busy = False
         self.lazy = lazy
         self.limit = limit
         self._module = module
@@ -157,8 +155,8 @@ class Captured:
             return found
         return self.capture(Basis(statics, tuple(row_shape), device, backend), () if self.lazy else None)
 
-    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: int = 0) -> Graphs:
-        """Capture what has no graph yet: of all budgets in use, or of some, which so many calls wanted.
+    def capture(self, basis: Basis, wanted: Collection[Budget] | None = None, calls: float = 0.0) -> Graphs:
+        """Capture what has no graph yet: of all budgets in use, or of some, which so many recent calls wanted.
 
         The first graph of a set is that of the largest budget in use: the pool is then as large as it has to be, and
         smaller ones find room in it. Synchronizes with the host.
@@ -217,17 +215,14 @@ class Captured:
             own.update(graphs.bytes())
         return dict(own)
 
-    def admits(self, budget: Budget, calls: int) -> bool:
-        """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less."""
+    def admits(self, budget: Budget, calls: float) -> bool:
+        """Whether a budget that so many recent calls wanted is worth its memory: see `Limit.admits`."""
         return self.limit is None or self.limit.admits(budget, calls, self._own_bytes(), self.bytes())
 
     def _capture(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         """Capture these, which have no graphs yet."""
-        self.busy = True
-        try:
+        with self._pool.capturing():
             return self._capture_now(key, basis, budgets)
-        finally:
-            self.busy = False
 
     def _capture_now(self, key: Key, basis: Basis, budgets: Sequence[Budget]) -> Graphs:
         statics, row_shape, device, backend = basis

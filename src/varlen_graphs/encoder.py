@@ -29,6 +29,7 @@ from varlen_graphs.limit import Limit
 from varlen_graphs.memory_limit import in_bytes
 from varlen_graphs.page import page
 from varlen_graphs.planner import Planner
+from varlen_graphs.recent import share_of_each
 from varlen_graphs.replay import Replays
 from varlen_graphs.report import report
 from varlen_graphs.spec import BufferSpec
@@ -171,10 +172,10 @@ class GraphedEncoder:
         self._identity = partial(
             identity_of, module, buffer_spec, self._forward.device, compile, getattr(forward, "__qualname__", None)
         )
-        self._used: list[tuple[dict[str, Any], dict[Budget, int]]] = []
+        self._used: list[tuple[dict[str, Any], dict[Budget, float]]] = []
         if warmup is not None and (known := Warmup.load(warmup, self._identity())) is not None:
             self._learn(known)
-        self._wanted = Wanted(self._captured, self._planner, self.pool) if lazy else None
+        self._wanted = Wanted(self._captured, self._planner, self.pool, self.stats) if lazy else None
         self._calls = Calls(
             self._signature, Choice(module, self._state, backend, self.pool), self._captured, self._planner,
             self._forward, self._replays, self._state, self.stats, checks, self._wanted, off, self._lends,
@@ -247,13 +248,14 @@ class GraphedEncoder:
                 "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
                 "PackedRows(padded_by=...)"
             )
-        trace = Trace(self.costs)
+        # What was measured, of budgets that are out of use as well: a plan is for any.
+        trace = Trace(lambda: self._in_use.learned or self.costs)
         self._calls.traces.append(trace)
         try:
             yield trace
         finally:
             self._calls.traces.remove(trace)
-            trace.costs = self.costs  # the first call may have measured them
+            trace.costs = trace.costs  # which are not asked for any more
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
@@ -418,7 +420,8 @@ class GraphedEncoder:
             self._in_use.learn(known.costs)
         if self._forward.device is not None:
             timing.learn(known.attention, self._forward.device)
-        self._used = known.used
+        each = share_of_each(sum(sum(calls.values()) for _, calls in known.used))
+        self._used = [(statics, {budget: n * each for budget, n in calls.items()}) for statics, calls in known.used]
 
     def _lazy(self) -> Wanted:
         if self._wanted is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from varlen_graphs.budgets import Budget
 from varlen_graphs.costs import Costs
+from varlen_graphs.recent import Recent, share_of_each
 
 EAGER_COST = 2.0
 """What a call without a graph is taken to cost, in replays, before it is measured."""
@@ -15,32 +16,30 @@ class Use:
     """How useful budgets are: their recent calls, times what each of these saves against the next best way."""
 
     def __init__(self) -> None:
-        self._recent: dict[Budget, float] = {}
+        self._recent = Recent()
         self._seen: Counter[Budget] = Counter()
 
-    def look(self, replays: Mapping[Budget, int]) -> None:
-        """Take in how often budgets were replayed so far."""
-        now = Counter(dict(replays))
-        for budget, count in now.items():
-            self.want(budget, count - self._seen[budget])
+    def look(self, replays: Mapping[Budget, int], calls: int, wanted: Mapping[Budget, float] | None = None) -> None:
+        """Take in what calls did.
+
+        Args:
+            replays: How often budgets were replayed so far: since the last look now and then, as far as is known.
+            calls: How many calls there were so far.
+            wanted: How many recent calls wanted budgets that have no graph.
+        """
+        now, each = Counter(dict(replays)), share_of_each(calls - self._recent.now)
+        self._recent.count({budget: (count - self._seen[budget]) * each for budget, count in now.items()}, calls)
+        self._recent.count(wanted or {}, calls)
         self._seen = now
 
-    def fade(self) -> None:
-        """Let all calls so far count half as much."""
-        self._recent = {budget: calls / 2 for budget, calls in self._recent.items()}
-
-    def want(self, budget: Budget, calls: float) -> None:
-        """Take in that calls wanted a budget that has no graph."""
-        self._recent[budget] = self._recent.get(budget, 0.0) + calls
-
-    def of(self, budget: Budget, costs: Costs, others: Mapping[Budget, float], wanted: int = 0) -> float:
+    def of(self, budget: Budget, costs: Costs, others: Mapping[Budget, float], wanted: float = 0.0) -> float:
         """How useful a budget is beside others.
 
         Args:
             budget: One that is in use.
             costs: What replays cost.
             others: Those that have graphs; it may be among them.
-            wanted: How many calls wanted it beside those that were taken in.
+            wanted: How many recent calls wanted it beside those that were taken in.
         """
         return (self._recent.get(budget, 0.0) + wanted) * _saved(budget, costs, others)
 

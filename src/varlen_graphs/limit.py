@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from varlen_graphs.budgets import Budget
+from varlen_graphs.costs import MARGIN
 from varlen_graphs.eviction import Use, least_useful
 from varlen_graphs.in_use import InUse
 from varlen_graphs.memory_limit import SCRATCH
@@ -16,7 +17,7 @@ class Limit:
     Args:
         most: What graphs, pool and arena may hold, bytes.
         in_use: The budgets. Told which are too much.
-        stats: Tells how often budgets were replayed; counts those that were given up.
+        stats: Tells how many calls there were, and how often budgets were replayed; counts those that were given up.
 
     Attributes:
         most: As given.
@@ -29,10 +30,9 @@ class Limit:
         self._use = Use()
         self._told = False
 
-    def want(self, budgets: Collection[Budget], calls: int) -> None:
-        """Take in that so many calls wanted budgets without a graph."""
-        for budget in budgets:
-            self._use.want(budget, calls)
+    def want(self, budgets: Collection[Budget], calls: float) -> None:
+        """Take in that so many recent calls wanted budgets without a graph."""
+        self._use.look(self._stats.replays, self._stats.calls, dict.fromkeys(budgets, calls))
 
     def give_up(self, own: Mapping[Budget, int], held: int, has_pool: bool, lazy: bool) -> tuple[list[Budget], bool]:
         """Take budgets out of use, so that what is left may fit.
@@ -46,8 +46,7 @@ class Limit:
         Returns:
             The budgets whose graphs are to go, and whether shared memory is to be made anew, for smaller ones.
         """
-        self._use.look(self._stats.replays)
-        self._use.fade()
+        self._use.look(self._stats.replays, self._stats.calls)
         shared = held - sum(own.values())
         fixed = min(shared, SCRATCH) if has_pool else 0
         per_row = (shared - fixed) / max(own).rows
@@ -77,10 +76,10 @@ class Limit:
                 "the encoder smaller budgets"
             )
 
-    def admits(self, budget: Budget, calls: int, own: Mapping[Budget, int], held: int) -> bool:
-        """Whether a budget that so many calls wanted is worth its memory: there is some, or another is worth less.
+    def admits(self, budget: Budget, calls: float, own: Mapping[Budget, int], held: int) -> bool:
+        """Whether a budget that so many recent calls wanted is worth its memory: some is left, or others have less use.
 
-        `own` and `held` are as for `give_up`.
+        Less by `MARGIN`, or budgets of about the same use would take turns. `own` and `held` are as for `give_up`.
         """
         if not own:
             return True
@@ -88,6 +87,6 @@ class Limit:
         if held + own[larger] <= self.most:
             return True
         costs = self._in_use.costs.over(self._in_use.budgets)
-        self._use.look(self._stats.replays)
-        worth = self._use.of(budget, costs, own, calls) / max(1, own[larger])
+        self._use.look(self._stats.replays, self._stats.calls)
+        worth = self._use.of(budget, costs, own, calls) / max(1, own[larger]) / (1 + MARGIN)
         return any(self._use.of(one, costs, own) / max(1, own[one]) < worth for one in own if one != max(own))

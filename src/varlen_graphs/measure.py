@@ -51,8 +51,8 @@ def measure(
     one finds that it takes, and its times hold for all.
     """
     try:
-        largest = max([*budgets, *(known.replays if known else ())]).rows
-        bytes_per_row = (held + graphs.arena.rows.nbytes) / largest
+        # The pool stays as large as the largest graph needed, which may have been timed before, or be gone.
+        bytes_per_row = held / max(graphs.times).rows + graphs.arena.rows[0].nbytes
         replays = _replays(graphs, forward.spec, budgets, agreement)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)

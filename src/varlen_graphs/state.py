@@ -41,7 +41,7 @@ class State:
         self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
         self._scripts = [m for m in self._modules if "training" not in vars(m)]
         self._training = self._training_now()
-        self._autocast = {device_type: _autocast(device_type) for device_type in ("cpu", "cuda")}
+        self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
         self.look_anew()
 
     def why_eager(self, device_type: str) -> str | None:
@@ -54,7 +54,7 @@ class State:
             return "VARLEN_GRAPHS_DISABLE=1"
         if self._training_now() != self._training:
             return "training mode differs from construction"
-        if _autocast(device_type) != self._autocast.get(device_type):
+        if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         return None
 
@@ -100,7 +100,8 @@ class State:
         return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
-def _autocast(device_type: str) -> torch.dtype | None:
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast in this thread; `None` where it is off."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 

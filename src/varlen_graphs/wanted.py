@@ -1,6 +1,5 @@
 """Budgets that calls want and that have no graph yet: how calls run meanwhile, and which to capture next."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import Event, Lock
 from typing import NamedTuple
@@ -15,6 +14,8 @@ from varlen_graphs.graphs import Graphs
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack, total_cost
 from varlen_graphs.planner import Planner
+from varlen_graphs.recent import Recent
+from varlen_graphs.stats import Stats
 
 NOT_CAPTURED = "not captured yet"
 CAPTURING = "a graph was being captured"
@@ -28,40 +29,42 @@ class _Want(NamedTuple):
 
     Attributes:
         basis: What to capture for.
-        calls: How many calls wanted each budget.
+        calls: How many calls of late wanted each budget.
     """
 
     basis: Basis
-    calls: Counter[Budget]
+    calls: Recent
 
 
 class Wanted:
     """Plans calls of an encoder that captures no graph in a call, and captures between calls what they wanted.
 
     A call that wants a budget without a graph takes other ones where that is no slower than eager. It does not wait
-    for a capture.
+    for a capture, also of another encoder of the pool.
 
     Args:
         captured: What there is, and captures.
         planner: Plans.
-        pool: Whose turn a capture takes.
+        pool: Whose turn a capture takes. Tells whether there is one.
+        stats: Tells how many calls there were.
 
     Attributes:
         some: Set when calls want something.
     """
 
-    def __init__(self, captured: Captured, planner: Planner, pool: Pool) -> None:
+    def __init__(self, captured: Captured, planner: Planner, pool: Pool, stats: Stats) -> None:
         self.some = Event()
         self._captured = captured
         self._planner = planner
         self._pool = pool
+        self._stats = stats
         self._wants: dict[Key, _Want] = {}
         self._lock = Lock()
 
     @property
     def reason(self) -> str:
         """Why a call runs without a graph."""
-        return CAPTURING if self._captured.busy else NOT_CAPTURED
+        return CAPTURING if self._pool.busy else NOT_CAPTURED
 
     def packs(self, call: Call, layout: Layout, packs: Sequence[Pack], backend: Backend) -> Sequence[Pack]:
         """The replays of a call with what there is; none where eager is the better way.
@@ -73,7 +76,7 @@ class Wanted:
             backend: What captures.
         """
         graphs = self._graphs(call, [one.budget for one in packs if one.budget is not None], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return []
         costs = graphs.usable(self._planner.costs)
         if all(one.budget is None or one.budget in costs.replays for one in packs):
@@ -91,21 +94,22 @@ class Wanted:
     def unseen(self, call: Call, budget: Budget, backend: Backend) -> Budget | None:
         """The same for items that only the GPU has seen, and one budget."""
         graphs = self._graphs(call, [budget], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return None
         return budget if budget in graphs else self._close(self._planner.unseen(call, self._usable(graphs)), budget)
 
     def whole(self, call: Call, layout: Layout, budget: Budget, backend: Backend) -> Budget | None:
         """The same for a stage."""
         graphs = self._graphs(call, [budget], backend)
-        if graphs is None or self._captured.busy:
+        if graphs is None or self._pool.busy:
             return None
         return budget if budget in graphs else self._close(self._planner.whole(layout, self._usable(graphs)), budget)
 
-    def want(self, basis: Basis, calls: Mapping[Budget, int]) -> None:
-        """Count that calls wanted budgets, as those of an earlier start did."""
+    def want(self, basis: Basis, calls: Mapping[Budget, float]) -> None:
+        """Count that calls wanted budgets just now."""
         with self._lock:
-            self._wants.setdefault(self._captured.key(basis.statics), _Want(basis, Counter())).calls.update(calls)
+            want = self._wants.setdefault(self._captured.key(basis.statics), _Want(basis, Recent()))
+            want.calls.count(calls, self._stats.calls)
         self.some.set()
 
     def _usable(self, graphs: Graphs) -> Costs:
@@ -150,10 +154,12 @@ class Wanted:
                 self._forget(key, budget)
         return done
 
-    def _next(self) -> tuple[Key, Basis, Budget, int] | None:
+    def _next(self) -> tuple[Key, Basis, Budget, float] | None:
         """What is wanted most, of what can be captured now."""
         self.some.clear()  # first, so that what comes from here on is not missed
         with self._lock:
+            for want in self._wants.values():
+                want.calls.count({}, self._stats.calls)
             wants = [
                 (calls, key, want.basis, budget)
                 for key, want in self._wants.items()

@@ -28,12 +28,14 @@ class Pool:
         lock: What a replay takes.
         device: Where its encoders are; `None` before the first.
         turn: How often the pool was used: by calls, captures and the like, which write its memory.
+        busy: Whether an encoder captures graphs: whoever wants the pool's turn waits for it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.device: torch.device | None = None
         self.turn = 0
+        self.busy = False
         self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
@@ -116,6 +118,15 @@ class Pool:
                 yield
             finally:
                 self._done.record(stream)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Be `busy` inside, which is under the lock; what a module captures while it is captured ends nothing."""
+        before, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = before
 
     def advance(self) -> None:
         """Count that memory is about to be written: what was lent before is void."""

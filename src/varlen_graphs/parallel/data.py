@@ -18,6 +18,7 @@ from varlen_graphs.packing import Load, Pack, Span, cheapest
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
+from varlen_graphs.state import autocast_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -270,7 +271,9 @@ class DataParallelEncoder:
     def _kind(self, call: Call) -> Kind:
         """The kind of a call, before its items are read."""
         row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
-        return Kind(static_key(call.statics), row_shape, self.encoder._state.change(call.rows.device.type))
+        device_type = call.rows.device.type
+        state = self.encoder._state.change(device_type)
+        return Kind(static_key(call.statics), row_shape, state, autocast_dtype(device_type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
         """Whether budgets hold all items, also those of other ranks, where one that none holds is an error.

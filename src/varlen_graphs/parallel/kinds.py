@@ -4,6 +4,8 @@ import pickle
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from varlen_graphs.call import StaticKey, static_key
 from varlen_graphs.errors import RankError, SpecError
 from varlen_graphs.outputs import Parts
@@ -16,11 +18,13 @@ class Kind(NamedTuple):
         statics: The static arguments.
         row_shape: The shape of a row.
         state: How the state of the module differs from construction, if it does.
+        autocast: The dtype of autocast, if it is on.
     """
 
     statics: StaticKey
     row_shape: tuple[int, ...]
     state: str | None
+    autocast: torch.dtype | None
 
 
 def check_statics(statics: Mapping[str, Any]) -> None:

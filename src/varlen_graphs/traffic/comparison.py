@@ -39,7 +39,7 @@ def table(trace: Trace, plans: Mapping[str, Plan]) -> str:
         memory = "-" if plan.memory is None else f"{plan.memory / 2**30:.2f}"
         lines += [
             f"{name:<16}{len(plan.budgets):>8}{len(plan.replays):>8}{plan.padding_share:>10.1%}"
-            f"{plan.cost / plan.calls:>14,.{digits}f}{memory:>8}{plan.eager:>8}"
+            f"{plan.cost_per_call:>14,.{digits}f}{memory:>8}{plan.eager:>8}"
         ]
     attention = max(plan.attention / plan.calls for plan in plans.values())
     note = f"ms of replays, attention aside, which takes {attention:.3f} ms a call with any budgets"

@@ -21,7 +21,7 @@ def draw(plans: Mapping[str, Plan], path: Path) -> None:
     first = next(iter(plans.values()))
     panels = {
         "padding, %": [100 * plan.padding_share for plan in plans.values()],
-        f"{'ms' if first.measured else 'cost'} a call": [plan.cost / plan.calls for plan in plans.values()],
+        f"{'ms' if first.measured else 'cost'} a call": [plan.cost_per_call for plan in plans.values()],
     }
     if first.memory is not None:
         panels["GiB"] = [(plan.memory or 0) / 2**30 for plan in plans.values()]

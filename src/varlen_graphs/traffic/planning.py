@@ -68,6 +68,11 @@ class Plan:
         """Padding among all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
 
+    @property
+    def cost_per_call(self) -> float:
+        """The mean cost of the calls that are replayed: those that run eager are not in `cost`."""
+        return self.cost / max(1, self.calls - self.eager)
+
 
 def plan(
     trace: Trace, *, max_graphs: int = 32, max_memory: int | str | None = None, costs: Costs | None = None
@@ -99,7 +104,9 @@ def plan(
     if not isinstance(trace, Trace) or not isinstance(costs, Costs | None):
         came = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
         raise InputError(f"plan() came with {came}: expected a Trace, such as Trace.load(path), and Costs or None")
-    trace, costs = trace.copy(), costs or trace.costs or ASSUMED
+    trace = trace.copy()
+    # Of an encoder that has no budget in use there are none.
+    costs = next((one for one in (costs, trace.costs) if one is not None and one.replays), ASSUMED)
     if not trace.calls:
         raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
     if max_graphs < 1:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -43,14 +44,22 @@ class Trace:
         calls: Calls by their sizes.
         squares: The sum of squared segment lengths over all calls, which the time of attention follows. Calls whose
             items only the GPU has seen are not in it.
-        costs: What replays cost where the calls came from, as known when the recording began, and when it ended.
     """
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: Costs | Callable[[], Costs] | None = None) -> None:
         self.calls: Counter[Size] = Counter()
         self.squares = 0
-        self.costs = costs
+        self._costs = costs
         self._lock = Lock()
+
+    @property
+    def costs(self) -> Costs | None:
+        """What replays cost where the calls came from, as known now, or at the end of the recording."""
+        return self._costs() if callable(self._costs) else self._costs
+
+    @costs.setter
+    def costs(self, costs: Costs | None) -> None:
+        self._costs = costs
 
     def count(self, size: Size, squares: int = 0) -> None:
         """Count a call."""
@@ -69,14 +78,15 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, in place of what is there only once it is whole. Calls may go on meanwhile.
 
-        Costs are written if they were measured.
+        Costs are written as far as they were measured by then.
         """
         now = self.copy()
+        costs = now.costs
         value = {
             "columns": COLUMNS,
             "calls": [[*size, count] for size, count in sorted(now.calls.items())],
             "squares": now.squares,
-            "costs": now.costs.as_json() if now.costs and now.costs.measured else None,
+            "costs": costs.as_json() if costs is not None and costs.measured and costs.replays else None,
         }
         write_whole(path, json.dumps(value) + "\n")
 
