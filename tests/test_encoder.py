@@ -1,6 +1,7 @@
 import copy
 import gc
 import itertools
+import math
 import pickle
 import re
 import threading
@@ -595,6 +596,34 @@ def test_a_capture_with_dropout_at_work_is_warned_of():
     with pytest.warns(UserWarning, match="captured in training mode, with 1 dropouts at work; call module.eval"):
         attention_encoder(module=Dropping())(rows_for([6]), lengths=[6])
     attention_encoder(module=Dropping().eval())(rows_for([6]), lengths=[6])
+
+
+def test_tables_of_positions_need_no_more_entries_than_calls_use():
+    """Graphs are captured and timed with squares of moderate size."""
+
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.height, self.width = nn.Embedding(64, 8), nn.Embedding(64, 8)
+
+        def forward(self, x, at):
+            return x + self.height(at[:, 0]) + self.width(at[:, 1])
+
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(77, 8)
+
+        def forward(self, x, at):
+            return x + self.table(at)
+
+    grids = vg.BufferSpec("x", vg.GridTHW("items"), [vg.GridPositions("at")], vg.Rows())
+    texts = vg.BufferSpec("x", vg.Lengths("items"), [vg.RowPositions("at")], vg.Rows())
+    for module, spec, items in ((Patches(), grids, [(1, 14, 14), (3, 64, 9), (1, 2, 64)]), (Text(), texts, [77, 3])):
+        encoder = vg.GraphedEncoder(module, vg.Ladder(256, 4096, step=1.5), spec, backend="tape")
+        rows = torch.randn(sum(math.prod(item) if isinstance(item, tuple) else item for item in items), 8)
+        torch.testing.assert_close(encoder(rows, items=items), encoder.eager(rows, items=items))
+        assert not encoder.stats.eager
 
 
 @pytest.mark.parametrize("declared", [vg.Rows(), vg.Items(rows=64), vg.Rows(every=64), vg.Items()])

@@ -15,12 +15,15 @@ from varlen_graphs.errors import InputError
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Span
 from varlen_graphs.ring import Ring
-from varlen_graphs.samples import sample_layout
+from varlen_graphs.samples import sample_item, sample_layout
 from varlen_graphs.spec import BufferSpec
 from varlen_graphs.table import ItemTable
 
 HEADER = 4
 """Integers in front of the item table."""
+
+FEW_ROWS = 16
+"""Rows of an item that shows what the outputs of a module are."""
 
 
 class Arena:
@@ -160,13 +163,17 @@ class Arena:
             self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
-        """One item without padding, of some 64 rows and of twice as many; host buffers hold their pads."""
+        """One item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
+
+        In two proportions of rows and items, and of few rows each, because a module may have a limit of its own.
+        """
         spec, probes = self._spec, []
         unit = spec.row_multiple
-        for wanted in (64, 128):
-            rows = max(unit, min(-(-wanted // unit) * unit, self._longest // unit * unit))
-            item = (1, spec.layout.merge, rows // spec.layout.merge, *spec.layout.pads)
-            layout = Layout((item,), grouped=spec.layout.grouped)
+        few = -(-FEW_ROWS // unit) * unit
+        for items, wanted in ((1, 2 * few), (min(3, len(self.table)), few)):
+            rows = max(unit, min(wanted, self._longest // unit * unit))
+            item = sample_item(spec.layout, rows, spec.layout.merge)
+            layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)
             budget = spec.exact_budget(layout)
             host = {
                 b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)

@@ -263,8 +263,9 @@ def _probe(forward: BoundForward, probe: tuple[Tensor, ItemTable, dict[str, Tens
         parts = flatten(forward(*probe, compiled=False), declared)
     except Exception as error:
         error.add_note(
-            f"varlen_graphs ran the module with rows {list(probe[0].shape)} of one item, before the capture: if the "
-            "error is about their shape, see what PackedRows(shape=...) declares, or the first call brought"
+            f"varlen_graphs ran the module with rows {list(probe[0].shape)}, items {probe[1].budget.items}, before the "
+            "capture: if the error is about their shape, see what PackedRows(shape=...) declares, or the first call "
+            "brought"
         )
         raise
     check_extents(parts, probe[1].budget)

@@ -27,6 +27,7 @@ class GridTHW(LayoutArgument):
     merge: int = 1
     columns: tuple[Column, ...] = ()
     has_frames = True
+    has_sides = True
 
     def __post_init__(self) -> None:
         if self.merge < 1:
@@ -96,6 +97,7 @@ class GridHW(LayoutArgument):
 
     name: str = "spatial_shapes"
     columns: tuple[Column, ...] = ()
+    has_sides = True
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, h, w)`.

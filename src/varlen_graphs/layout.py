@@ -131,6 +131,7 @@ class LayoutArgument(ABC):
         row_multiple: What the rows of every frame are divisible by.
         rows_are: How the rows of a call lie, for messages.
         has_frames: Whether an item may have several frames.
+        has_sides: Whether items have a height and a width.
         padded: Whether the rows of a call are a padded batch `[batch, length, ...]`.
     """
 
@@ -140,6 +141,7 @@ class LayoutArgument(ABC):
     row_multiple: int = 1
     rows_are: ClassVar[str] = "the rows of all items one after another, not a batch of items"
     has_frames: bool = False
+    has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
 
     @property
