@@ -191,7 +191,7 @@ DECLARATIONS = {
     ),
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
-        "an output of shape [64, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=64, items",
+        "an output of shape [32, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=32, items",
     ),
     "a host buffer of another shape": (
         lambda: attention_encoder(
@@ -261,8 +261,8 @@ def test_missing_arguments_without_a_default_are_named():
 @pytest.mark.parametrize(
     ("count", "values"),
     [
-        (lambda x, lengths: x.shape[0], "[64] and [128]"),
-        (lambda x, lengths: len(lengths), "[1] and [8]"),  # of a few rows, and of every budget
+        (lambda x, lengths: x.shape[0], "[32] and [48]"),
+        (lambda x, lengths: len(lengths), "[1] and [3]"),
         (lambda x, lengths: x.shape[0] if x.shape[0] > 128 else 0, "[0] and [256]"),
     ],
 )

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -64,6 +65,42 @@ def test_an_item_larger_than_every_budget_runs_eager_beside_the_others():
     assert encoder.stats.eager == {"larger than every budget": 1}
     assert encoder.stats.replays.total() == 1
     assert distance(encoder(rows_for([300]), lengths=[300]), original(rows_for([300]), [300])) < 1e-5
+
+
+def test_what_runs_eager_neither_writes_to_the_rows_nor_hands_them_back():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            x += 1
+            return x
+
+    for outputs in ("owned", "borrowed"):
+        spec = vg.BufferSpec("x", vg.Lengths())
+        encoder = vg.GraphedEncoder(InPlace(), [64, 128], spec, backend="tape", outputs=outputs)
+        for lengths in ([150, 50], [150], [50]):
+            rows = torch.zeros(sum(lengths), 1, requires_grad=True)
+            out = encoder(rows, lengths=lengths)
+            out = out if outputs == "owned" else out.clone()
+            assert out.eq(1).all()
+            assert not out.requires_grad
+            out.fill_(7)
+            assert rows.eq(0).all()
+
+
+def test_rows_are_cast_for_the_module_itself_too():
+    class Linear(nn.Linear):
+        def forward(self, x, lengths):
+            return super().forward(x)
+
+    module = Linear(8, 8, dtype=torch.float64)
+    encoder = vg.GraphedEncoder(
+        module, [64], vg.BufferSpec("x", vg.Lengths()), forward=lambda module, x: x @ module.weight.T + module.bias,
+        backend="tape",
+    )  # fmt: skip
+    rows, seen = rows_for([6]), []
+    expected = encoder(rows, lengths=[6])
+    module.register_forward_hook(lambda *args: seen.append(1))
+    torch.testing.assert_close(encoder(rows, lengths=[6]), expected)
+    assert seen
 
 
 @pytest.mark.parametrize("lengths", [[300], [20, 300]])
@@ -344,6 +381,38 @@ def test_static_arguments_of_different_types_have_graphs_of_their_own():
     rows = torch.zeros(1, 1)
     assert [encoder(rows, lengths=[1], how=how).item() for how in (1, True, 1.0)] == [1, 10, 1]
     assert repr(encoder).endswith("3 captured)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    scale: float
+    shifts: frozenset = frozenset()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (Setting(1), Setting(1.0)),
+        (Setting(2, frozenset({1})), Setting(2, frozenset({1.0}))),
+        (Setting(0.0), Setting(-0.0)),
+        ((1, (0,)), (1, (False,))),
+        (0.0, -0.0),
+    ],
+)
+def test_equal_static_arguments_with_other_types_inside_have_graphs_of_their_own(pair):
+    class Scales(nn.Module):
+        def forward(self, x, by):
+            scale = by.scale + sum(by.shifts) if isinstance(by, Setting) else by[1][0] if isinstance(by, tuple) else by
+            return (1 / (x * scale) if scale == 0 and scale is not False else x * scale).expand(len(x), 1)
+
+    rows = vg.PackedRows("x", shape=(1,), dtype=torch.int64)
+    encoder = vg.GraphedEncoder(Scales(), [128], vg.BufferSpec(rows, vg.Lengths()), backend="tape")
+    ones = torch.ones(3, 1, dtype=torch.int64)
+    for by in pair:
+        got, expected = encoder(ones, lengths=[3], by=by), Scales()(ones, by)
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+    assert repr(encoder).endswith("2 captured)")
 
 
 def test_static_arguments_that_change_from_call_to_call_are_warned_of():

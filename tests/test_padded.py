@@ -279,6 +279,13 @@ def test_a_stage_hands_out_the_batch_to_write():
         assert distance(stage.output, one_by_one(x, [3, 40, 9])) < 1e-5
 
 
+def test_the_mask_of_a_stage_may_be_wider_than_what_it_marks():
+    encoder, (x, padding) = transformer(), batch([3, 40, 9])
+    with encoder.stage(torch.cat([padding, torch.ones(3, 2000, dtype=torch.bool)], 1)) as stage:
+        stage.rows.copy_(x)
+    assert distance(stage.output, one_by_one(x, [3, 40, 9])) < 1e-5
+
+
 def test_outputs_that_are_lent_are_those_of_one_graph():
     encoder, (x, padding) = transformer(outputs="borrowed"), batch([3, 10])
     lent = encoder(x, src_key_padding_mask=padding)

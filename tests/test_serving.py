@@ -220,7 +220,7 @@ def test_verify_captures_what_it_proves():
 def test_what_fails_is_told_to_whoever_captures_and_calls_go_on_eager():
     class Failing(Attention):
         def forward(self, x, cu_seqlens, max_seqlen):
-            if len(x) in self.sizes:
+            if len(x) in self.sizes and len(cu_seqlens) > 2:  # at a budget
                 raise ValueError("no grid of so many blocks")
             return super().forward(x, cu_seqlens, max_seqlen)
 

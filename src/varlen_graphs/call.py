@@ -1,8 +1,9 @@
 """From the arguments of a call to rows, items and static arguments."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,12 +21,26 @@ def static_key(statics: Mapping[str, Any]) -> StaticKey:
 
 
 def statics_of(key: StaticKey) -> dict[str, Any]:
-    """The static arguments of a key, where none is a tuple: of those the types of their elements are left in."""
+    """The static arguments of a key."""
     return {name: value for name, (_, value) in key}
 
 
-def _typed(value: Any) -> tuple[type, Any]:
-    return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
+def _typed(value: Any) -> tuple[Any, Any]:
+    return _types(value), value
+
+
+def _types(value: Any) -> Any:
+    """The types of a value and of all that is in it, and the signs of zeros: what equal values may differ in."""
+    kind = type(value)
+    if isinstance(value, tuple):
+        return (kind, *map(_types, value))
+    if isinstance(value, frozenset):
+        return kind, frozenset((one, _types(one)) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return (kind, *(_types(getattr(value, field.name)) for field in fields(value)))
+    if isinstance(value, float) and value == 0:
+        return kind, math.copysign(1, value)
+    return kind
 
 
 OTHER_OUTPUTS = {

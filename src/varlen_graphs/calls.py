@@ -17,7 +17,7 @@ from varlen_graphs.errors import InputError
 from varlen_graphs.forward import Forward
 from varlen_graphs.layout import Layout
 from varlen_graphs.packing import Pack
-from varlen_graphs.padded import pack_rows
+from varlen_graphs.padded import PaddedMask, pack_rows
 from varlen_graphs.planner import Planner
 from varlen_graphs.replay import EAGER_IS_FASTER, Replays
 from varlen_graphs.stage import Stage, staged
@@ -163,7 +163,10 @@ class Calls:
             raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
         example = packed.as_argument(self._captured.no_rows())
         call = self.bind((), {**arguments, packed.name: example, self._spec.layout.name: layout})
-        self._spec.check_description(call.description, self._planner.in_use.budgets[-1].rows)
+        described = dict(call.description)
+        if isinstance(self._spec.layout, PaddedMask):  # which may be wider than what it marks
+            del described[self._spec.layout.name]
+        self._spec.check_description(described, self._planner.in_use.budgets[-1].rows)
         items = self._spec.read_layout(call.description, ())
         budget = self._planner.whole(items)  # bounds what is allocated, with a graph or without
         reason, backend = self.choice.of(call)

@@ -1,7 +1,6 @@
 """The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -110,7 +109,8 @@ class Forward:
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             items = ItemTable(table, budget, spec.layout)
-            output = self(rows.to(self.row_dtype), items, host, statics)
+            # As of graphs, the caller's rows are neither written to nor handed back.
+            output = self(rows.to(self.row_dtype, copy=True), items, host, statics)
             if beyond:
                 return output
             parts = flatten(output, spec.declared)
@@ -137,17 +137,15 @@ class Forward:
 
         Of rows of its own: what is run may write into them.
         """
-        call = replace(call, rows=call.rows.clone())
         if not self._signature.original_answers(call):
             return self.exact(call.rows, layout, call.statics, length=call.length)
-        name, dtype = self.spec.packed.name, self.row_dtype
-        call.original = call.original | {name: call.original[name].to(dtype, copy=True)}
         return self.original(call)
 
     def original(self, call: Call) -> Any:
-        """Run the module itself with the arguments as they came, rows normalised if they are to be."""
-        arguments = dict(call.original)
+        """Run the module itself with the arguments as they came, rows of its own cast and normalised as for graphs."""
         packed = self.spec.packed
+        arguments = dict(call.original)
+        arguments[packed.name] = arguments[packed.name].to(self.row_dtype, copy=True)
         if packed.normalize is not None:
             rows = packed.rows_first(arguments[packed.name])
             arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
