@@ -201,6 +201,8 @@ def parts_of(output):
         lambda y: Pair(y, y * 2),
         lambda y: y.topk(2),
         lambda y: [Doubling(y), {"states": Doubling(y)}],
+        lambda y: {0: y, 1: [y * 2], "self": y * 3},
+        lambda y: {None: y, ("states", 3): {-1: y * 2, torch.float32: 3}},
     ],
 )
 def test_outputs_of_replays_hold_what_those_of_the_module_hold(make):
@@ -250,6 +252,22 @@ def test_tensors_beside_the_fields_of_a_dataclass_are_declared_by_their_names():
     assert torch.equal(encoder(rows, lengths=[4, 8]).pooled, encoder.module(rows).pooled)
     with pytest.raises(vg.SpecError, match=re.escape("not Python values but not declared: ['pooled']")):
         encoder_of(make, vg.Outputs(states=ROWS))(rows, lengths=[4, 8])
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x):
+        return {"self": x, 3: 4}
+
+
+def test_a_declaration_may_name_self_and_keys_without_one_may_hold_python_values():
+    outputs = vg.Outputs(self=ROWS)
+    packed = attention_encoder(module=Keyed(), spec=vg.BufferSpec("x", vg.Lengths(), outputs=outputs))
+    assert packed(torch.ones(5, 8), lengths=[2, 3])["self"].shape == (5, 8)
+    spec = vg.BufferSpec("x", vg.PaddedLengths(), outputs=outputs)
+    padded = vg.GraphedEncoder(Keyed(), vg.PaddedLadder(4, 32), spec, backend="tape")
+    assert padded(torch.ones(2, 3, 8), lengths=[2, 3])["self"].sum() == 5 * 8
+    with pytest.raises(vg.SpecError, match=re.escape("output has fields ['self', 3]; not Python values but not dec")):
+        encoder_of(lambda y: {"self": y, 3: [y]}, outputs)(torch.randn(2, 8), lengths=[2])
 
 
 def test_nothing_keeps_the_tensors_of_an_output_alive():

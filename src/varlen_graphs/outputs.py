@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Outputs:
     Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`.
     """
 
-    def __init__(self, **fields: "Declared") -> None:
+    def __init__(self, /, **fields: "Declared") -> None:  # any name may be that of a field, `self` too
         self.fields = fields
 
     def __repr__(self) -> str:
@@ -55,8 +55,8 @@ def extents(declared: Declared) -> list[Extent]:
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
-Path = tuple[str | int, ...]
-"""Where a tensor is in an output: names of fields and indices, from the outside in."""
+Path = tuple[Hashable, ...]
+"""Where a tensor is in an output: names of fields, keys and indices, from the outside in."""
 
 
 @dataclasses.dataclass
@@ -148,13 +148,14 @@ def at(output: Any, path: Path) -> Any:
         elif isinstance(step, str):
             output = getattr(output, step, None)
         else:
-            output = output[step] if isinstance(output, tuple | list) and step < len(output) else None
+            indexed = isinstance(output, tuple | list) and isinstance(step, int) and 0 <= step < len(output)
+            output = output[step] if indexed else None
     return output
 
 
 def name_of(path: Path) -> str:
     """What messages call a place of an output."""
-    return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in path)
+    return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step!r}]" for step in path)
 
 
 def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
@@ -258,20 +259,17 @@ def _held(part: Any) -> tuple[list[Any], dict[str, Any]]:
     return [*entries], _attributes(part)
 
 
-def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: Path, parts: Parts) -> dict[str, Rebuild]:
-    if isinstance(declared, Extent):
-        declared = Outputs(**dict.fromkeys(fields, declared))
-    if not isinstance(declared, Outputs):
+def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, parts: Parts) -> dict[Any, Rebuild]:
+    if not isinstance(declared, Extent | Outputs):
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
         )
-    unknown = [name for name in declared.fields if name not in fields]
-    missing = [name for name in fields if name not in declared.fields and not isinstance(fields[name], CONSTANTS)]
+    each = declared.fields if isinstance(declared, Outputs) else dict.fromkeys(fields, declared)
+    unknown = [name for name in each if name not in fields]
+    missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; "
             f"declared but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
         )
-    return {
-        name: _visit(field, declared.fields.get(name, Rows()), (*path, name), parts) for name, field in fields.items()
-    }
+    return {name: _visit(field, each.get(name, Rows()), (*path, name), parts) for name, field in fields.items()}
