@@ -40,6 +40,7 @@ ROWS, HALF = vg.Rows(), vg.Rows(every=2)
         ({"x": a, "y": None}, ROWS, [ROWS]),
         (OrderedDict(x=a, y=b), vg.Outputs(x=ROWS, y=HALF), [ROWS, HALF]),
         ({"x": a, "y": (b,)}, vg.Outputs(x=ROWS, y=HALF), [ROWS, HALF]),
+        ({"x": a, "y": (b,)}, {"x": ROWS, "y": HALF}, [ROWS, HALF]),
         (Result(a, 3, [b, c]), vg.Outputs(states=ROWS, extra=(HALF, vg.Items(2))), [ROWS, HALF, vg.Items(2)]),
         (
             BaseModelOutputWithPooling(last_hidden_state=a, pooler_output=b),
@@ -77,6 +78,8 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
         ),
         ({"x": a, "y": b}, vg.Outputs(x=ROWS), "not Python values but not declared: ['y']"),
         ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
+        ({"x": a}, {"x": ROWS, 3: ROWS}, "declared but absent: [3]"),
+        ((a, b), {0: ROWS, 1: HALF}, "output has 2 parts but is declared as {0: Rows(every=1, rows_dim=0), 1: Rows"),
         ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "not declared: ['y']"),
         (
             {"x": a, "y": object()},
@@ -268,6 +271,22 @@ def test_a_declaration_may_name_self_and_keys_without_one_may_hold_python_values
     assert padded(torch.ones(2, 3, 8), lengths=[2, 3])["self"].sum() == 5 * 8
     with pytest.raises(vg.SpecError, match=re.escape("output has fields ['self', 3]; not Python values but not dec")):
         encoder_of(lambda y: {"self": y, 3: [y]}, outputs)(torch.randn(2, 8), lengths=[2])
+
+
+def test_a_dict_declares_outputs_by_their_keys():
+    def make(y):
+        return {0: y, "half": States(y.unflatten(0, (-1, 2)).sum(1))}
+
+    encoder, rows = encoder_of(make, {0: ROWS, "half": {"states": HALF}}), torch.randn(12, 8)
+    came, expected = encoder(rows, lengths=[4, 8]), encoder.module(rows)
+    assert torch.equal(came[0], expected[0])
+    assert torch.equal(came["half"].states, expected["half"].states)
+    with pytest.raises(vg.LayoutError, match=re.escape("lengths[0] has 5 rows: expected a multiple of 2")):
+        encoder(rows, lengths=[5, 7])
+
+    spec = vg.BufferSpec("x", vg.PaddedLengths(), outputs={"self": ROWS})
+    padded = vg.GraphedEncoder(Keyed(), vg.PaddedLadder(4, 32), spec, backend="tape")
+    assert padded(torch.ones(2, 3, 8), lengths=[2, 3])["self"].sum() == 5 * 8
 
 
 def test_nothing_keeps_the_tensors_of_an_output_alive():

@@ -22,7 +22,8 @@ from varlen_graphs.table import ItemTable
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
-    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`.
+    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations means the same,
+    and may have keys that are no names.
     """
 
     def __init__(self, /, **fields: "Declared") -> None:  # any name may be that of a field, `self` too
@@ -32,7 +33,7 @@ class Outputs:
         return f"Outputs({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
 
 
-Declared = Extent | Outputs | Sequence["Declared"]
+Declared = Extent | Outputs | Mapping[Any, "Declared"] | Sequence["Declared"]
 """How an output is declared: one `Extent` for every tensor below it, or one declaration a part."""
 
 
@@ -40,17 +41,31 @@ def with_rows(declared: Declared, rows: Extent) -> Declared:
     """A declaration with `rows` in the place of every `Rows`."""
     if isinstance(declared, Extent):
         return rows if isinstance(declared, Rows) else declared
-    if isinstance(declared, Outputs):
-        return Outputs(**{name: with_rows(part, rows) for name, part in declared.fields.items()})
+    if isinstance(declared, Outputs | Mapping):
+        return {name: with_rows(part, rows) for name, part in _named(declared).items()}
     return [with_rows(part, rows) for part in declared]
 
 
 def extents(declared: Declared) -> list[Extent]:
-    """Every extent in a declaration."""
+    """Every extent in a declaration.
+
+    Raises:
+        SpecError: It is none, or some part of it.
+    """
     if isinstance(declared, Extent):
         return [declared]
-    parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
+    if isinstance(declared, str) or not isinstance(declared, Outputs | Mapping | Sequence):
+        raise SpecError(
+            f"{declared!r} does not declare an output: expected an instance of Rows, Items, Groups, Entries or "
+            "FrameRows, such as Rows(), or a dict, Outputs(...), tuple or list of these"
+        )
+    parts: Iterable[Declared] = declared if isinstance(declared, Sequence) else _named(declared).values()
     return [extent for part in parts for extent in extents(part)]
+
+
+def _named(declared: Outputs | Mapping[Any, Declared]) -> Mapping[Any, Declared]:
+    """The declarations of the fields of an output."""
+    return declared.fields if isinstance(declared, Outputs) else declared
 
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
@@ -185,7 +200,7 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
         each = [declared] * len(part) if isinstance(declared, Extent) else declared
-        if isinstance(each, Outputs) or len(each) != len(part):
+        if isinstance(each, Outputs | Mapping) or len(each) != len(part):
             raise SpecError(f"{name_of(path)} has {len(part)} parts but is declared as {declared!r}")
         entries = [_visit(p, d, (*path, i), parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
         named = hasattr(part, "_fields")
@@ -260,11 +275,11 @@ def _held(part: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, parts: Parts) -> dict[Any, Rebuild]:
-    if not isinstance(declared, Extent | Outputs):
+    if not isinstance(declared, Extent | Outputs | Mapping):
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
         )
-    each = declared.fields if isinstance(declared, Outputs) else dict.fromkeys(fields, declared)
+    each = dict.fromkeys(fields, declared) if isinstance(declared, Extent) else _named(declared)
     unknown = [name for name in each if name not in fields]
     missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
