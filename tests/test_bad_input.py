@@ -193,6 +193,70 @@ DECLARATIONS = {
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
         "an output of shape [32, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=32, items",
     ),
+    "a host buffer of a size that budgets do not have": (
+        lambda: vg.HostBuffer("x", torch.tensor, ("row",), torch.int64), vg.SpecError,
+        "HostBuffer('x', shape=('row',)): expected at least one dimension, such as ('items',), and each to be an integer or one of ('rows', 'items', 'segments')",
+    ),
+    "a host buffer whose shape is a name": (
+        lambda: vg.HostBuffer("x", torch.tensor, "rows", torch.int64), vg.SpecError, "HostBuffer('x', shape='rows'): exp",
+    ),
+    "a host buffer of a dtype by its name": (
+        lambda: vg.HostBuffer("x", torch.tensor, ("rows",), "int64"), vg.SpecError,
+        "HostBuffer('x', dtype='int64'): expected a torch.dtype, such as torch.float32",
+    ),
+    "outputs by their name": (
+        lambda: attention_spec(outputs="rows"), vg.SpecError,
+        "'rows' does not declare an output: expected an instance of Rows, Items, Groups, Entries or FrameRows, such as",
+    ),
+    "outputs by their class": (
+        lambda: attention_spec(outputs={"x": (vg.Items(), vg.Rows)}), vg.SpecError,
+        "<class 'varlen_graphs.extents.Rows'> does not declare an output",
+    ),
+    "no outputs": (lambda: attention_spec(outputs=None), vg.SpecError, "None does not declare an output: expected an"),
+    "a layout by its name": (
+        lambda: attention_spec(layout="lengths"), vg.SpecError,
+        "layout='lengths': expected a declaration of what describes the items, such as Lengths('lengths') or GridTHW('g",
+    ),
+    "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.g"),
+    "a layout without a name": (
+        lambda: attention_spec(layout=vg.GridTHW(2)), vg.SpecError, "[2] declared as arguments: expected their names, as",
+    ),
+    "a merge size that is no integer": (
+        lambda: vg.GridTHW("grid_thw", merge=2.0), vg.SpecError, "GridTHW(merge=2.0): expected an integer of at least 1",
+    ),
+    "columns without a comma": (
+        lambda: vg.Lengths("lengths", columns=(vg.Column("kind"))), vg.SpecError,
+        "default=None): expected a tuple of columns, such as (Column('kind'),); mind the comma",
+    ),
+    "columns of a grid without a comma": (
+        lambda: vg.GridTHW(columns=(vg.Column("kind"))), vg.SpecError, "expected a tuple of columns, such as (Column('k",
+    ),
+    "columns of a mask by their names": (
+        lambda: vg.PaddedMask(columns=("kind",)), vg.SpecError, "columns=('kind',): expected a tuple of columns, such as",
+    ),
+    "a column with a pad that is no integer": (
+        lambda: vg.Column("kind", pad=0.5), vg.SpecError, "expected pad to be an integer, and default an integer or None",
+    ),
+    "a buffer without a list": (
+        lambda: attention_spec(buffers=vg.CuSeqlens()), vg.SpecError,
+        "buffers=CuSeqlens(name='cu_seqlens', per='item', queries=None): expected a list of declarations, such as [CuSeq",
+    ),
+    "a buffer by its name": (
+        lambda: attention_spec(buffers=["cu_seqlens"]), vg.SpecError, "buffers=['cu_seqlens']: expected a list of declar",
+    ),
+    "a buffer by its class": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens]), vg.SpecError, "buffers=[<class 'varlen_graphs.buffers.seqlens.C",
+    ),
+    "rows whose shape is a size": (
+        lambda: vg.PackedRows("x", shape=8), vg.SpecError, "expected shape to be that of one row, such as (1176,), or N",
+    ),
+    "rows of any size": (lambda: vg.PackedRows("x", shape=(None,)), vg.SpecError, "expected shape to be that of one row"),
+    "rows of a dtype by its name": (
+        lambda: vg.PackedRows("x", dtype="int64"), vg.SpecError, "expected dtype to be a torch.dtype, such as torch.int64",
+    ),
+    "a ratio that is no integer": (
+        lambda: vg.Rows(every=2.0), vg.SpecError, "Rows(every=2.0, rows_dim=0): expected an integer of at least 1, and",
+    ),
     "a host buffer of another shape": (
         lambda: attention_encoder(
             spec=attention_spec(buffers=[
@@ -208,6 +272,14 @@ DECLARATIONS = {
 def test_bad_declarations_raise_named_errors(make, error, message):
     with pytest.raises(error, match=re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize("shape", [[8], torch.Size([8])])
+def test_the_shape_of_rows_may_be_any_sequence(shape):
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=shape)))
+    assert encoder(torch.zeros(3, 8), lengths=[3]).shape == (3, 8)
+    with pytest.raises(vg.InputError, match=re.escape("x is [3, 9]: expected [rows, 8]")):
+        encoder(torch.zeros(3, 9), lengths=[3])
 
 
 def test_rows_an_output_ratio_cuts_are_refused():

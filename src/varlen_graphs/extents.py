@@ -3,6 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import ClassVar
 
 import torch
@@ -57,7 +58,8 @@ class Extent(ABC):
         return tensor
 
     def _check(self, number: int) -> None:
-        if number < 1 or self.rows_dim < 0:
+        integers = isinstance(number, Integral) and isinstance(self.rows_dim, Integral)
+        if not integers or number < 1 or self.rows_dim < 0:
             raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
 
 

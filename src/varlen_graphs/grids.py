@@ -1,6 +1,7 @@
 """What describes the items of packed rows: grids of images and videos, and lengths."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -30,8 +31,9 @@ class GridTHW(LayoutArgument):
     has_sides = True
 
     def __post_init__(self) -> None:
-        if self.merge < 1:
-            raise SpecError(f"GridTHW(merge={self.merge}): expected an integer of at least 1")
+        super().__post_init__()
+        if not isinstance(self.merge, Integral) or self.merge < 1:
+            raise SpecError(f"GridTHW(merge={self.merge!r}): expected an integer of at least 1")
 
     @property
     def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class

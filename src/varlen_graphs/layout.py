@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.budgets import Budget
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import LayoutError, SpecError
 
 Order = Literal["raster", "merge_block"]
 """How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
@@ -92,6 +92,9 @@ class Column:
         default: What items have where a call does not bring the argument, or has `None` for an item. `None`: calls must
             bring it.
         groups: Whether it tells which items belong together; see `NestedColumn`.
+
+    Raises:
+        SpecError: `pad` or `default` is no integer.
     """
 
     name: str
@@ -99,6 +102,10 @@ class Column:
     function: Callable[[Layout], Sequence[int]] | None = None
     default: int | None = None
     groups: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(value, Integral) for value in (self.pad, 0 if self.default is None else self.default)):
+            raise SpecError(f"{self!r}: expected pad to be an integer, and default an integer or None")
 
     def parse(self, value: Any, items: int) -> list[int]:
         """Check the values that a call brought and return them, one an item.
@@ -133,6 +140,9 @@ class LayoutArgument(ABC):
         has_frames: Whether an item may have several frames.
         has_sides: Whether items have a height and a width.
         padded: Whether the rows of a call are a padded batch `[batch, length, ...]`.
+
+    Raises:
+        SpecError: `columns` holds something else than columns.
     """
 
     name: str
@@ -143,6 +153,12 @@ class LayoutArgument(ABC):
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.columns, tuple | list) or not all(isinstance(c, Column) for c in self.columns):
+            raise SpecError(
+                f"columns={self.columns!r}: expected a tuple of columns, such as (Column('kind'),); mind the comma"
+            )
 
     @property
     def grouped(self) -> bool:

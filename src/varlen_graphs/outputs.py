@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,18 @@ from varlen_graphs.table import ItemTable
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
-    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`.
+    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations means the same,
+    and may have keys that are no names.
     """
 
-    def __init__(self, **fields: "Declared") -> None:
+    def __init__(self, /, **fields: "Declared") -> None:  # any name may be that of a field, `self` too
         self.fields = fields
 
     def __repr__(self) -> str:
         return f"Outputs({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
 
 
-Declared = Extent | Outputs | Sequence["Declared"]
+Declared = Extent | Outputs | Mapping[Any, "Declared"] | Sequence["Declared"]
 """How an output is declared: one `Extent` for every tensor below it, or one declaration a part."""
 
 
@@ -40,23 +41,37 @@ def with_rows(declared: Declared, rows: Extent) -> Declared:
     """A declaration with `rows` in the place of every `Rows`."""
     if isinstance(declared, Extent):
         return rows if isinstance(declared, Rows) else declared
-    if isinstance(declared, Outputs):
-        return Outputs(**{name: with_rows(part, rows) for name, part in declared.fields.items()})
+    if isinstance(declared, Outputs | Mapping):
+        return {name: with_rows(part, rows) for name, part in _named(declared).items()}
     return [with_rows(part, rows) for part in declared]
 
 
 def extents(declared: Declared) -> list[Extent]:
-    """Every extent in a declaration."""
+    """Every extent in a declaration.
+
+    Raises:
+        SpecError: It is none, or some part of it.
+    """
     if isinstance(declared, Extent):
         return [declared]
-    parts: Iterable[Declared] = declared.fields.values() if isinstance(declared, Outputs) else declared
+    if isinstance(declared, str) or not isinstance(declared, Outputs | Mapping | Sequence):
+        raise SpecError(
+            f"{declared!r} does not declare an output: expected an instance of Rows, Items, Groups, Entries or "
+            "FrameRows, such as Rows(), or a dict, Outputs(...), tuple or list of these"
+        )
+    parts: Iterable[Declared] = declared if isinstance(declared, Sequence) else _named(declared).values()
     return [extent for part in parts for extent in extents(part)]
+
+
+def _named(declared: Outputs | Mapping[Any, Declared]) -> Mapping[Any, Declared]:
+    """The declarations of the fields of an output."""
+    return declared.fields if isinstance(declared, Outputs) else declared
 
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
-Path = tuple[str | int, ...]
-"""Where a tensor is in an output: names of fields and indices, from the outside in."""
+Path = tuple[Hashable, ...]
+"""Where a tensor is in an output: names of fields, keys and indices, from the outside in."""
 
 
 @dataclasses.dataclass
@@ -143,18 +158,19 @@ def flatten(output: Any, declared: Declared) -> Parts:
 def at(output: Any, path: Path) -> Any:
     """What is at a place of an output; `None` where it has no such place."""
     for step in path:
-        if isinstance(output, Mapping):
+        if isinstance(output, Mapping) and not dataclasses.is_dataclass(output):
             output = output.get(step)
         elif isinstance(step, str):
             output = getattr(output, step, None)
         else:
-            output = output[step] if isinstance(output, tuple | list) and step < len(output) else None
+            indexed = isinstance(output, tuple | list) and isinstance(step, int) and 0 <= step < len(output)
+            output = output[step] if indexed else None
     return output
 
 
 def name_of(path: Path) -> str:
     """What messages call a place of an output."""
-    return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in path)
+    return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step!r}]" for step in path)
 
 
 def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
@@ -172,20 +188,24 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
         parts.constants.append(part)
         return lambda tensors: part
     kind = type(part)  # not `part` itself, in the functions below: they outlive its tensors
-    if dataclasses.is_dataclass(part):
-        fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+    if dataclasses.is_dataclass(part) and not isinstance(part, tuple | list):
+        fields = _attributes(part)
         makes = _visit_fields(fields, declared, path, parts)
-        construct = _constructor(kind, fields)
+        construct = _constructor(part, fields)
+        _check_anew(part, construct, fields, path)
         return lambda tensors: construct({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, Mapping):
         makes = _visit_fields(part, declared, path, parts)
+        _check_anew(part, kind, dict(part.items()), path)
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
         each = [declared] * len(part) if isinstance(declared, Extent) else declared
-        if isinstance(each, Outputs) or len(each) != len(part):
+        if isinstance(each, Outputs | Mapping) or len(each) != len(part):
             raise SpecError(f"{name_of(path)} has {len(part)} parts but is declared as {declared!r}")
         entries = [_visit(p, d, (*path, i), parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
-        if hasattr(part, "_fields"):
+        named = hasattr(part, "_fields")
+        _check_anew(part, (lambda values: kind(*values)) if named else kind, list(part), path)
+        if named:
             return lambda tensors: kind(*(make(tensors) for make in entries))
         return lambda tensors: kind(make(tensors) for make in entries)
     raise SpecError(
@@ -194,45 +214,77 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
     )
 
 
-def _constructor(kind: type, fields: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    """How to make a dataclass from its fields.
+def _attributes(part: Any) -> dict[str, Any]:
+    """What is set on an object: the fields of a dataclass first, in their order."""
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = {field.name: getattr(part, field.name) for field in fields if hasattr(part, field.name)}
+    return values | getattr(part, "__dict__", {})
 
-    That of a `ModelOutput`, a dataclass that is an ordered dict too, takes longer than several launches. What it makes
-    of these fields is looked at once: if it keeps each as an attribute, and as an entry unless it is `None`, so does
-    this.
+
+def _constructor(part: Any, attributes: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """How to make a dataclass of its attributes.
+
+    Not by its own constructor: that may change values (`__post_init__`), as it did when the module called it. What has
+    entries too, as a `ModelOutput` has, has them of the attributes by these names.
     """
-    if not issubclass(kind, OrderedDict):
-        return lambda values: kind(**values)
-    entries = [name for name, value in fields.items() if value is not None]
-    made = kind(**fields)
-    plain = list(vars(made)) == list(fields) and all(vars(made)[name] is value for name, value in fields.items())
-    if not plain or list(made) != entries or any(made[name] is not fields[name] for name in entries):
-        return lambda values: kind(**values)
+    kind: Any = type(part)
+    slotted = not attributes.keys() <= getattr(part, "__dict__", {}).keys()
+    set_entry = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
+    entries = [name for name in part if name in attributes] if isinstance(part, dict) else []
 
-    def construct(values: dict[str, Any]) -> Any:
+    def construct(values: Mapping[str, Any]) -> Any:
         made = kind.__new__(kind)
-        vars(made).update(values)
+        if slotted:
+            for name, value in values.items():
+                object.__setattr__(made, name, value)
+        else:
+            vars(made).update(values)  # at once, which is faster
         for name in entries:
-            OrderedDict.__setitem__(made, name, values[name])
+            set_entry(made, name, values[name])
         return made
 
     return construct
 
 
-def _visit_fields(fields: Mapping[str, Any], declared: Declared, path: Path, parts: Parts) -> dict[str, Rebuild]:
-    if isinstance(declared, Extent):
-        declared = Outputs(**dict.fromkeys(fields, declared))
-    if not isinstance(declared, Outputs):
+def _check_anew(part: Any, construct: Callable[[Any], Any], values: Any, path: Path) -> None:
+    """Whether what is made of the values that an object holds is like it.
+
+    Raises:
+        SpecError: It cannot be made, or lacks something, or holds something else.
+    """
+    kind = type(part)
+    if kind in (dict, list, tuple):
+        return
+    try:
+        # Of the very values, so that == finds the same objects, and does not compare tensors.
+        alike, why = _held(construct(values)) == _held(part), "that would lose or change what it holds"
+    except Exception as error:  # of a constructor, or of == between other objects
+        alike, why = False, f"{type(error).__name__}: {error}"
+    if not alike:
+        raise SpecError(
+            f"{name_of(path)} is a {kind.__name__} with attributes {list(_attributes(part))}, which cannot be made "
+            f"anew of its parts ({why}): expected nothing beside the fields of a dataclass or the entries of a "
+            "mapping, list or tuple; return a plain one, or pass forward= with a function that does"
+        )
+
+
+def _held(part: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The entries and attributes of an object."""
+    entries = part.items() if isinstance(part, Mapping) else part if isinstance(part, tuple | list) else ()
+    return [*entries], _attributes(part)
+
+
+def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, parts: Parts) -> dict[Any, Rebuild]:
+    if not isinstance(declared, Extent | Outputs | Mapping):
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
         )
-    unknown = [name for name in declared.fields if name not in fields]
-    missing = [name for name in fields if name not in declared.fields and not isinstance(fields[name], CONSTANTS)]
+    each = dict.fromkeys(fields, declared) if isinstance(declared, Extent) else _named(declared)
+    unknown = [name for name in each if name not in fields]
+    missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; "
             f"declared but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
         )
-    return {
-        name: _visit(field, declared.fields.get(name, Rows()), (*path, name), parts) for name, field in fields.items()
-    }
+    return {name: _visit(field, each.get(name, Rows()), (*path, name), parts) for name, field in fields.items()}

@@ -83,6 +83,7 @@ class PaddedMask(Padded):
     columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_mask_dtype(self, self.dtype)
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:

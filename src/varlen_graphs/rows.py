@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class PackedRows:
             the host each.
 
     Raises:
-        SpecError: `rows_dim` is no dimension of such an argument, or rows that cannot be normalised.
+        SpecError: `shape` is no shape, `dtype` no dtype, `rows_dim` no dimension of such an argument, or rows that
+            cannot be normalised.
     """
 
     name: str
@@ -49,6 +51,12 @@ class PackedRows:
     padded_by: str | None = None
 
     def __post_init__(self) -> None:
+        if self.shape is not None:
+            if not isinstance(self.shape, Sequence) or not all(isinstance(size, Integral) for size in self.shape):
+                raise SpecError(f"{self!r}: expected shape to be that of one row, such as (1176,), or None")
+            object.__setattr__(self, "shape", tuple(self.shape))
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise SpecError(f"{self!r}: expected dtype to be a torch.dtype, such as torch.int64, or None")
         if self.normalize is not None:
             self.normalize.check(self.shape)
             if self.dtype is None or self.dtype.is_floating_point:

@@ -34,11 +34,11 @@ class BufferSpec:
             `PaddedLengths` of a padded batch. The module need not take it itself.
         buffers: Arguments that are computed from the items, inside the graph.
         outputs: What comes out: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`, and
-            `Outputs(...)` or a tuple of these for outputs with parts.
+            `Outputs(...)`, a dict or a tuple of these for outputs with parts.
 
     Raises:
-        SpecError: One name declared twice, a segment kind the layout does not have, or a buffer or output ratio that is
-            not for rows of its kind.
+        SpecError: Something else where a declaration or a name is expected, one name declared twice, a segment kind the
+            layout does not have, or a buffer or output ratio that is not for rows of its kind.
     """
 
     rows: str | PackedRows
@@ -49,9 +49,21 @@ class BufferSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.rows, str | PackedRows):
             raise SpecError(f"rows={self.rows!r}: expected the name of one argument, or a PackedRows")
+        if not isinstance(self.layout, LayoutArgument):
+            raise SpecError(
+                f"layout={self.layout!r}: expected a declaration of what describes the items, such as "
+                "Lengths('lengths') or GridTHW('grid_thw')"
+            )
+        if not isinstance(self.buffers, Sequence) or not all(isinstance(b, Buffer | HostBuffer) for b in self.buffers):
+            raise SpecError(
+                f"buffers={self.buffers!r}: expected a list of declarations, such as [CuSeqlens('cu_seqlens')]"
+            )
         names = [self.packed.name, *self.describing]
         names += [column.name for column in self.layout.columns if column.function is not None]
         names += [buffer.name for buffer in self.buffers]
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong:
+            raise SpecError(f"{wrong} declared as arguments: expected their names, as strings")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,9 @@ class DeviceBuffer(Buffer):
         return self.function(table)
 
 
-Dim = int | Literal["rows", "items", "segments"]
+Capacity = Literal["rows", "items", "segments"]
+
+Dim = int | Capacity
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class HostBuffer:
             `("rows", 2)`.
         dtype: The dtype of the static tensor.
         pad: What the places past the end hold.
+
+    Raises:
+        SpecError: `shape` has no dimensions, or others than these, or `dtype` is no dtype.
     """
 
     name: str
@@ -62,8 +67,18 @@ class HostBuffer:
     for_rows: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        if not self.shape:
-            raise SpecError(f"HostBuffer({self.name!r}, shape=()): expected at least one dimension, such as ('items',)")
+        names = get_args(Capacity)
+        sound = isinstance(self.shape, tuple | list) and all(isinstance(d, int) or d in names for d in self.shape)
+        if not sound or not self.shape:
+            raise SpecError(
+                f"HostBuffer({self.name!r}, shape={self.shape!r}): expected at least one dimension, such as ('items',)"
+                f", and each to be an integer or one of {names}"
+            )
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if not isinstance(self.dtype, torch.dtype):
+            raise SpecError(
+                f"HostBuffer({self.name!r}, dtype={self.dtype!r}): expected a torch.dtype, such as torch.float32"
+            )
 
     def capacity(self, budget: Budget) -> tuple[int, ...]:
         """The static shape at a budget."""
