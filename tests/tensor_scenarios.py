@@ -302,7 +302,7 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
 
 def what_fails_on_one_rank_raises_on_all(rank, ranks):
     """In a run before the capture, and at all budgets."""
-    for rows in (64,), (96, 192):
+    for rows in (32,), (96, 192):
         _, both = encoders(Fails(rows if rank == 1 else ()), budgets=OTHER_BUDGETS)
         expected = (RuntimeError, "no luck") if rank == 1 else (vg.RankError, "rank 1 raised an error: .*no luck")
         with pytest.raises(expected[0], match=expected[1]):

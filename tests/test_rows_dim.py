@@ -168,7 +168,7 @@ def test_a_shape_that_is_not_declared_is_that_of_the_first_call():
 
 def test_outputs_declared_in_another_dimension_than_they_have_are_refused():
     spec = attention_spec(rows=vg.PackedRows("x", shape=(1, DIM), rows_dim=1), outputs=vg.Rows())
-    with pytest.raises(vg.SpecError, match=re.escape("an output of shape [1, 64, 8] is declared as Rows(every=1, row")):
+    with pytest.raises(vg.SpecError, match=re.escape("an output of shape [1, 32, 8] is declared as Rows(every=1, row")):
         attention_encoder(module=Batched(), spec=spec).capture()
 
 

@@ -1,6 +1,7 @@
 """The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -139,13 +140,14 @@ class Forward:
         """
         if not self._signature.original_answers(call):
             return self.exact(call.rows, layout, call.statics, length=call.length)
-        return self.original(call)
+        name = self.spec.packed.name
+        return self.original(replace(call, original=call.original | {name: call.original[name].clone()}))
 
     def original(self, call: Call) -> Any:
-        """Run the module itself with the arguments as they came, rows of its own cast and normalised as for graphs."""
+        """Run the module itself with the arguments as they came, rows cast and normalised as for graphs."""
         packed = self.spec.packed
         arguments = dict(call.original)
-        arguments[packed.name] = arguments[packed.name].to(self.row_dtype, copy=True)
+        arguments[packed.name] = arguments[packed.name].to(self.row_dtype)
         if packed.normalize is not None:
             rows = packed.rows_first(arguments[packed.name])
             arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
