@@ -138,6 +138,15 @@ class Pooling(nn.Module):
 
 
 DECLARATIONS = {
+    "a function in the place of the module": (
+        lambda: vg.GraphedEncoder(lambda x: x, [64], attention_spec()), vg.SpecError,
+        "an encoder was to be made of a function, declared by a BufferSpec: expected a torch.nn.Module, and a BufferSpec",
+    ),
+    "no declaration": (
+        lambda: vg.GraphedEncoder(torch.nn.Identity(), [64], [vg.CuSeqlens()]), vg.SpecError, "declared by a list",
+    ),
+    "no budgets": (lambda: attention_encoder(None), vg.BudgetError, "budgets is None: expected row counts or Budgets"),
+    "budgets as a text": (lambda: attention_encoder("64"), vg.BudgetError, "budgets is '64': expected row counts"),
     "a buffer declared twice": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens()]), vg.SpecError,
         "['cu_seqlens'] declared more than once: expected one declaration for each argument",

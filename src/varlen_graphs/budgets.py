@@ -216,6 +216,8 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
     if isinstance(budgets, Ladder):
         return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
+    if not isinstance(budgets, Iterable | int | Budget) or isinstance(budgets, str):
+        raise BudgetError(f"budgets is {budgets!r}: expected row counts or Budgets, or a Ladder")
     entries = [budgets] if isinstance(budgets, int | Budget) else list(budgets)
     if not entries:
         raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")

@@ -137,6 +137,11 @@ class GraphedEncoder:
         memory: int | str | None = None,
         warmup: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(module, nn.Module) or not isinstance(buffer_spec, BufferSpec):
+            raise SpecError(
+                f"an encoder was to be made of a {type(module).__name__}, declared by a {type(buffer_spec).__name__}: "
+                "expected a torch.nn.Module, and a BufferSpec"
+            )
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
         _check_tolerance(tolerance)
