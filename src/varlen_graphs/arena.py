@@ -22,7 +22,7 @@ from varlen_graphs.table import ItemTable
 HEADER = 4
 """Integers in front of the item table."""
 
-FEW_ROWS = 16
+PROBE_ROWS = 16
 """Rows of an item that shows what the outputs of a module are."""
 
 
@@ -169,7 +169,7 @@ class Arena:
         """
         spec, probes = self._spec, []
         unit = spec.row_multiple
-        few = -(-FEW_ROWS // unit) * unit
+        few = -(-PROBE_ROWS // unit) * unit
         for items, wanted in ((1, 2 * few), (min(3, len(self.table)), few)):
             rows = max(unit, min(wanted, self._longest // unit * unit))
             item = sample_item(spec.layout, rows, spec.layout.merge)

@@ -196,8 +196,10 @@ class Calls:
 
     def _trace_unseen(self, call: Call) -> None:
         """Count a call by the most that it can need, its largest item by what is known of it: no less than the mean."""
+        if not self.traces:
+            return
         most = self._planner.most(call)
-        if self.traces and 0 < call.items * self._spec.row_multiple <= most.rows:  # others are wrong, as the GPU finds
+        if 0 < call.items * self._spec.row_multiple <= most.rows:  # others are wrong, as the GPU finds
             size = Size(*most, largest=max(most.longest, -(-most.rows // call.items)))
             for trace in self.traces:
                 trace.count(size)
