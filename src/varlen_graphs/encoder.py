@@ -260,7 +260,7 @@ class GraphedEncoder:
             yield trace
         finally:
             self._calls.traces.remove(trace)
-            trace.costs = trace.costs  # which are not asked for any more
+            trace.costs = trace.costs  # as they are now, whatever the encoder measures later
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
