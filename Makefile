@@ -32,7 +32,7 @@ test-gpu: $(DEV_ENV)
 
 # The job on Ray, which is large, so that `make test` does without.
 test-offline: $(OFFLINE_ENV)
-	$(RUN) -m pytest tests/test_embed_folder.py tests/test_examples.py $(ARGS)
+	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py $(ARGS)
 
 # Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`.
 soak: $(DEV_ENV)
@@ -50,8 +50,7 @@ test-matrix: $(addprefix .matrix/,$(addsuffix /.done,$(MATRIX)))
 	    .matrix/$$version/bin/python -m pytest -p no:cacheprovider -m "not gpu" $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
 
-MATRIX_TESTS := $(addprefix tests/test_, $(addsuffix .py, \
-    qwen3_vl qwen3_omni_audio qwen2_vl glm4v siglip2 minicpmv generic models ecosystem blocks demo))
+MATRIX_TESTS := tests/recipes tests/huggingface tests/demo
 
 .matrix/%/.done: pyproject.toml constraints/cpu.txt
 	python3 -m venv .matrix/$*

@@ -191,7 +191,7 @@ def time_systems(
 
 def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
     """A row for each input: vision transformer and resampler at the sizes of a version."""
-    from tests import minicpm
+    from tests.support import minicpm
 
     vision = {"dim": 1152, "heads": 16, "hidden": 4304, "depth": 27, "patch": 14}
     sizes = {"queries": 64, "dim": dim, "heads": dim // 128, "vision_dim": 1152}

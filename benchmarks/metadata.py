@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import facts, gpu_microseconds_each, headline, table, write_json
-from varlen_graphs.kernels.attention.config import tile_rows
+from varlen_graphs.attention.config import tile_rows
+from varlen_graphs.attention.tile_schedule import reference as schedule_reference
+from varlen_graphs.attention.tile_schedule.op import tile_schedule
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
@@ -21,8 +23,6 @@ from varlen_graphs.kernels.positions import reference as positions_reference
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.rotary_table import reference as rotary_reference
 from varlen_graphs.kernels.rotary_table.op import rotary_table
-from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
-from varlen_graphs.kernels.tile_schedule.op import tile_schedule
 
 BUDGETS = (256, 1024, 4096, 8192, 16_384)
 MERGE = 2

@@ -4,7 +4,7 @@ import torch
 from transformers import ModernBertConfig, ModernBertModel
 
 import varlen_graphs as vg
-from varlen_graphs.integrations.transformers import use_attention
+from varlen_graphs.attention.transformers import use_attention
 
 
 def forward(model, input_ids, position_ids, cu_seqlens, max_seqlen):

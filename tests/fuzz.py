@@ -12,7 +12,7 @@ with atheris.instrument_imports(include=["varlen_graphs"]):
 
 import torch
 
-from tests import test_untrusted
+from tests.layout import test_untrusted
 
 PROPERTIES = [
     test_untrusted.test_whatever_comes_as_a_layout_is_refused_by_name_and_forgotten,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.contract import check_padding_contract
-from tests.encoders import Attention, attention_encoder, attention_spec, load_example
-from tests.threads import run_in_threads
-from tests.towers import distance, equal_bits
-from varlen_graphs.kernels.attention import timing
+from tests.support.contract import check_padding_contract
+from tests.support.encoders import Attention, attention_encoder, attention_spec, load_example
+from tests.support.threads import run_in_threads
+from tests.support.towers import distance, equal_bits
+from varlen_graphs.attention import timing
 
 ATTENTION = Attention()
 

@@ -4,9 +4,7 @@ Importing this package imports neither triton nor transformers.
 """
 
 from varlen_graphs import parallel, recipes
-from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
-from varlen_graphs.borrowed import Borrowed
-from varlen_graphs.budgets import Budget, Ladder, PaddedLadder
+from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.buffers import (
     AttentionSchedule,
     Buffer,
@@ -29,7 +27,6 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.costs import Costs
 from varlen_graphs.doctor import Diagnosis, Finding, diagnose
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import (
@@ -44,21 +41,25 @@ from varlen_graphs.errors import (
     VarlenGraphsError,
     VerificationError,
 )
-from varlen_graphs.extents import Entries, FrameRows, Groups, Items, Rows
-from varlen_graphs.grids import GridHW, GridTHW, Lengths
-from varlen_graphs.groups import NestedColumn
+from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout import Column, Layout
-from varlen_graphs.models import encoders, unwrap, wrap
-from varlen_graphs.normalize import Normalize
-from varlen_graphs.outputs import Outputs
-from varlen_graphs.padded import PaddedLengths, PaddedMask
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.segments import Windows
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.stage import Stage
+from varlen_graphs.layout.budgets import Budget, Ladder, PaddedLadder
+from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.nested_column import NestedColumn
+from varlen_graphs.layout.padded import PaddedLengths, PaddedMask
+from varlen_graphs.layout.segments import Windows
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.serving.borrowed import Borrowed
+from varlen_graphs.serving.staging import Stage
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Entries, FrameRows, Groups, Items, Rows
+from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.outputs import Outputs
+from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.stats import Stats
-from varlen_graphs.table import ItemTable
 from varlen_graphs.traffic.planning import Plan, plan
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.verifier import Verified

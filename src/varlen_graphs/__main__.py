@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run_plan(options.trace, options.max_graphs, options.max_memory, options.costs, options.plot)
 
-    from varlen_graphs.demo.run import run_demo  # transformers is needed from here on only
+    from varlen_graphs.demo.run import run_demo
 
     return run_demo(options.device, options.inputs, options.save_inputs, options.json)
 

@@ -12,36 +12,37 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from varlen_graphs.background import Background
-from varlen_graphs.budgets import Budget, Budgets, Ladder, resolve_budgets
-from varlen_graphs.call import Signature, statics_of
-from varlen_graphs.calls import Calls
+from varlen_graphs.attention import timing
+from varlen_graphs.capture.choice import Choice
 from varlen_graphs.capture.choose import BackendName
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Basis, Captured, NoBudgetError
-from varlen_graphs.choice import Choice
-from varlen_graphs.costs import Costs
+from varlen_graphs.capture.state import State
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
-from varlen_graphs.forward import Forward
-from varlen_graphs.in_use import InUse
-from varlen_graphs.kernels.attention import timing
-from varlen_graphs.limit import Limit
-from varlen_graphs.memory_limit import in_bytes
-from varlen_graphs.page import page
-from varlen_graphs.planner import Planner
-from varlen_graphs.recent import share_of_each
-from varlen_graphs.replay import Replays
-from varlen_graphs.report import report
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.stage import Stage
-from varlen_graphs.state import State
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.store import Basis, Captured, NoBudgetError
+from varlen_graphs.layout.budgets import Budget, Budgets, Ladder, resolve_budgets
+from varlen_graphs.layout.memory_size import in_bytes
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.in_use import InUse
+from varlen_graphs.routing.limit import Limit
+from varlen_graphs.routing.planner import Planner
+from varlen_graphs.routing.recent import share_of_each
+from varlen_graphs.serving.background import Background
+from varlen_graphs.serving.calls import Calls
+from varlen_graphs.serving.html import page
+from varlen_graphs.serving.lazy import Wanted
+from varlen_graphs.serving.replay import Replays
+from varlen_graphs.serving.report import report
+from varlen_graphs.serving.staging import Stage
+from varlen_graphs.serving.warmup_file import Warmup, identity_of
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import statics_of
+from varlen_graphs.spec.signature import Signature
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.verifier import Verified, Verifier
-from varlen_graphs.wanted import Wanted
-from varlen_graphs.warmup import Warmup, identity_of
 
 
 class GraphedEncoder:

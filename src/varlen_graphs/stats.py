@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from varlen_graphs.budgets import Budget
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.prometheus import Metric, exposition
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import varlen_graphs as vg
-from tests.encoders import Attention, attention_encoder, attention_spec
-from tests.segments import relative
-from tests.towers import equal_bits
+from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.segments import relative
+from tests.support.towers import equal_bits
 
 DIM = 8
 

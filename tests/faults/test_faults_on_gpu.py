@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.segments import relative
-from tests.towers import equal_bits
+from tests.support.segments import relative
+from tests.support.towers import equal_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.parallel_scenarios import Before, rows_of
-from tests.ranks import TIMEOUT, check, run_scenarios, runs_of
-from tests.towers import equal_bits, pixels, qwen3_vl_tower
+from tests.support.parallel_scenarios import Before, rows_of
+from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
+from tests.support.towers import equal_bits, pixels, qwen3_vl_tower
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import varlen_graphs as vg
 from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE, rows_for
-from tests.ranks import check, run_scenarios
-from tests.tensor_scenarios import told
-from tests.towers import distance, equal_bits, qwen3_vl_tower
+from tests.support.ranks import check, run_scenarios
+from tests.support.tensor_scenarios import told
+from tests.support.towers import distance, equal_bits, qwen3_vl_tower
 
 DEADLINE = 5.0
 """Seconds."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.segments import boundaries, naive_attention, relative
-from varlen_graphs.kernels.attention.timing import measuring
-from varlen_graphs.kernels.tile_schedule import op as schedule_op
-from varlen_graphs.kernels.tile_schedule import reference as schedule_reference
+from tests.support.segments import boundaries, naive_attention, relative
+from varlen_graphs.attention.tile_schedule import op as schedule_op
+from varlen_graphs.attention.tile_schedule import reference as schedule_reference
+from varlen_graphs.attention.timing import measuring
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.encoders import Attention, attention_spec
-from tests.threads import run_in_threads
-from tests.towers import equal_bits
+from tests.support.encoders import Attention, attention_spec
+from tests.support.threads import run_in_threads
+from tests.support.towers import equal_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -348,7 +348,7 @@ PRELUDE = """
     import os, threading
     import torch
     import varlen_graphs as vg
-    from tests.encoders import Attention, attention_spec
+    from tests.support.encoders import Attention, attention_spec
 
     spec = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
     rows = torch.ones(6, 16, device="cuda")

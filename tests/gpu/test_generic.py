@@ -5,7 +5,7 @@ import torch
 
 import varlen_graphs as vg
 from benchmarks.generic import BUDGETS, build, rows_for
-from tests.towers import distance, equal_bits
+from tests.support.towers import distance, equal_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

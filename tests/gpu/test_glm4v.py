@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.contract import check_padding_contract
-from tests.towers import GLM, distance, glm4v_tower, pixels
+from tests.support.contract import check_padding_contract
+from tests.support.towers import GLM, distance, glm4v_tower, pixels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.contract import check_padding_contract
-from tests.encoders import Attention, attention_spec, load_example
-from tests.threads import run_in_threads
-from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
-from varlen_graphs.integrations.transformers import use_attention
+from tests.support.contract import check_padding_contract
+from tests.support.encoders import Attention, attention_spec, load_example
+from tests.support.threads import run_in_threads
+from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from varlen_graphs.attention.transformers import use_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.contract import check_padding_contract
-from tests.towers import distance, qwen3_omni_audio_tower, siglip2_tower
-from varlen_graphs.integrations.transformers import use_attention
+from tests.support.contract import check_padding_contract
+from tests.support.towers import distance, qwen3_omni_audio_tower, siglip2_tower
+from varlen_graphs.attention.transformers import use_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

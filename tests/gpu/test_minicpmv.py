@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.minicpm import models, original, slices_of
-from tests.towers import distance
+from tests.support.minicpm import models, original, slices_of
+from tests.support.towers import distance
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.whole_models import WHOLE, prompt, prompts, scores, tokens, whole_model
+from tests.support.whole_models import WHOLE, prompt, prompts, scores, tokens, whole_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.contract import check_padding_contract
-from tests.towers import QWEN2, distance, pixels, qwen2_tower
+from tests.support.contract import check_padding_contract
+from tests.support.towers import QWEN2, distance, pixels, qwen2_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.encoders import Attention, attention_spec
-from tests.threads import run_in_threads
-from tests.towers import pixels, qwen3_vl_tower
+from tests.support.encoders import Attention, attention_spec
+from tests.support.threads import run_in_threads
+from tests.support.towers import pixels, qwen3_vl_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -170,7 +170,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     def refuse(*args):
         raise AssertionError("was measured")
 
-    monkeypatch.setattr("varlen_graphs.measure._between_events", refuse)
+    monkeypatch.setattr("varlen_graphs.graphs.calibrate._between_events", refuse)
     second = encoder_of(lazy=True, warmup=path)
     assert second.costs.as_json() == first._in_use.learned.as_json()
     used = set(first.stats.replays)

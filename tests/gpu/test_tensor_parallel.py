@@ -3,7 +3,7 @@
 import pytest
 
 from tests.gpu.tensor_scenarios import LOST, SCENARIOS
-from tests.ranks import check_scenario, on_gpus, run_group
+from tests.support.ranks import check_scenario, on_gpus, run_group
 
 RANKS = 2
 

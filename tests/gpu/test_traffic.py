@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.segments import relative
-from tests.towers import equal_bits, pixels, qwen3_vl_tower
+from tests.support.segments import relative
+from tests.support.towers import equal_bits, pixels, qwen3_vl_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

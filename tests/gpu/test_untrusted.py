@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from tests.test_untrusted import NEARLY
-from tests.untrusted import attack, attacks, device_attacks
+from tests.layout.test_untrusted import NEARLY
+from tests.support.untrusted import attack, attacks, device_attacks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

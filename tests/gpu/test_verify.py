@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.encoders import Attention, attention_encoder
-from tests.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.encoders import Attention, attention_encoder
+from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

@@ -8,9 +8,9 @@ import math
 import torch
 
 import varlen_graphs as vg
-from tests.segments import relative
 from tests.soak.cases import BATCHED
-from tests.towers import equal_bits
+from tests.support.segments import relative
+from tests.support.towers import equal_bits
 
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 

@@ -1,6 +1,6 @@
 """Declared buffers: arguments of a module that follow from the item table, one kind a file."""
 
-from varlen_graphs.buffers.attention import AttentionSchedule
+from varlen_graphs.buffers.attention_schedule import AttentionSchedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.custom import DeviceBuffer, HostBuffer
 from varlen_graphs.buffers.interpolation import (

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.budgets import Budget
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout import Layout
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate, interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
-from varlen_graphs.layout import Order
-from varlen_graphs.sharded import whole
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Order
+from varlen_graphs.watch.sharded import whole
 
 
 def interpolate_positions(

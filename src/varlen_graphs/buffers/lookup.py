@@ -12,7 +12,7 @@ from varlen_graphs.buffers.kept import Kept
 from varlen_graphs.buffers.positions import Axis, axis_names, axis_size
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.padded import check_mask_dtype, key_padding_mask
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.padded import check_mask_dtype, key_padding_mask
 
 
 @dataclass(frozen=True)

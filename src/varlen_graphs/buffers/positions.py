@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
-from varlen_graphs.layout import Order
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Order
 
 Axis = Literal["t", "h", "w", "row"]
 """A coordinate of a row: its frame, its place in the frame, or its index in the item."""

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.buffers.positions import Axis, axis_names
 from varlen_graphs.kernels.rotary_table.op import rotary_table
-from varlen_graphs.layout import Order
-from varlen_graphs.segments import Windows
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Order
+from varlen_graphs.layout.segments import Windows
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
-from varlen_graphs.segments import Per
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.segments import Per
 
 
 @dataclass(frozen=True)

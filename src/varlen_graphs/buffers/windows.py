@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.windows.op import window_index
-from varlen_graphs.segments import Windows
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.segments import Windows
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from varlen_graphs.capture.base import Backend
+from varlen_graphs.capture.backend import Backend
 from varlen_graphs.capture.cuda import CudaCapture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture

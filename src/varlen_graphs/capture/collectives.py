@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.capture.rules import written_arguments
-from varlen_graphs.sharded import is_wrapper
+from varlen_graphs.watch.rules import written_arguments
+from varlen_graphs.watch.sharded import is_wrapper
 
 NAMESPACES = ("_c10d_functional", "_dtensor")
 """Of the operators that are collectives, or wait for one."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.lines import raising_line
 from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, left_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.watch.lines import raising_line
 
 
 class CudaGraph:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.memory import device_bytes
-from varlen_graphs.capture.owners import PLAIN
 from varlen_graphs.errors import SpecError, StaleGraphError
+from varlen_graphs.watch.owners import PLAIN
 
 
 class Pool:

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, waiting
-from varlen_graphs.capture.launches import triton_launches
 from varlen_graphs.capture.memory import poison
-from varlen_graphs.capture.rules import Offence
-from varlen_graphs.capture.watch import Watch
+from varlen_graphs.watch.launches import triton_launches
+from varlen_graphs.watch.rules import Offence
+from varlen_graphs.watch.watch import Watch
 
 aten = torch.ops.aten
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
+from varlen_graphs.attention.transformers import use_attention
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples, save_samples
-from varlen_graphs.integrations.transformers import use_attention
 
 EXACT = 1e-5
 """Relative L2 allowed in float32."""

@@ -4,7 +4,7 @@ import ast
 import linecache
 from collections.abc import Iterator, Set
 
-from varlen_graphs.capture.lines import Line
+from varlen_graphs.watch.lines import Line
 
 _CONTROL = (
     ast.For, ast.While, ast.If, ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Match,

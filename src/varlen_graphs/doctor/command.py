@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from varlen_graphs.capture.lines import UNKNOWN, raising_line
 from varlen_graphs.doctor.diagnose import diagnose
+from varlen_graphs.watch.lines import UNKNOWN, raising_line
 
 
 class FactoryError(Exception):

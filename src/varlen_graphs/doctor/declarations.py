@@ -2,7 +2,7 @@
 
 import re
 
-from varlen_graphs.capture.lines import Line
+from varlen_graphs.watch.lines import Line
 
 _DECLARATIONS = {
     r"window_(index|attn|seqlens)": "WindowIndex(Windows(side)) and CuSeqlens(per=Windows(side))",

@@ -7,10 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.capture.base import CAPTURING
-from varlen_graphs.capture.lines import UNKNOWN
-from varlen_graphs.capture.owners import tensors_of
-from varlen_graphs.capture.rules import has_storage
+from varlen_graphs.capture.backend import CAPTURING
 from varlen_graphs.doctor.examples import Example, by_rows
 from varlen_graphs.doctor.findings import Diagnosis
 from varlen_graphs.doctor.frozen import Observed, frozen_branches, frozen_values, padded_sizes
@@ -19,6 +16,9 @@ from varlen_graphs.doctor.modules import Running
 from varlen_graphs.doctor.observe import observe, storage_key
 from varlen_graphs.doctor.runs import Run, Sighting
 from varlen_graphs.errors import InputError
+from varlen_graphs.watch.lines import UNKNOWN
+from varlen_graphs.watch.owners import tensors_of
+from varlen_graphs.watch.rules import has_storage
 
 
 def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from varlen_graphs.capture.lines import Line
-from varlen_graphs.capture.rules import WHY
+from varlen_graphs.watch.lines import Line
+from varlen_graphs.watch.rules import WHY
 
 
 class Nature(NamedTuple):

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.branches import deciding_line
 from varlen_graphs.doctor.examples import Example, Number
 from varlen_graphs.doctor.runs import Operation, Run, Sighting, Site, Value
+from varlen_graphs.watch.lines import Line
 
 
 class Observed(NamedTuple):

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.declarations import declaration_for
 from varlen_graphs.doctor.findings import NATURES, Finding, collapse
 from varlen_graphs.doctor.runs import Sighting
+from varlen_graphs.watch.lines import Line
 
 MANY = 3
 """Different things that one line did are told up to so many."""

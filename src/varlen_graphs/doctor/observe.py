@@ -14,9 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.capture.launches import triton_launches
-from varlen_graphs.capture.lines import UNKNOWN, Line, raising_line, user_lines
-from varlen_graphs.capture.rules import (
+from varlen_graphs.doctor.examples import Number
+from varlen_graphs.doctor.modules import Running
+from varlen_graphs.doctor.runs import Made, Operation, Run, Sighting, Site, Value
+from varlen_graphs.doctor.scalars import scalars_of
+from varlen_graphs.watch.launches import triton_launches
+from varlen_graphs.watch.lines import UNKNOWN, Line, raising_line, user_lines
+from varlen_graphs.watch.rules import (
     Offence,
     draws_random_numbers,
     has_storage,
@@ -24,11 +28,7 @@ from varlen_graphs.capture.rules import (
     named_arguments,
     written_arguments,
 )
-from varlen_graphs.capture.watch import Watch
-from varlen_graphs.doctor.examples import Number
-from varlen_graphs.doctor.modules import Running
-from varlen_graphs.doctor.runs import Made, Operation, Run, Sighting, Site, Value
-from varlen_graphs.doctor.scalars import scalars_of
+from varlen_graphs.watch.watch import Watch
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from varlen_graphs.capture.lines import Line
 from varlen_graphs.doctor.examples import Number
+from varlen_graphs.watch.lines import Line
 
 Value = Number | tuple[Number, ...]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from varlen_graphs.costs import Costs
+from varlen_graphs.routing.costs import Costs
 
 FEMTOSECONDS = 1e12
 """Of a millisecond."""

@@ -6,9 +6,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Parts
-from varlen_graphs.packing import Span
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.outputs import Parts
 
 ALIGNMENT = 16
 """Bytes. Every tensor begins at a multiple of it, as its dtype may ask."""

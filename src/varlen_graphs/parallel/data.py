@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.call import Call, static_key
-from varlen_graphs.collect import Collected
+from varlen_graphs.capture.state import autocast_dtype
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.layout import Layout, LayoutArgument
-from varlen_graphs.outputs import Parts, flatten, with_padding
-from varlen_graphs.packing import Load, Pack, Span, cheapest
+from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.needs import Load
+from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.state import autocast_dtype
+from varlen_graphs.routing.packing import Pack, cheapest
+from varlen_graphs.serving.collect import Collected
+from varlen_graphs.spec.call import Call, static_key
+from varlen_graphs.spec.outputs import Parts, flatten, with_padding
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

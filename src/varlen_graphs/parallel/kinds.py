@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from varlen_graphs.call import StaticKey, static_key
 from varlen_graphs.errors import RankError, SpecError
-from varlen_graphs.outputs import Parts
+from varlen_graphs.spec.call import StaticKey, static_key
+from varlen_graphs.spec.outputs import Parts
 
 
 class Kind(NamedTuple):

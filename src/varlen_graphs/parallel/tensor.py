@@ -14,12 +14,11 @@ from torch import nn
 from varlen_graphs.capture.agreement import Agreement, Failure, Kind
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import RankError, SpecError
+from varlen_graphs.errors import RankError, SpecError, warn
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.kinds import check_same
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.sharded import mesh_of
-from varlen_graphs.warn import warn
+from varlen_graphs.watch.sharded import mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +44,7 @@ def tensor_plan(tower: nn.Module) -> "dict[str, ParallelStyle]":
     Raises:
         SpecError: The tower has other blocks. `parallelize_module` raises one where ranks cannot share the heads.
     """
-    from varlen_graphs.parallel.styles import plan_of  # torch's styles are imported when they are needed
+    from varlen_graphs.parallel.styles import plan_of
 
     return plan_of(tower)
 

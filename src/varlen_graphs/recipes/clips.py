@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varlen_graphs.budgets import Budget
-from varlen_graphs.layout import Layout
-from varlen_graphs.table import ItemTable
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
 
 Count = TypeVar("Count", int, Tensor)
 

@@ -8,17 +8,16 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.budgets import Budget, Budgets, Ladder
-from varlen_graphs.capture.watch import Watch
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError, VarlenGraphsError
-from varlen_graphs.grids import GridTHW, Lengths
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import flatten
+from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
+from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.grids import GridTHW, Lengths
+from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
 from varlen_graphs.recipes.precomputed import GATHERED, precomputed
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.warn import warn
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.watch.watch import Watch
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
@@ -76,7 +75,7 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     outputs, left = declare(expected, layouts, found.outputs)
 
     def forward(module: nn.Module, **arguments: Any) -> Any:
-        from varlen_graphs.integrations.transformers import use_attention
+        from varlen_graphs.attention.transformers import use_attention
 
         for name in arguments.keys() & GATHERED:
             arguments[name] = _gather(arguments[tower.rows], *arguments[name])

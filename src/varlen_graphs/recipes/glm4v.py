@@ -13,8 +13,8 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.attention import TileSchedule, varlen_attention
-from varlen_graphs.budgets import Budgets, Ladder
+from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.backends import Backend
 from varlen_graphs.buffers import (
     AttentionSchedule,
     CuSeqlens,
@@ -24,18 +24,18 @@ from varlen_graphs.buffers import (
     interpolate_positions,
 )
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.extents import Rows
-from varlen_graphs.grids import GridTHW
-from varlen_graphs.kernels.attention.backends import Backend
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.normalize import Normalize
-from varlen_graphs.outputs import Outputs
+from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.grids import GridTHW
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.table import ItemTable
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Rows
+from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.outputs import Outputs
+from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsample", "merger", "spatial_merge_size")
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.extents import Extent, Items, Rows
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Declared, Outputs
-from varlen_graphs.packing import Span
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
 from varlen_graphs.recipes.precomputed import Counted, HelperCall
-from varlen_graphs.rows import PackedRows
+from varlen_graphs.spec.entries import Extent, Items, Rows
+from varlen_graphs.spec.outputs import Declared, Outputs
+from varlen_graphs.spec.rows import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """The arguments of towers that describe items: grids, and lengths of audio."""

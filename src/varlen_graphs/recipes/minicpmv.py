@@ -14,14 +14,14 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention import TileSchedule, varlen_attention
-from varlen_graphs.budgets import Budgets
+from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.backends import Backend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Lookup, MaxSeqlen
 from varlen_graphs.buffers.positions import Axis
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, project_heads
 from varlen_graphs.recipes.resampler import (
     Keys,
@@ -33,8 +33,8 @@ from varlen_graphs.recipes.resampler import (
     slices,
 )
 from varlen_graphs.recipes.towers import check_parts
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.spec import BufferSpec
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.rows import PackedRows
 
 LARGEST: dict[tuple[Axis, ...], int] = {("h", "w"): 1024, ("row",): 2048}
 """Up to how many patches, along a side or in all, position ids are looked up. Slices have some 1024 in all."""

@@ -25,11 +25,11 @@ from varlen_graphs.buffers import (
     WindowIndex,
 )
 from varlen_graphs.errors import SpecError
-from varlen_graphs.extents import Entries, FrameRows
-from varlen_graphs.layout import Order
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Order
+from varlen_graphs.layout.segments import Per, Windows
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.segments import Per, Windows
-from varlen_graphs.table import ItemTable
+from varlen_graphs.spec.entries import Entries, FrameRows
 
 
 @dataclass(frozen=True)

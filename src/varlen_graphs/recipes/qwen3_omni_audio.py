@@ -15,22 +15,22 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.attention import TileSchedule, tile_schedule, varlen_attention
-from varlen_graphs.budgets import Budget, Budgets, Ladder
+from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
+from varlen_graphs.attention.backends import Backend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.extents import Entries
-from varlen_graphs.grids import Lengths
-from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.layout import Column
-from varlen_graphs.outputs import Outputs
+from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.grids import Lengths
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.table import ItemTable
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Entries
+from varlen_graphs.spec.outputs import Outputs
+from varlen_graphs.spec.rows import PackedRows
 
 PARTS = (
     "conv2d1", "conv2d2", "conv2d3", "conv_out", "positional_embedding", "layers", "ln_post", "proj1", "act", "proj2",

@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention import TileSchedule, varlen_attention
-from varlen_graphs.budgets import Budget, Budgets, Ladder
+from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.backends import Backend
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.extents import Extent, Groups, Items
-from varlen_graphs.grids import GridHW
-from varlen_graphs.groups import NestedColumn
-from varlen_graphs.kernels.attention.backends import Backend
+from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.grids import GridHW
+from varlen_graphs.layout.nested_column import NestedColumn
+from varlen_graphs.layout.segments import Per
 from varlen_graphs.recipes.towers import check_parts
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.segments import Per
-from varlen_graphs.spec import BufferSpec
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Extent, Groups, Items
+from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("query", "kv_proj", "attn", "ln_q", "ln_kv", "ln_post", "proj")
 ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "head_dim")

@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention import TileSchedule, varlen_attention
-from varlen_graphs.budgets import Budgets, Ladder
+from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.backends import Backend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.extents import Items, Rows
-from varlen_graphs.grids import GridHW
-from varlen_graphs.kernels.attention.backends import Backend
-from varlen_graphs.outputs import Outputs
+from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.grids import GridHW
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.rows import PackedRows
-from varlen_graphs.spec import BufferSpec
-from varlen_graphs.table import ItemTable
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Items, Rows
+from varlen_graphs.spec.outputs import Outputs
+from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
 

@@ -29,7 +29,7 @@ def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Pa
         plans = compare(trace, chosen, costs)
         print(f"{table(trace, plans)}\n\n{bars(chosen)}")
         if figure is not None:
-            from varlen_graphs.traffic.figure import draw  # matplotlib is needed from here on only
+            from varlen_graphs.traffic.figure import draw
 
             draw(plans, figure)
     except ModuleNotFoundError as error:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from varlen_graphs.budgets import ROW_ALIGNMENT, Budget, row_count_for
-from varlen_graphs.costs import Costs
 from varlen_graphs.errors import BudgetError, InputError
-from varlen_graphs.memory_limit import most_rows
-from varlen_graphs.packing import Load
+from varlen_graphs.layout.budgets import ROW_ALIGNMENT, Budget, row_count_for
+from varlen_graphs.layout.memory_size import most_rows
+from varlen_graphs.layout.needs import Load
+from varlen_graphs.routing.costs import Costs
 from varlen_graphs.traffic.trace import Size, Trace
 
 ASSUMED = Costs.in_rows([Budget(ROW_ALIGNMENT)])

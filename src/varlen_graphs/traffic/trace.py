@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from varlen_graphs.costs import Costs
 from varlen_graphs.errors import InputError
 from varlen_graphs.files import integer, write_whole
+from varlen_graphs.routing.costs import Costs
 
 
 class Size(NamedTuple):

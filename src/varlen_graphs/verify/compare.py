@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.extents import Rows
-from varlen_graphs.forward import Forward
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import Parts, at, name_of
-from varlen_graphs.packing import Span
-from varlen_graphs.padded import pack_rows
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.padded import pack_rows
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.entries import Rows
+from varlen_graphs.spec.outputs import Parts, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far outputs may be apart that were computed in these dtypes. TF32 rounds as float16 does."""

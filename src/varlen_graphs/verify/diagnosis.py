@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from varlen_graphs.arena import Arena
-from varlen_graphs.budgets import Budget
-from varlen_graphs.call import Call
-from varlen_graphs.forward import Forward
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import clear_gaps, flatten
-from varlen_graphs.packing import Pack, Span
+from varlen_graphs.graphs.arena import Arena
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import clear_gaps, flatten
 from varlen_graphs.verify.compare import Expected, close, equal
 from varlen_graphs.verify.operations import first_difference
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.call import Call
-from varlen_graphs.capture.base import Backend
-from varlen_graphs.layout import Layout
-from varlen_graphs.spec import BufferSpec
+from varlen_graphs.capture.backend import Backend
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
 
 
 @dataclass(frozen=True)

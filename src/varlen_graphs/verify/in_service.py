@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.borrowed import Borrowed
-from varlen_graphs.budgets import Budget
-from varlen_graphs.call import Call
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Captured, Key
 from varlen_graphs.errors import LayoutError, VerificationError
-from varlen_graphs.forward import Forward
-from varlen_graphs.layout import Layout
-from varlen_graphs.outputs import flatten
-from varlen_graphs.packing import Pack
-from varlen_graphs.padded import pack_rows, pad_rows
-from varlen_graphs.planner import Planner
-from varlen_graphs.replay import planned_again
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.store import Captured, Key
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.padded import pack_rows, pad_rows
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.planner import Planner
+from varlen_graphs.serving.borrowed import Borrowed
+from varlen_graphs.serving.replay import planned_again
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.forward import Forward
+from varlen_graphs.graphs.forward import Forward
 
 MOST_BYTES = 1 << 30
 """How much of what a run computes is kept at a time, to be compared with another run."""

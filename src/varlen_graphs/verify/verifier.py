@@ -6,15 +6,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from varlen_graphs.budgets import Budget
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.captured import Captured
 from varlen_graphs.errors import InputError, VerificationError
-from varlen_graphs.forward import Forward
-from varlen_graphs.outputs import Parts, flatten
-from varlen_graphs.packing import Pack
-from varlen_graphs.planner import Planner
-from varlen_graphs.replay import Replays
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.store import Captured
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.planner import Planner
+from varlen_graphs.serving.replay import Replays
+from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.diagnosis import DECLARED, PADDING, REPEATED, STATE, Diagnosis

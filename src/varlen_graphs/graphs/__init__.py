@@ -1,0 +1,1 @@
+"""One forward, captured at every budget."""

@@ -1,0 +1,200 @@
+"""The static memory that graphs read."""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.capture.memory import poison
+from varlen_graphs.errors import InputError
+from varlen_graphs.graphs.pinned_ring import Ring
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.samples import sample_item, sample_layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.buffer_spec import BufferSpec
+
+HEADER = 4
+"""Integers in front of the item table."""
+
+PROBE_ROWS = 16
+"""Rows of an item that shows what the outputs of a module are."""
+
+
+class Arena:
+    """Rows, item table and host buffers, shared by all budgets: what a budget uses is a prefix of each.
+
+    Attributes:
+        rows: `[largest rows, *shape]`. Past the active rows: whatever was there before (integers: the declared pad).
+        table: int64 `[largest items, 3 + columns]`, and one column more where items are grouped.
+        header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
+    """
+
+    def __init__(
+        self,
+        spec: BufferSpec,
+        budgets: Sequence[Budget],
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._spec = spec
+        self._extent = spec.row_extent
+        self._longest = max(budget.max_seqlen for budget in budgets)
+        most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
+        self._rows_at: dict[Budget, Tensor] = {}
+        self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
+        padding = (0, 0, 0, *spec.layout.pads)
+        self._width = len(padding)
+        self._padding = array("q", padding * most_items)
+        self._ring = Ring(HEADER + len(self._padding), device)
+        self._flat = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
+        self.header, self.table = self._flat[:HEADER], self._flat[HEADER:].view(most_items, self._width)
+        self._host = {
+            buffer.name: torch.zeros(
+                max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
+            )
+            for buffer in self._spec.host_buffers
+        }
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """All tensors there are."""
+        return [self.rows, self._flat, *self._host.values()]
+
+    def holds(self, budget: Budget) -> bool:
+        """Whether there is room for a budget."""
+        rooms = [(buffer.capacity(budget), self._host[buffer.name]) for buffer in self._spec.host_buffers]
+        enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
+        return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
+
+    def check(self, rows: Tensor) -> None:
+        """Whether rows could be copied in.
+
+        Raises:
+            InputError: Another row shape than was captured.
+        """
+        packed, extent, captured = self._spec.packed, self._extent, self.rows.shape[1:]
+        if extent.rest(rows) != captured:
+            raise InputError(
+                f"{packed.name} is {list(packed.as_argument(rows).shape)}: expected "
+                f"{packed.describe(extent.dims, captured)}, as captured"
+            )
+
+    def poison(self) -> None:
+        """Overwrite floating rows with NaN."""
+        if self.rows.is_floating_point():
+            poison(self.rows)
+
+    def fill(self, rows: Tensor) -> None:
+        """Overwrite floating rows with those of a call, over and over. Queued on the current stream; no sync."""
+        if self.rows.is_floating_point():
+            own = rows.reshape(-1, *self.rows.shape[1:])
+            self.rows.copy_(own[torch.arange(len(self.rows), device=own.device) % len(own)])
+
+    def _pad(self, dtype: torch.dtype) -> int:
+        return 0 if dtype.is_floating_point else self._spec.packed.pad
+
+    def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        """The rows, the item table and the host buffers that the graph of a budget reads."""
+        host = {}
+        for buffer in self._spec.host_buffers:
+            capacity = buffer.capacity(budget)
+            host[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
+        return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), host
+
+    def part(self, span: Span, budget: Budget) -> Tensor:
+        """Where the rows of a span lie at a budget."""
+        return self._extent.part(self._at(budget), span)
+
+    def _at(self, budget: Budget) -> Tensor:
+        """The rows of a budget, as the module takes them."""
+        if budget not in self._rows_at:
+            shape = (*self._extent.shape(budget), *self.rows.shape[1:])
+            self._rows_at[budget] = self.rows[: budget.rows].view(shape)
+        return self._rows_at[budget]
+
+    def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
+        """Copy the rows of one replay in, one copy a span. Queued on the current stream; no sync.
+
+        Floating rows are cast to the dtype of the arena.
+        """
+        for there, here in spans:
+            self.part(here, budget).copy_(self._extent.part(rows, there), non_blocking=True)
+
+    def load_layout(self, layout: Layout, budget: Budget) -> None:
+        """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
+
+        The padding of integer rows is written too.
+        """
+        self._pad_rows(layout.total, budget)
+        self._load_items(layout)
+        for buffer in self._spec.host_buffers:
+            value = buffer.compute(layout, budget).flatten()
+            static = self._host[buffer.name][: len(value)]
+            # Torch's allocator reuses a pinned block only after the copy from it.
+            static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
+
+    def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int, budget: Budget) -> None:
+        """Copy the items of one replay in from tensors on the device, for the graph to check. No sync.
+
+        Args:
+            description: The layout argument and the columns, by name.
+            call: The number of this call among those of its kind.
+            items: How many items there are.
+            active: How many rows came with them.
+            budget: What the replay can hold.
+        """
+        table = self.table[:items]
+        self._spec.layout.write(description[self._spec.layout.name], table)
+        for at, column in enumerate(self._spec.layout.columns, start=3):
+            table[:, at].copy_(description[column.name])
+        self._pad_rows(active, budget)
+        self._ring.upload(array("q", (call, items, active, 1)), self.header)
+
+    def _pad_rows(self, active: int, budget: Budget) -> None:
+        """Write the declared pad past the active rows, if they are integers; the graph itself clears gaps."""
+        if not self.rows.is_floating_point() and not self._extent.gaps:
+            self.rows[active : budget.rows].fill_(self._spec.packed.pad)
+
+    def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
+        """One item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
+
+        In two proportions of rows and items, and of few rows each, because a module may have a limit of its own.
+        """
+        spec, probes = self._spec, []
+        unit = spec.row_multiple
+        few = -(-PROBE_ROWS // unit) * unit
+        for items, wanted in ((1, 2 * few), (min(3, len(self.table)), few)):
+            rows = max(unit, min(wanted, self._longest // unit * unit))
+            item = sample_item(spec.layout, rows, spec.layout.merge)
+            layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)
+            budget = spec.exact_budget(layout)
+            host = {
+                b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)
+                for b in spec.host_buffers
+            }
+            values = torch.tensor(layout.items, device=self.table.device)
+            shape = (*self._extent.shape(budget), *self.rows.shape[1:])
+            probe_rows = torch.full(shape, self._pad(self.rows.dtype), dtype=self.rows.dtype, device=self.rows.device)
+            probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
+        return probes
+
+    def load_sample(self, budget: Budget) -> None:
+        """Items that fill a budget, to warm up and capture with; integer rows and host buffers hold their pads."""
+        if not self.rows.is_floating_point():  # an earlier call may have left what no embedding has
+            self.rows.fill_(self._spec.packed.pad)
+        self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
+        for buffer in self._spec.host_buffers:
+            self._host[buffer.name].fill_(buffer.pad)
+
+    def _load_items(self, layout: Layout) -> None:
+        values = array("q", (0, len(layout), layout.total, 0))
+        values.extend(chain.from_iterable(layout.items))
+        values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
+        self._ring.upload(values, self._flat)

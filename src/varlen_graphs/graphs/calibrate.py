@@ -1,0 +1,133 @@
+"""How long replays take: timed once, after the capture."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.errors import warn
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import Graphs
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.samples import sample_layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.spec.buffer_spec import BufferSpec
+
+FEW_ROWS = 256
+"""Rows of a run without a graph that takes as long as the host needs for it, and not longer."""
+
+REPEATS = 4
+REPEATS_MS = 2.0
+"""How often a replay is timed at most in each of two rounds: short ones for about so long, others once."""
+
+
+def measure(
+    graphs: Graphs,
+    forward: Forward,
+    budgets: Sequence[Budget],
+    statics: dict[str, Any],
+    held: int,
+    agreement: Agreement,
+    known: Costs | None = None,
+) -> Costs:
+    """Time budgets, and the forward without a graph. Synchronizes with the device.
+
+    Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
+    of the module's own. What longer segments cost was timed on attention itself (`Graphs.per_square`). Floating rows
+    are random: a chip is faster on zeros.
+
+    Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
+    call would bring, and memory that is enough for graphs may not be for a run without one.
+
+    `held` is the bytes that the graphs hold in their pool. With `known` costs, of budgets that were timed before, only
+    budgets are timed, and these costs come with them. Ranks that share the module replay alike: as often as the first
+    one finds that it takes, and its times hold for all.
+    """
+    try:
+        # The pool stays as large as the largest graph needed, which may have been timed before, or be gone.
+        bytes_per_row = held / max(graphs.times).rows + graphs.arena.rows[0].nbytes
+        replays = _replays(graphs, forward.spec, budgets, agreement)
+        if known is not None and known.measured:
+            return known.with_more(replays, bytes_per_row)
+        host, factor = _eager(graphs, forward, replays, statics, agreement)
+        return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
+    except Exception as error:  # of the user's code, or the device's
+        warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
+        return Costs.in_rows(budgets)
+
+
+def _replays(graphs: Graphs, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement) -> dict[Budget, float]:
+    """Milliseconds of a replay of each budget, attention aside."""
+    arena = graphs.arena
+    if arena.rows.is_floating_point():
+        arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
+    samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
+    times = dict.fromkeys(budgets, math.inf)
+    for round_ in (budgets, budgets[::-1]):  # a chip gets slower as it gets warm: no budget is always timed late
+        for budget in round_:
+            arena.load_layout(samples[budget], budget)
+            times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget), agreement))
+    return {b: max(1e-6, times[b] - graphs.per_square * spec.needs.squares(samples[b])) for b in budgets}
+
+
+def _eager(
+    graphs: Graphs, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
+) -> tuple[float, float]:
+    """Milliseconds that the host needs for a call, and what one costs in proportion to a graph of exactly its size."""
+    spec = forward.spec
+
+    def run(sample: Layout, budget: Budget) -> float:
+        part = graphs.arena.part(Span.of(sample), budget)
+        return _host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
+
+    smallest, largest = min(replays), max(replays)
+    whole = sample_layout(spec.layout, largest, spec.needs.windows)
+    few = sample_layout(spec.layout, smallest, spec.needs.windows) if spec.layout.padded else _few(spec, smallest)
+    replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
+    return run(few, smallest), max(1.0, run(whole, largest) / replay)
+
+
+def _few(spec: BufferSpec, budget: Budget) -> Layout:
+    """Items of about `FEW_ROWS` rows, or as many as a budget has."""
+    rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
+    few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
+    few = replace(few, items=min(few.items, budget.items), segments=min(few.segments, budget.segments))
+    return sample_layout(spec.layout, few, spec.needs.windows)
+
+
+def _device_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
+    """The shortest of some runs, because others may use the device meanwhile."""
+    run()  # the first launch of a graph uploads it
+    times = [agreement.same(_between_events(run))]
+    while len(times) < REPEATS and sum(times) < REPEATS_MS:
+        times.append(agreement.same(_between_events(run)))
+    return min(times)
+
+
+def _between_events(run: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
+    """The longer of two runs after a first one, which may compile kernels: what a call can count on."""
+    agreement.must(lambda: agreement.rehearse(run))
+    times = []
+    for _ in range(2):
+        torch.cuda.current_stream().synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.current_stream().synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return max(times)

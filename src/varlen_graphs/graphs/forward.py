@@ -1,0 +1,173 @@
+"""The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.buffers import Buffer
+from varlen_graphs.capture.compiled import CompiledForward
+from varlen_graphs.capture.pool import on_device
+from varlen_graphs.errors import warn
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
+from varlen_graphs.spec.signature import Signature
+
+
+class Forward:
+    """Computes the declared buffers and runs a module with them.
+
+    Args:
+        module: The module.
+        function: What to run in its place, called as `function(module, **arguments)`; `None` is the module itself.
+        spec: The declaration.
+        signature: Which arguments there are.
+        compile: Whether graphs capture what torch's compiler makes of it. The compiler sees what follows the buffers.
+
+    Attributes:
+        module: As given.
+        function: As given.
+        spec: As given.
+        compiled: What the compiler made of it, if it was asked for.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any] | None,
+        spec: BufferSpec,
+        signature: Signature,
+        compile: bool,
+    ) -> None:
+        self.module = module
+        self._module_forward = module.forward
+        self.function = function
+        self.spec = spec
+        self._signature = signature
+        self.compiled = CompiledForward(self._run) if compile else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the module is now, as its first parameter or buffer tells."""
+        first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return None if first is None else first.device
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The dtype in which rows are kept, which is that in which the module sees them unless they are normalised."""
+        return self.spec.packed.dtype or self.module_dtype
+
+    @property
+    def module_dtype(self) -> torch.dtype:
+        """The dtype of the first floating parameter of the module."""
+        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+        return next(floating, torch.get_default_dtype())
+
+    def __call__(
+        self,
+        rows: Tensor,
+        table: ItemTable,
+        host: dict[str, Tensor],
+        statics: dict[str, Any],
+        compiled: bool = False,
+    ) -> Any:
+        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`; gives padding too."""
+        spec, takes = self.spec, self._signature.takes
+        rows = spec.row_extent.clear(rows, table, spec.packed.pad)
+        if spec.packed.normalize is not None:
+            rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)
+        packed = spec.packed.as_argument(rows).contiguous()
+        arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
+        if takes(spec.layout.name):
+            arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
+        arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
+        arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
+        if compiled and self.compiled:
+            return self.compiled(table.budget, **arguments)
+        return self._run(**arguments)
+
+    def _run(self, **arguments: Any) -> Any:
+        return self.function(self.module, **arguments) if self.function else self._call_module(**arguments)
+
+    def exact(
+        self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
+    ) -> Any:
+        """Run some items without padding, and give their entries; as a batch if these are the rows of one of `length`.
+
+        Raises:
+            SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
+        """
+        spec = self.spec
+        budget = spec.exact_budget(layout)
+        with torch.no_grad(), on_device(rows.device):
+            table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
+            host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
+            items = ItemTable(table, budget, spec.layout)
+            # As of graphs, the caller's rows are neither written to nor handed back.
+            output = self(rows.to(self.row_dtype, copy=True), items, host, statics)
+            if beyond:
+                return output
+            parts = flatten(output, spec.declared)
+            check_extents(parts, budget)
+            if not (spec.counts_entries or spec.layout.padded or length):
+                return output
+            clear_gaps(parts, items)
+            active = parts.active(Span.of(layout))
+            return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
+
+    def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
+        """Run a call: by the original module where the function in its place would miss something."""
+        if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
+            return self.original(call)
+        if hooked and self.function is not None:
+            warn(
+                f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
+                "arguments than it does: hooks on parts that this function does not call see nothing"
+            )
+        return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
+
+    def reference(self, call: Call, layout: Layout) -> Any:
+        """What a call is to give: by the module itself where it takes the call, by what is captured elsewhere.
+
+        Of rows of its own: what is run may write into them.
+        """
+        if not self._signature.original_answers(call):
+            return self.exact(call.rows, layout, call.statics, length=call.length)
+        name = self.spec.packed.name
+        return self.original(replace(call, original=call.original | {name: call.original[name].clone()}))
+
+    def original(self, call: Call) -> Any:
+        """Run the module itself with the arguments as they came, rows cast and normalised as for graphs."""
+        packed = self.spec.packed
+        arguments = dict(call.original)
+        arguments[packed.name] = arguments[packed.name].to(self.row_dtype)
+        if packed.normalize is not None:
+            rows = packed.rows_first(arguments[packed.name])
+            arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
+        for name in filter(None, (self.spec.layout.name, packed.padded_by)):
+            if not isinstance(arguments[name], Tensor):
+                arguments[name] = torch.tensor(arguments[name], device=call.rows.device)
+        with torch.no_grad():
+            return self._call_module(**arguments)
+
+    def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
+        """Rows that lie in these dimensions, one after another or in a batch, as the module takes them."""
+        return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
+
+    def _call_module(self, **arguments: Any) -> Any:
+        """Run the module, also where an encoder of it was put in the place of its `forward`.
+
+        Accelerate keeps as `_old_forward` what it put a forward of its own around.
+        """
+        own = vars(self.module)
+        found = (getattr(own.get(name), "module", None) for name in ("forward", "_old_forward"))
+        installed = any(module is self.module for module in found)
+        return self._module_forward(**arguments) if installed else self.module(**arguments)

@@ -1,0 +1,1 @@
+"""Whole Hugging Face models."""

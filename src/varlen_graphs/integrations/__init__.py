@@ -1,1 +1,0 @@
-"""Bridges to other libraries. Importing this package imports none of them."""

@@ -1,1 +1,0 @@
-"""Attention within segments of packed rows."""

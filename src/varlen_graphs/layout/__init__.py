@@ -1,0 +1,1 @@
+"""Items: how calls describe them, and what follows from their sizes."""

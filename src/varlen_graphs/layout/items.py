@@ -1,0 +1,62 @@
+"""Items on the host: small integers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+Order = Literal["raster", "merge_block"]
+"""How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The items of one call, known to the host.
+
+    Attributes:
+        items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
+        length: To how many rows each item is padded, in a padded batch; 0 where rows are packed.
+        grouped: Whether adjoining items may belong together: the last number of an item is then 1 where it begins a
+            group, and 0 where it belongs to the one before.
+    """
+
+    items: tuple[tuple[int, ...], ...]
+    length: int = 0
+    grouped: bool = False
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each item, `t * h * w`."""
+        return tuple([item[0] * item[1] * item[2] for item in self.items])
+
+    @cached_property
+    def total(self) -> int:
+        """Rows of all items."""
+        return sum(self.rows)
+
+    @property
+    def size(self) -> int:
+        """Rows of the call, those that pad a batch included."""
+        return self.length * len(self.items) or self.total
+
+    @cached_property
+    def group_of(self) -> Sequence[int]:
+        """The group of each item; without groups each is alone."""
+        if not self.grouped:
+            return range(len(self.items))
+        return [begun - 1 for begun in accumulate(item[-1] for item in self.items)]
+
+    @cached_property
+    def groups(self) -> list[range]:
+        """The items of each group, by their indices."""
+        firsts = [i for i, group in enumerate(self.group_of) if i == 0 or group != self.group_of[i - 1]]
+        return [range(first, end) for first, end in zip(firsts, [*firsts[1:], len(self.items)], strict=True)]
+
+    @cached_property
+    def group_rows(self) -> list[int]:
+        """Rows of each group."""
+        return [sum(self.rows[group.start : group.stop]) for group in self.groups]
+
+    def __len__(self) -> int:
+        return len(self.items)

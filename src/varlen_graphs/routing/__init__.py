@@ -1,0 +1,1 @@
+"""How one call runs: packs of items with their budgets, or eager."""

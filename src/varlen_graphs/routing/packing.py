@@ -1,0 +1,200 @@
+"""Items into replays: which items share a budget, and which rows go where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.needs import Demand, Load
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.costs import Costs
+
+EXACT_ITEMS = 6
+"""Calls of at most this many items are packed at the least cost; larger ones by a heuristic."""
+
+RUN_ITEMS = 64
+"""Up to this many items the heuristic looks at all runs of neighbours, whose number grows with the square."""
+
+OPEN_PACKS = 32
+"""How many packs the heuristic keeps open, so that its time grows with the items, and not with their square."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The items of one replay.
+
+    Attributes:
+        budget: The budget they run in; `None` when no budget holds the item, or the group, which then runs eager.
+        items: Indices of the call's items, in the order they have in the replay.
+    """
+
+    budget: Budget | None
+    items: Sequence[int]
+
+    def layout(self, layout: Layout) -> Layout:
+        """The items of this replay, out of those of the call."""
+        if len(self.items) == len(layout):
+            return layout
+        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout), layout.grouped)
+
+    def _length(self, layout: Layout) -> int:
+        """How many rows of each item of a padded batch take part: never fewer than are real."""
+        return min(layout.length, self.budget.max_seqlen if self.budget else max(layout.rows[i] for i in self.items))
+
+    def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
+        """Where rows and items are in the call and in the replay, as few pairs as possible."""
+        length = self._length(layout)
+        if len(self.items) == len(layout):
+            everything = Span.of(layout)
+            if length != layout.length:
+                everything = everything._replace(length=length)
+            return [(everything, everything)]
+        spans = []
+        starts = list(accumulate(layout.rows, initial=0))
+        own = tuple([layout.items[i] for i in self.items])
+        row = item = group = 0
+        while item < len(self.items):
+            first = self.items[item]
+            count = 1
+            while item + count < len(self.items) and self.items[item + count] == first + count:
+                count += 1
+            rows = starts[first + count] - starts[first]
+            first_group = layout.group_of[first]
+            groups = layout.group_of[first + count - 1] + 1 - first_group
+            there = Span(starts[first], rows, first, count, length, layout.items, first_group, groups)
+            spans.append((there, Span(row, rows, item, count, length, own, group, groups)))
+            row += rows
+            item += count
+            group += groups
+        return spans
+
+
+def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
+    """What all replays cost, attention aside; items that run eager are not counted."""
+    return sum(costs.replays[pack.budget] for pack in packs if pack.budget)
+
+
+def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
+    """Split items over replays at the least total cost.
+
+    "Item" means what is never parted here: an item, or a group of them.
+
+    Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
+    Costs in rows are never above those of one replay an item, and the least possible for calls of up to `EXACT_ITEMS`
+    items. Of measured costs, what a split saves must be more than they vary by.
+
+    Args:
+        demands: What each item needs.
+        costs: The budgets, and what replays of them cost.
+
+    Returns:
+        Packs in the order of their first items. A pack without a budget holds one item that fits none.
+    """
+    load = reduce(Load.add, demands, Load())
+    one = single(load, costs)
+    if one is not None:
+        return [Pack(one, range(len(demands)))]
+    fitting = [i for i, demand in enumerate(demands) if cheapest(Load().add(demand), costs)]
+    packs = [Pack(None, (i,)) for i in set(range(len(demands))).difference(fitting)]
+    packs += _Packer(demands, costs).pack(fitting)
+    whole = cheapest(load, costs)
+    if whole and costs.replays[whole] - total_cost(packs, costs) <= costs.least_saved(len(demands), whole):
+        return [Pack(whole, range(len(demands)))]
+    return sorted(packs, key=lambda pack: pack.items[0])
+
+
+def single(load: Load, costs: Costs) -> Budget | None:
+    """The budget of one replay of everything, where no split could be worth it."""
+    one = cheapest(load, costs)
+    return one if one is None or load.items == 1 or not costs.may_split(load.rows, load.items, one) else None
+
+
+def cheapest(load: Load, costs: Costs) -> Budget | None:
+    """The cheapest budget that holds `load` in one replay, if there is one."""
+    return next((budget for budget in costs.at_least(load.rows) if budget.holds(*load)), None)
+
+
+Groups = list[tuple[int, ...]]
+
+
+class _Packer:
+    """Ways to split one call over replays, of items that each fit some budget."""
+
+    def __init__(self, demands: Sequence[Demand], costs: Costs) -> None:
+        self._demands = demands
+        self._costs = costs
+
+    def pack(self, items: list[int]) -> list[Pack]:
+        if len(items) <= EXACT_ITEMS:
+            return self._packs(self._exact(items))
+        largest_first = sorted(items, key=lambda i: -self._demands[i].rows)
+        candidates = [self._first_fit(items), self._first_fit(largest_first)]
+        if len(items) <= RUN_ITEMS:
+            candidates += [self._neighbours(items), self._neighbours(largest_first)]
+        else:
+            candidates += [[(item,) for item in items]]  # all alone: the bound that the runs of neighbours keep
+        return min(map(self._packs, candidates), key=lambda packs: total_cost(packs, self._costs))
+
+    def _packs(self, groups: Groups) -> list[Pack]:
+        return [Pack(self._budget(group), tuple(sorted(group))) for group in groups]
+
+    def _budget(self, group: Sequence[int]) -> Budget | None:
+        return cheapest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._costs)
+
+    def _exact(self, items: list[int]) -> Groups:
+        """The best partition, by dynamic programming over subsets (3^n steps)."""
+        groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
+        chosen = [self._budget(group) for group in groups[1:]]
+        prices = [0.0] + [self._costs.replays[budget] if budget else None for budget in chosen]
+        best: list[tuple[float, int]] = [(0.0, 0)]
+        for mask in range(1, len(groups)):
+            first = mask & -mask  # the pack of the lowest item is chosen first, so each partition is met once
+            choices = []
+            part = mask
+            while part:
+                price = prices[part]
+                if part & first and price is not None:
+                    choices.append((best[mask ^ part][0] + price, part))
+                part = (part - 1) & mask
+            best.append(min(choices))
+        split, mask = [], len(groups) - 1
+        while mask:
+            part = best[mask][1]
+            split.append(groups[part])
+            mask ^= part
+        return split
+
+    def _neighbours(self, items: list[int]) -> Groups:
+        """The best partition into runs of neighbours; in the order of the call it also copies least."""
+        best: list[tuple[float, int]] = [(0.0, 0)]
+        for end in range(1, len(items) + 1):
+            choices, load = [], Load()
+            for start in range(end - 1, -1, -1):
+                load = load.add(self._demands[items[start]])
+                budget = cheapest(load, self._costs)
+                if budget is None:
+                    break  # a longer run needs no less
+                choices.append((best[start][0] + self._costs.replays[budget], start))
+            best.append(min(choices))
+        split, end = [], len(items)
+        while end:
+            start = best[end][1]
+            split.append(tuple(items[start:end]))
+            end = start
+        return split
+
+    def _first_fit(self, items: list[int]) -> Groups:
+        """Each item into the first of the last groups that some budget holds with it."""
+        groups: list[tuple[Load, list[int]]] = []
+        for item in items:
+            for at in range(max(0, len(groups) - OPEN_PACKS), len(groups)):
+                load, group = groups[at]
+                fuller = load.add(self._demands[item])
+                if cheapest(fuller, self._costs):
+                    groups[at] = fuller, [*group, item]
+                    break
+            else:
+                groups.append((Load().add(self._demands[item]), [item]))
+        return [tuple(group) for _, group in groups]

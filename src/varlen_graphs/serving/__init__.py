@@ -1,0 +1,1 @@
+"""Calls: executed, staged, captured lazily, reported."""

@@ -1,0 +1,104 @@
+"""Captures in a thread of its own, one budget at a time, while calls go on."""
+
+import atexit
+import os
+import threading
+import weakref
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.serving.lazy import Wanted
+
+LOOKS = 0.05
+"""Seconds after which a thread that waits for the pool's turn looks whether it is still needed."""
+
+LAST = 30.0
+"""Seconds that the end of the interpreter waits for the capture that is going on."""
+
+
+class Background(threading.Thread):
+    """Captures what calls want until its future is cancelled, a capture fails, or the encoder or interpreter ends.
+
+    Args:
+        wanted: What calls want; not held while there is nothing to do.
+        pool: Whose turn a capture takes.
+
+    Attributes:
+        future: Pending as long as the thread works. Cancelling it ends the thread; it gets the error that ended it.
+    """
+
+    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+        super().__init__(name="varlen_graphs captures", daemon=True)
+        self.future: Future[None] = Future()
+        self._wanted = weakref.ref(wanted, self._wake)
+        self._some = wanted.some
+        self._pool = pool
+        self.future.add_done_callback(self._wake)
+
+    @classmethod
+    def of(cls, wanted: Wanted, pool: Pool) -> "Background":
+        """The thread that captures what is wanted, started now if there is none at work."""
+        with _starting:
+            alive = (one for one in [*_running] if one._wanted() is wanted and one.is_alive())
+            thread = next((one for one in alive if not one.future.done()), None)
+            if thread is None:
+                thread = cls(wanted, pool)
+                thread.start()
+                _running.add(thread)
+            return thread
+
+    def run(self) -> None:
+        """Capture one budget after the other."""
+        try:
+            while True:
+                self._some.wait()
+                if not self._capture_all():
+                    break
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end()
+
+    def stop(self) -> None:
+        """End it, and wait for the capture that is going on."""
+        self.future.cancel()
+        self.join(LAST)
+
+    def _capture_all(self) -> bool:
+        """Capture all that is wanted now; tells whether there may be more to do."""
+        while not self.future.done():
+            if not self._pool.lock.acquire(timeout=LOOKS):
+                continue
+            try:
+                wanted = self._wanted()
+                if wanted is None:
+                    return False
+                if not wanted.capture(1):
+                    return True
+                del wanted
+            finally:
+                self._pool.lock.release()
+        return False
+
+    def _end(self, error: BaseException | None = None) -> None:
+        with suppress(InvalidStateError):  # it was cancelled
+            if error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(error)
+
+    def _wake(self, *ended: object) -> None:
+        self._some.set()
+
+
+_running: "weakref.WeakSet[Background]" = weakref.WeakSet()
+_starting = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for thread in [*_running]:
+        thread.stop()

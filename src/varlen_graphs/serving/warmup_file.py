@@ -1,0 +1,135 @@
+"""What the start of an encoder measures, kept in a file for the next start."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from varlen_graphs.attention import timing
+from varlen_graphs.errors import InputError, VarlenGraphsError, warn
+from varlen_graphs.files import integer, write_whole
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import static_key
+from varlen_graphs.spec.outputs import extents
+from varlen_graphs.watch.sharded import sharding
+
+FORMAT = "2"
+"""Changes with what a file holds; another one is ignored."""
+
+
+@dataclass
+class Warmup:
+    """What was measured, and of what.
+
+    Attributes:
+        identity: What it was measured of: versions, device, module and declaration. Of anything else it says nothing.
+        costs: What replays cost, if that was measured.
+        used: How often calls used each budget, by their static arguments; those that JSON does not hold are not saved.
+        attention: What backends of attention were timed, as `timing.as_json` gives it.
+    """
+
+    identity: dict[str, str]
+    costs: Costs | None
+    used: list[tuple[dict[str, Any], dict[Budget, int]]]
+    attention: list[Any]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in place of what is there only once it is whole."""
+        value = {
+            "identity": self.identity,
+            "costs": self.costs.as_json() if self.costs is not None else None,
+            "used": [
+                [statics, [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(budgets.items())]]
+                for statics, budgets in self.used
+                if _is_json(statics)
+            ],
+            "attention": self.attention,
+        }
+        write_whole(path, json.dumps(value) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "Warmup | None":
+        """Read what `save` wrote. `None` where there is none yet, and, with a warning, of something else.
+
+        Raises:
+            InputError: It is no such file.
+        """
+        try:
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = {str(name): str(what) for name, what in value["identity"].items()}
+            differences = [name for name in {**identity, **found} if identity.get(name) != found.get(name)]
+            if differences:
+                what = "; ".join(f"{name} is {found.get(name)}, and not {identity.get(name)}" for name in differences)
+                warn(f"{path} was written of something else, so it is ignored, and measured anew: {what}")
+                return None
+            costs = None if value["costs"] is None else Costs.from_json(value["costs"])
+            used = [(dict(statics), _counts(budgets)) for statics, budgets in value["used"]]
+            return cls(found, costs, used, timing.checked(value["attention"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, VarlenGraphsError) as error:
+            raise InputError(
+                f"{path} is no warm-up file ({error!r}): expected what `encoder.save_warmup` wrote; remove it to start "
+                "without"
+            ) from error
+
+
+def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None, *options: object) -> dict[str, str]:
+    """What measurements hold for.
+
+    Args:
+        module: The module: its class, and the names, shapes and dtypes of its weights, and how they are sharded.
+        spec: The declaration.
+        device: Where it is.
+        options: What else makes another encoder.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    weights = [(name, tuple(tensor.shape), str(tensor.dtype), *sharding(tensor)) for name, tensor in named]
+    packed, layout = spec.packed, spec.layout
+    declared: list[object] = [packed.name, packed.shape, packed.dtype, packed.normalize is not None]
+    declared += [type(layout).__name__, layout.name, layout.merge, [column.name for column in layout.columns]]
+    declared += [[type(extent).__name__ for extent in extents(spec.declared)], spec.row_multiple, *options]
+    declared += [(type(buffer).__name__, buffer.name) for buffer in spec.buffers]
+    return {
+        "format": FORMAT,
+        "varlen_graphs": vars(sys.modules["varlen_graphs"])["__version__"],
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "device": torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else "cpu",
+        "module": f"{type(module).__module__}.{type(module).__qualname__}",
+        "weights": _digest(weights),
+        "declaration": _digest(declared),
+    }
+
+
+def _counts(value: Any) -> dict[Budget, int]:
+    return {Budget(*capacities): integer("calls", calls, zero=True) for *capacities, calls in value}
+
+
+def _is_json(statics: dict[str, Any]) -> bool:
+    """Whether static arguments come back from JSON as they were, as tuples and dtypes do not."""
+    try:
+        return static_key(json.loads(json.dumps(statics))) == static_key(statics)
+    except (TypeError, ValueError):
+        return False
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _digest(parts: Iterable[object]) -> str:
+    return hashlib.sha256(repr([*parts]).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The declaration of a module, and calls by it."""

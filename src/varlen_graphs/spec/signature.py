@@ -1,0 +1,211 @@
+"""From the arguments of a call to rows, items and static arguments."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call, _typed
+
+OTHER_OUTPUTS = {
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "output_router_logits": True,
+    "return_dict": False,
+}
+"""Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
+
+_SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
+"""The same with the attributes of a configuration: some are properties, kept under a private name."""
+
+WITHOUT_EFFECT = ("use_cache",)
+"""What transformers hands on from `generate` to towers, and means nothing to an encoder."""
+
+
+class Signature:
+    """Which arguments an encoder takes: the module's own, less those that are computed, plus those that describe items.
+
+    Args:
+        module: The module.
+        forward: What runs in its place, called as `forward(module, **arguments)`; `None` is the module itself.
+        spec: The declaration.
+
+    Raises:
+        SpecError: A declared argument that the module (or `forward`) does not have.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec) -> None:
+        self._spec = spec
+        self._who = type(module).__name__
+        own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
+        self._replaced = forward is not None
+        # Its own attributes, as they will be: those of transformers take a microsecond each to get.
+        self._settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
+        ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ordinary}
+        captured = dict(own)
+        if forward is not None:
+            captured = dict(list(inspect.signature(forward).parameters.items())[1:])
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
+        self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        self._module_takes = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
+        self._captured = captured
+        buffers = [buffer.name for buffer in spec.buffers]
+        self._produced = {*buffers, *(column.name for column in spec.layout.columns if column.function is not None)}
+        for name in (spec.packed.name, *buffers):
+            if not self.takes(name):
+                raise SpecError(
+                    f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
+                    "declaration, or pass forward= with a function that takes it"
+                )
+        declared = [spec.packed.name, *spec.describing]
+        order = own if spec.packed.name in own else captured
+        positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
+        self._positional = positional + [name for name in declared if name not in positional]
+        self._declared = frozenset(declared)
+        self._optional = frozenset(column.name for column in spec.layout.columns if column.default is not None)
+        self._required = [
+            name
+            for name, parameter in captured.items()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind in ordinary
+            and name not in {*declared, *self._produced}
+        ]
+
+    def takes(self, name: str) -> bool:
+        """Whether what is captured takes an argument of this name."""
+        return name in self._captured or self._takes_any
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Sort the arguments of a call. Looks at no values, so nothing syncs.
+
+        Raises:
+            InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
+        """
+        arguments = self._named(args, kwargs)
+        packed = self._spec.packed
+        argument = arguments[packed.name]
+        if not isinstance(argument, Tensor):
+            expected = packed.describe(self._spec.call_dims, packed.shape)
+            raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
+        self._check_shape(argument)
+        rows = packed.rows_first(argument)
+        description = {name: arguments.get(name) for name in self._spec.describing}
+        statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
+        return Call(rows, description, statics, arguments, beyond)
+
+    def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Sort arguments that are neither rows nor items.
+
+        Returns:
+            Those that graphs are captured for, less those at their defaults, and why only the original module can
+            answer, if so.
+
+        Raises:
+            InputError: An argument is unknown, missing, an undeclared tensor, or cannot be hashed.
+        """
+        statics: dict[str, Any] = {}
+        beyond = None
+        for name, value in arguments.items():
+            asks_other = value is not None and name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]
+            reason = f"{name}={value}" if asks_other else f"argument {name!r}"
+            if name in self._produced or name in self._declared:
+                raise InputError(f"argument {name!r} is no static argument: it is computed, or comes with each call")
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+                raise InputError(
+                    f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
+                    "declare it as a buffer, or as a column of the layout if it holds an integer an item (a second "
+                    "tensor with an entry a row cannot be declared: put both into one)"
+                )
+            if self.takes(name):
+                if not self._is_default(name, value):
+                    statics[name] = self._hashable(name, value)
+                    beyond = reason if asks_other else beyond
+            elif name in WITHOUT_EFFECT or (name in OTHER_OUTPUTS and not asks_other):
+                continue
+            elif self._original_takes(name):
+                beyond = beyond if value is None else reason
+            else:
+                raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
+        missing = [name for name in self._required if name not in arguments]
+        if missing:
+            raise InputError(
+                f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
+                "in every call, or declare buffers of these names"
+            )
+        return statics, beyond or self._asked_by_config(arguments)
+
+    @property
+    def original_takes_call(self) -> bool:
+        """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
+        return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
+
+    def original_answers(self, call: Call) -> bool:
+        """Whether the module itself, not what is captured in its place, can be run with the arguments of this call."""
+        came = call.original.keys()
+        takes = self._replaced and self._declared <= self._module_takes and self._module_needs <= came
+        return takes and (self._module_takes_any or came <= self._module_takes)
+
+    def _original_takes(self, name: str) -> bool:
+        """Whether an argument that what is captured lacks could go to the module itself."""
+        return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
+
+    def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why only the original module can answer, where its configuration asks for what the call does not mention."""
+        if self.original_takes_call:
+            for name, private, other in _SETTINGS:
+                asked = self._settings.get(name, self._settings.get(private, not other))
+                if bool(asked) is other and name not in arguments:
+                    return f"config.{name}={other}"
+        return None
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            raise InputError(f"got {len(args)} positional arguments; {self._who} takes {self._positional} here")
+        arguments = dict(zip(self._positional, args, strict=False))
+        for name, value in kwargs.items():
+            if name in arguments:
+                raise InputError(f"argument {name!r} came twice, by position and by name")
+            if name in self._produced:
+                raise InputError(
+                    f"argument {name!r} is computed inside the graph; leave it out of the call, and describe the items "
+                    f"by {self._spec.layout.name!r}"
+                )
+            arguments[name] = value
+        for name in self._positional:
+            if name in self._declared - self._optional and arguments.get(name) is None:
+                others = sorted(arguments.keys() - self._declared)
+                raise InputError(
+                    f"argument {name!r} is missing: the call needs {sorted(self._declared - self._optional)}"
+                    + (f", and got {others}" if others else "")
+                )
+        return arguments
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        if name not in self._captured:
+            return False
+        default = self._captured[name].default
+        return value is default or bool(_typed(value) == _typed(default))
+
+    def _hashable(self, name: str, value: Any) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            raise InputError(
+                f"argument {name!r} is a {type(value).__name__}, which cannot be hashed, so no graph can be kept for "
+                "it; pass a tuple, a number, a string or another hashable value"
+            ) from None
+        return value
+
+    def _check_shape(self, argument: Tensor) -> None:
+        packed, dims, came = self._spec.packed, self._spec.call_dims, argument.shape
+        first, end = packed.rows_dim, packed.rows_dim + len(dims)
+        if len(came) < end or (packed.shape is not None and came[:first] + came[end:] != packed.shape):
+            raise InputError(
+                f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, "
+                f"{self._spec.call_rows_are}"
+            )

@@ -1,0 +1,1 @@
+"""What a captured forward must not do, and what graphs depend on."""

@@ -1,0 +1,112 @@
+"""A forward under torch's compiler: one compilation for all budgets, and an error where it would take more."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import varlen_graphs as vg
+from tests.support import minicpm, towers
+from varlen_graphs.capture.compiled import CompiledForward
+from varlen_graphs.graphs.arena import Arena
+
+
+def test_one_compilation_serves_every_number_of_rows():
+    weight = torch.randn(8, 8)
+
+    def forward(x, cu_seqlens, max_seqlen):
+        q = (x @ weight).unflatten(-1, (2, 4))
+        return vg.varlen_attention(q, q, q, cu_seqlens, max_seqlen).flatten(1) * 0.5 + x
+
+    compiled = CompiledForward(forward, backend="aot_eager")
+    assert compiled.seconds is None
+    for rows in (8, 64, 24, 16, 128):  # the first has as many rows as channels
+        x, cu_seqlens = torch.randn(rows, 8), torch.tensor([0, rows // 2, rows], dtype=torch.int32)
+        got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows)
+        torch.testing.assert_close(got, forward(x, cu_seqlens, rows))
+    assert compiled.seconds > 0
+
+
+def test_what_depends_on_the_budget_is_not_compiled_again():
+    compiled = CompiledForward(lambda x, rows: x * 2 if rows > 100 else x, backend="eager")
+    compiled(vg.Budget(10), x=torch.ones(4), rows=10)
+    with pytest.raises(
+        vg.CaptureError, match=r"(?s)compile=True would compile once for each budget, because of .*rows"
+    ):
+        compiled(vg.Budget(200), x=torch.ones(4), rows=200)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"scale": 1.0}, {"scale": 2.0}),
+        ({"scale": 1.0}, {"mode": "half"}),
+        ({"scale": 1.0}, {"budget": "an argument of this name"}),
+        ({"dtype": torch.float32}, {"dtype": torch.float64}),  # released, cast and captured anew
+    ],
+)
+def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before, after):
+    def forward(x, scale=1.0, mode="whole", budget=None):
+        return x * (scale if mode == "whole" else scale / 2)
+
+    compiled = CompiledForward(forward, backend="eager")
+    for statics in (before, after):
+        dtype = statics.pop("dtype", torch.float32)
+        for rows in (64, 32, 16):
+            x = torch.randn(rows, dtype=dtype)
+            got = compiled(vg.Budget(rows), x=x, **statics)
+            torch.testing.assert_close(got, forward(x, **statics))
+
+
+def test_any_number_of_encoders_is_compiled():
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def run(self, x):
+            return x * self.factor
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    for number in range(20):
+        compiled = CompiledForward(Scale(float(number)).run, backend=backend)
+        for rows in (64, 32):
+            assert compiled(vg.Budget(rows), x=torch.ones(rows))[0] == number
+    assert len(graphs) == 20
+
+
+def recipe(name, **options):
+    if name == "minicpmv":
+        return vg.recipes.minicpmv(*minicpm.models("2.6"), [256, 512, 1024], **options)
+    if name == "resampler":
+        return vg.recipes.resampler(minicpm.models("2.6")[1], [256, 512, 1024], **options)
+    tower = {
+        "qwen2_vl": lambda: towers.qwen2_tower(family="qwen2_vl"),
+        "qwen2_5_vl": towers.qwen2_tower,
+        "qwen3_vl": towers.qwen3_vl_tower,
+        "qwen3_omni_audio": lambda: towers.qwen3_omni_audio_tower(conv_chunksize=500),  # one piece, as in real budgets
+        "glm4v": towers.glm4v_tower,
+        "siglip2": towers.siglip2_tower,
+    }[name]()
+    budgets = [vg.Budget(rows, segments=rows // 4) for rows in (256, 512, 1024)]
+    return getattr(vg.recipes, name)(tower, budgets, **options)
+
+
+NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni_audio", "glm4v", "siglip2", "minicpmv", "resampler"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
+    """Where the compiler cannot follow, it would compile what comes before and after for itself."""
+    encoder, graphs = recipe(name, backend="tape"), CompileCounter()
+    forward, spec = encoder._forward, encoder.spec
+    forward.compiled = CompiledForward(forward._run, backend=graphs)
+    arena = Arena(spec, encoder.budgets, spec.packed.shape, torch.float32, torch.device("cpu"))
+    for budget in reversed(encoder.budgets):
+        arena.load_sample(budget)
+        with torch.no_grad():
+            forward(*arena.view(budget), {}, compiled=True)
+    assert graphs.frame_count == 1

@@ -1,0 +1,144 @@
+"""Timing of budgets, on the tape with a clock of our own: what is run, and what becomes of a failure."""
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import attention_encoder
+from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.graphs import calibrate as timing
+from varlen_graphs.routing.costs import Costs
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Every timed run takes a millisecond and the first one two; gives their number."""
+    timed = []
+
+    def between_events(run):
+        run()
+        timed.append(1)
+        return 1.0 if len(timed) > 1 else 2.0
+
+    monkeypatch.setattr(timing, "_between_events", between_events)
+    monkeypatch.setattr(timing, "_host_milliseconds", lambda run, agreement: (run(), 30.0)[1])
+    return timed
+
+
+def measured(encoder):
+    (graphs,) = encoder._captured._graphs.values()
+    with torch.no_grad():
+        return timing.measure(graphs, encoder._forward, encoder.budgets, {}, held=64 << 10, agreement=Agreement())
+
+
+def test_a_graph_is_launched_once_before_it_is_timed(clock):
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    costs = measured(encoder)
+    assert len(clock) == 1 + 2 * (2 * len(encoder.budgets) - 1)
+    runs = []
+    assert timing._device_milliseconds(lambda: runs.append(1), Agreement()) == 1.0
+    assert len(runs) == 1 + 2
+    assert costs.host == 30.0
+    assert set(costs.replays) == set(encoder.budgets)
+    assert costs.bytes_per_row == (64 << 10) / 128 + 8 * 4  # the pool, and the rows of the arena
+
+
+def test_budgets_that_come_later_are_timed_alone(clock):
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    first = measured(encoder)
+    more = encoder.add_budget(vg.Budget(96, items=4))
+    (graphs,) = encoder._captured._graphs.values()
+    clock.clear()
+    with torch.no_grad():
+        costs = timing.measure(graphs, encoder._forward, [more], {}, 64 << 10, Agreement(), first)
+    assert len(clock) == 1 + 2
+    assert costs.replays == {**first.replays, more: 1.0}
+    assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
+    encoder._in_use.learn(first)
+    assert encoder.costs.measured
+    assert more in encoder.costs.replays  # at what lies between, until it is timed
+
+
+def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
+    """Not of larger budgets that only a warm-up file knows, nor of smaller ones that are timed later."""
+    small, large = 128, vg.Budget(512)
+    known = Costs({vg.Budget(rows): rows / 64 for rows in (small, 16_384)}, host=30.0, bytes_per_row=77.0)
+    encoder = attention_encoder([small, large])
+    encoder(torch.randn(20, 8), lengths=[20])
+    (graphs,) = encoder._captured._graphs.values()
+
+    def bytes_per_row(budget):
+        with torch.no_grad():
+            costs = timing.measure(graphs, encoder._forward, [budget], {}, 512 * 1000, Agreement(), known)
+        assert costs.replays.keys() == known.replays.keys() | {budget}
+        return costs.bytes_per_row
+
+    assert bytes_per_row(large) == 1000 + 8 * 4
+    more = encoder.add_budget(vg.Budget(96, items=4))
+    assert bytes_per_row(more) == 1000 + 8 * 4
+    encoder.drop_budget(large)
+    assert bytes_per_row(more) == 1000 + 8 * 4  # pool and arena stay as large
+
+
+def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):
+    now = iter(range(1, 100))
+
+    def slower_and_slower(run):
+        run()
+        return 10.0 + next(now)
+
+    monkeypatch.setattr(timing, "_between_events", slower_and_slower)
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    assert sorted(measured(encoder).replays.values()) == [11.0 + i for i in range(len(encoder.budgets))]
+
+
+class Positions(nn.Module):
+    """A module with a limit of its own, below that of the budget."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 8)
+
+    def forward(self, x, position_ids):
+        return x + self.table(position_ids)
+
+
+def test_no_item_is_longer_than_those_that_a_capture_ran():
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.RowPositions()])
+    encoder = vg.GraphedEncoder(Positions(), [1024, 4096], spec, backend="tape")
+    encoder(torch.randn(20, 8), lengths=[20])
+    assert measured(encoder).host == 30.0  # and not what is assumed where timing fails
+
+
+def test_timing_leaves_random_numbers_alone():
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    measured(encoder)
+    assert torch.equal(torch.randn(3), expected)
+
+
+class WithExtra(nn.Linear):
+    def forward(self, x, extra):
+        return super().forward(x) + extra.sum()
+
+
+def test_a_host_buffer_that_refuses_samples_does_not_fail_the_call():
+    def extra(layout):
+        if max(layout.rows) > 50:
+            raise ValueError("no item of mine is so long")
+        return torch.ones(len(layout.items))
+
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.HostBuffer("extra", extra, ("items",), torch.float32)])
+    encoder = vg.GraphedEncoder(WithExtra(8, 8), [512, 1024], spec, backend="tape")
+    encoder(torch.randn(20, 8), lengths=[20])
+    with pytest.warns(UserWarning, match="could not be timed.*no item of mine is so long"):
+        costs = measured(encoder)
+    assert costs.replays == Costs.in_rows(encoder.budgets).replays
+    assert not costs.measured

@@ -1,0 +1,324 @@
+"""Towers of transformers without a recipe: what is found out about them, and that it is right."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from benchmarks.generic import TOWERS, Row, build, lines, rows_for, try_tower
+from tests.support.contract import check_padding_contract
+from tests.support.towers import distance, tensors
+from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
+from varlen_graphs.recipes import registry
+
+exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "generic.md").read_text()
+MADE_WITH_THIS = f"on transformers {transformers.__version__}:" in PAGE
+BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
+
+
+def tower_of(name, **changes):
+    if name == "MiniMaxM3VLVisionModel" and transformers.__version__.startswith("5.17"):
+        pytest.skip("its attention takes no cu_seqlens there")
+    try:
+        return build(name, **changes)
+    except ModuleNotFoundError:
+        pytest.skip(f"this transformers has no {name}")
+
+
+def graphed(tower, **options):
+    return vg.recipes.generic(tower, BUDGETS, **({"backend": "tape"} | options))
+
+
+@cache
+def made(name):
+    return graphed(tower_of(name))
+
+
+def plain(tower, encoder):
+    def run(rows, items):
+        with torch.no_grad():
+            return tower(**{encoder.spec.packed.name: rows, encoder.spec.layout.name: torch.tensor(items)})
+
+    return run
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.filterwarnings("ignore:.*belong to no row")
+def test_the_page_says_what_the_script_finds(name):
+    tower_of(name)
+    row = try_tower(name)
+    assert row.error is None or row.error <= 1e-5
+    if not MADE_WITH_THIS:
+        pytest.skip("the page is about another transformers")
+    *cells, result = cells_of(lines([row]), name)
+    *expected, written = cells_of(PAGE, name)
+    assert cells == expected
+    assert written == result if row.error is None else float(written) <= 1e-5
+
+
+def test_the_page_has_every_tower_and_none_that_is_off():
+    assert set(re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE)) == set(TOWERS)
+    errors = [error for _, _, gives, error in (cells_of(PAGE, name) for name in TOWERS) if gives]
+    assert len(errors) >= 14
+    assert all(float(error) <= 1e-5 for error in errors)
+    assert lines([Row("A", "", "", None, "x | y")]).count("\\|") == 1
+
+
+def cells_of(text, name):
+    (line,) = re.findall(rf"^\| `{name}` .*$", text, re.MULTILINE)
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+GRIDS = [
+    [(1, 16, 32)],  # all rows of the largest budget
+    [(1, 4, 4)],
+    [(1, 8, 12), (1, 4, 20), (1, 12, 12), (1, 20, 4)],
+    [(2, 4, 4), (2, 12, 8)],
+    [(3, 4, 8)],
+    [(1, 16, 16)],  # exactly the smaller budget
+]
+CLIPS = [[512], [3], [37, 99, 5], [200], [101, 99, 200], [3, 2, 1, 4]]
+
+
+@pytest.mark.parametrize(
+    "name", ["PaddleOCRVisionModel", "Kimi_K25VisionModel", "CohereCompassVisionModel", "Qwen2_5OmniAudioEncoder"]
+)
+def test_the_padding_contract_holds(name):
+    tower = tower_of(name)
+    encoder = graphed(tower)
+    layouts = CLIPS if "Audio" in name else GRIDS
+    argument = encoder.spec.layout.name
+    check_padding_contract(
+        encoder, plain(tower, encoder), lambda items, seed=0: rows_for(encoder, items, seed), argument, layouts, 1e-5
+    )
+
+
+sides = st.sampled_from([4, 6, 8, 10, 12])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), sides, sides), min_size=1, max_size=6))
+def test_videos_of_any_lengths_pool_their_frames_in_one_call_however_it_is_split(items):
+    """Alone each: the original can put no two numbers of frames into one call."""
+    encoder = made("Kimi_K25VisionModel")
+    rows = rows_for(encoder, items, seed=1)
+    out = encoder(rows, grid_thw=items)
+    parts = rows.split([t * h * w for t, h, w in items])
+    alone = [plain(encoder.module, encoder)(part, [item]) for part, item in zip(parts, items, strict=True)]
+    for name in ("last_hidden_state", "pooler_output"):
+        expected = torch.cat([getattr(one, name) for one in alone])
+        assert distance(getattr(out, name), expected) < 1e-5
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 450), min_size=1, max_size=8))
+def test_clips_of_any_lengths_in_any_number(lengths):
+    lengths = [*lengths, 3]  # below three frames a clip has no token
+    encoder = made("Qwen2_5OmniAudioEncoder")
+    rows = rows_for(encoder, lengths, seed=1)
+    assert distance(encoder(rows, feature_lens=lengths), plain(encoder.module, encoder)(rows, lengths)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen3_5VisionModel",
+        "Kimi_K25VisionModel",
+        "PaddleOCRVisionModel",
+        "MiniMaxM3VLVisionModel",
+        "Qwen2_5OmniAudioEncoder",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*belong to no row")
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_buffers_are_what_transformers_precomputes(name, data):
+    encoder = made(name)
+    spec, tower = encoder.spec, encoder.module
+    if spec.layout.name == "feature_lens":
+        items = data.draw(st.lists(st.integers(1, 450), min_size=1, max_size=5))
+        items = [*items, 200]  # with a full chunk
+    else:
+        t = data.draw(st.integers(1, 4))
+        items = data.draw(st.lists(st.tuples(st.just(t), sides, sides), min_size=1, max_size=4))
+    rows = rows_for(encoder, items, seed=2)
+    expected = {spec.packed.name: rows, spec.layout.name: torch.tensor(items)}
+    exporters.precompute_export_inputs(tower, expected)
+    layout = spec.read_layout({spec.layout.name: items}, ())
+    table = vg.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
+    for buffer in spec.buffers:
+        if buffer.name in ("max_seqlen", "padded_feature"):  # an upper bound; what rows are gathered from
+            continue
+        came, reference = buffer.produce(table, tower), expected[buffer.name]
+        if buffer.name == "temporal_merge_index":
+            came = came[:, :: 12 // t]  # each frame is there 12 / t times
+        torch.testing.assert_close(came[: len(reference)], reference.to(came.dtype), rtol=0, atol=1e-6)
+
+
+def test_settings_are_read_where_they_are_used():
+    """PaddleOCR changed its corners between versions of transformers."""
+    found = []
+    for aligned in (False, True):
+        tower = tower_of("PaddleOCRVisionModel")
+        tower.vision_model.embeddings.interpolation_align_corners = aligned
+        encoder = graphed(tower)
+        rows = rows_for(encoder, [(1, 12, 6)], 0)
+        out = encoder(rows, grid_thw=[(1, 12, 6)])
+        assert distance(out, plain(tower, encoder)(rows, [(1, 12, 6)])) < 1e-5
+        found.append(encoder.spec.buffers[0].align_corners)
+    assert found == [False, True]
+
+
+def test_nothing_of_the_tower_is_changed():
+    tower = tower_of("GlmOcrVisionModel")
+    before = {**vars(tower)}, tower.config._attn_implementation, torch.get_rng_state()
+    encoder = graphed(tower)
+    encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)])
+    assert (vars(tower), tower.config._attn_implementation) == before[:2]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
+    tower = tower_of("GlmOcrVisionModel")
+    encoder = graphed(tower)
+    rows, grid = rows_for(encoder, [(2, 4, 6)], 0), torch.tensor([(2, 4, 6)])
+    expected = plain(tower, encoder)(rows, [(2, 4, 6)])
+    tower.forward = encoder
+    assert distance(tower(rows, grid), expected) < 1e-5
+    assert encoder.stats.replays.total() == 1
+
+
+def test_hooks_and_recorded_states_see_the_original_run():
+    tower = tower_of("GlmOcrVisionModel")
+    encoder = graphed(tower)
+    rows = rows_for(encoder, [(1, 4, 4)], 0)
+    assert len(encoder(rows, grid_thw=[(1, 4, 4)], output_hidden_states=True).hidden_states) >= 3
+    seen = []
+    hook = tower.blocks[1].register_forward_hook(lambda *args: seen.append(1))
+    encoder(rows, grid_thw=[(1, 4, 4)])
+    hook.remove()
+    assert seen == [1]
+    assert encoder.stats.eager == {"output_hidden_states=True": 1, "forward hooks": 1}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_bfloat16_is_as_close_to_float32_as_the_original(seed):
+    tower = tower_of("GlmOcrVisionModel", seed=seed, dtype=torch.bfloat16)
+    exact = tower_of("GlmOcrVisionModel", seed=seed).to(torch.bfloat16).float()
+    encoder = graphed(tower)
+    items = [(1, 8, 12), (2, 4, 4)]
+    rows = rows_for(encoder, items, seed).bfloat16()
+    expected = plain(exact, encoder)(rows.float(), items)
+    eager = distance(plain(tower, encoder)(rows, items), expected)
+    out = encoder(rows, grid_thw=items)
+    assert distance(out, expected) <= 1.3 * eager
+    assert {tensor.dtype for tensor in tensors(out).values()} == {torch.bfloat16}
+
+
+def test_heads_of_real_sizes():
+    tower = tower_of(
+        "Kimi_K25VisionModel", hidden_size=1152, num_attention_heads=16, num_hidden_layers=1, patch_size=14
+    )
+    encoder = graphed(tower)
+    items = [(2, 6, 8), (2, 4, 4)]
+    rows = rows_for(encoder, items, 0)
+    assert distance(encoder(rows, grid_thw=items), plain(tower, encoder)(rows, items)) < 1e-5
+
+
+ROPE = {name: {"full_attention": MROPE} for name in ("rope_parameters", "rope_scaling")}
+
+
+def test_a_whole_model_with_the_class_declared_generates_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(registry, "_RECIPES", {**registry._RECIPES})
+    parts = ("cohere_compass", "CohereCompassConfig", "CohereCompassForConditionalGeneration", ROPE)
+    monkeypatch.setitem(WHOLE, "cohere_compass", parts)
+    vg.recipes.handles("CohereCompassVisionModel")(vg.recipes.generic)
+    model = whole_model("cohere_compass")
+    prompts = [prompt(model, [(1, 8, 8), (1, 4, 6)]), prompt(model, videos=[(2, 4, 4)])]
+    expected = [tokens(model, inputs) for inputs in prompts]
+    assert not torch.equal(expected[0], tokens(model, prompt(model, [(1, 8, 8), (1, 4, 6)], seed=1)))
+    vg.wrap(model, BUDGETS, backend="tape")
+    assert all(map(torch.equal, [tokens(model, inputs) for inputs in prompts], expected))
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.replays.total() == 2
+    assert not encoder.stats.eager
+
+
+def test_a_field_that_belongs_to_no_row_is_none_and_said_so():
+    tower = tower_of("MiniMaxM3VLVisionModel")
+    with pytest.warns(UserWarning, match=r"gives \['pooler_output'\], which belong to no row or item"):
+        encoder = graphed(tower)
+    assert encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)]).pooler_output is None
+
+
+class Asks(torch.nn.Module):
+    """Calls a helper in a way of its own."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask, self.embed, self.config = ask, torch.nn.Linear(8, 4), transformers.PreTrainedConfig()
+
+    def forward(self, hidden_states, grid_thw, **kwargs):
+        return {"rows": self.embed(hidden_states) + self.ask(self, grid_thw, kwargs)}
+
+
+def positions(merge):
+    def ask(tower, grid_thw, given):
+        from transformers.vision_utils import get_vision_position_ids
+
+        return get_vision_position_ids(grid_thw, merge, kwargs=given).sum(-1, keepdim=True)
+
+    return ask
+
+
+def unknown(tower, grid_thw, given):
+    return get_vision_colours(grid_thw, given)
+
+
+def get_vision_colours(grid_thw, kwargs):
+    return 0
+
+
+def reads(tower, grid_thw, given):
+    return positions(2)(tower, grid_thw, given) + grid_thw.tolist()[0][0]
+
+
+def zeros(tower, grid_thw, given):
+    from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+    weights = get_vision_interpolation_indices_and_weights(grid_thw, 8, padding="zeros", kwargs=given)[1]
+    return weights.sum(-1, keepdim=True)
+
+
+def test_a_module_of_ones_own_may_ask_the_helpers_too():
+    tower = Asks(positions(2))
+    encoder = graphed(tower)
+    rows = rows_for(encoder, [(1, 4, 6)], 0)
+    assert torch.equal(encoder(rows, grid_thw=[(1, 4, 6)])["rows"], plain(tower, encoder)(rows, [(1, 4, 6)])["rows"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (unknown, r"test_generic.py:\d+ calls get_vision_colours, and no buffer takes its place"),
+        (zeros, r"get_vision_interpolation_indices_and_weights with padding='zeros', and no buffer"),
+        (reads, r"Tensor.tolist reads a tensor on the host\n  at .*test_generic.py:\d+, in reads"),
+        (lambda tower, grid_thw, given: 0, "asks for no precomputed tensors; towers do from transformers 5.15 on"),
+        (lambda tower, grid_thw, given: positions(2)(tower, grid_thw, given)[:4], r"grid_thw=.* it raises Runtime"),
+    ],
+)
+def test_what_it_cannot_do_it_refuses_with_the_reason(ask, message):
+    with pytest.raises(vg.SpecError, match=rf"Asks needs a recipe: (.|\n)*{message}"):
+        graphed(Asks(ask))
+
+
+def test_a_tower_without_the_arguments_is_refused():
+    with pytest.raises(vg.SpecError, match=r"Linear needs a recipe: its forward takes \['input'\]: expected one of"):
+        vg.recipes.generic(torch.nn.Linear(2, 2))

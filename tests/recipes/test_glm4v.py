@@ -1,0 +1,180 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import varlen_graphs as vg
+from tests.support import strategies
+from tests.support.contract import check_padding_contract
+from tests.support.towers import GLM, distance, glm4v_tower, pixels, tensors
+
+IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
+VIDEO = [(5, 4, 6)]
+
+
+def frames(grid):
+    """Each frame as an image of its own, as `get_video_features` of whole models has them."""
+    return [(1, h, w) for t, h, w in grid for _ in range(t)]
+
+
+def original_of(tower):
+    def run(rows, grid):
+        with torch.no_grad():
+            return tower(rows, grid_thw=torch.tensor(frames(grid)))
+
+    return run
+
+
+@pytest.fixture(scope="module", params=GLM)
+def tower(request):
+    return glm4v_tower(family=request.param)
+
+
+def test_the_padding_contract_holds_for_images_videos_and_both(tower):
+    encoder = vg.recipes.glm4v(
+        tower, [vg.Budget(128, items=6, segments=8), vg.Budget(256, items=6, segments=20)], backend="tape"
+    )
+    layouts = [
+        [(1, 16, 16)],  # all rows of the largest budget
+        [(1, 2, 2)],  # the smallest item there is
+        IMAGES,
+        frames(VIDEO),
+        VIDEO,
+        [*VIDEO, *IMAGES[:2]],  # both in one call
+        [(1, 8, 16)],  # exactly the smaller budget
+        [(20, 2, 2)],  # more frames than items, and all segments
+        [(1, 2, 2)] * 6,  # no item of padding
+    ]
+    check_padding_contract(encoder, original_of(tower), pixels, "grid_thw", layouts, 1e-5)
+
+
+SHARED_TOWER = glm4v_tower(seed=1)
+SHARED = vg.recipes.glm4v(SHARED_TOWER, [vg.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
+
+
+@settings(max_examples=25)
+@given(strategies.grids(merge=2, max_items=8))
+def test_any_call_equals_the_original(grid):
+    encoder, tower = SHARED
+    rows = pixels(grid)
+    assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
+
+
+def test_the_call_and_the_output_are_the_towers_own(tower):
+    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+    rows, grid = pixels(IMAGES), torch.tensor(IMAGES)
+    expected = original_of(tower)(rows, IMAGES)
+    for output in (
+        encoder(rows, grid_thw=grid),
+        encoder(rows, grid),
+        encoder(hidden_states=rows, grid_thw=grid),
+        encoder.eager(rows, grid_thw=grid),
+    ):
+        assert type(output) is type(expected)
+        assert distance(output, expected) < 1e-5
+    if isinstance(expected, torch.Tensor):
+        return  # transformers 4.57 takes nothing else, and records nothing
+    assert distance(encoder(rows, grid_thw=grid, return_dict=True, output_router_logits=False), expected) < 1e-5
+    assert not encoder.stats.eager
+    as_tuple = encoder(rows, grid_thw=grid, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    assert distance(as_tuple, expected.to_tuple()) < 1e-5
+    assert len(encoder(rows, grid_thw=grid, output_hidden_states=True).hidden_states) >= 3
+    assert encoder.stats.eager == {"return_dict=False": 1, "output_hidden_states=True": 1}
+
+
+def test_a_video_as_one_item_is_its_frames_one_by_one(tower):
+    grid = [(3, 4, 6), (1, 8, 4), (2, 6, 6)]
+    rows, singly = pixels(grid), original_of(tower)
+    if hasattr(tower, "embeddings"):
+        with pytest.raises(IndexError):
+            tower(rows, grid_thw=torch.tensor(grid))
+    each = [h * w for _, h, w in frames(grid)]
+    one_by_one = [singly(part, [frame]) for part, frame in zip(rows.split(each), frames(grid), strict=True)]
+    expected = {name: torch.cat([tensors(one)[name] for one in one_by_one]) for name in tensors(one_by_one[0])}
+    output = vg.recipes.glm4v(tower, [256], backend="tape")(rows, grid_thw=torch.tensor(grid))
+    assert distance(tensors(output), expected) < 1e-5
+
+
+@pytest.mark.parametrize("side", [8, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_position_embeddings_are_those_of_the_original(side, dtype):
+    """Half-pixel centres, the border repeated, float32 inside, and rounded to the dtype of the table."""
+    tower = glm4v_tower(image_size=4 * side, dtype=dtype)
+    grid = torch.tensor([(1, 2, 2), (1, 24, 24), (1, 8, 8), (1, 16, 60), (1, 60, 4), (1, 10, 6)])
+    torch.nn.init.normal_(tower.embeddings.position_embedding.weight)
+    lengths = grid.prod(1)
+    table = vg.ItemTable(grid, vg.Budget(int(lengths.sum()), items=len(grid)), vg.GridTHW(merge=2))
+    _, h, w = table.positions("merge_block")
+    with torch.no_grad():
+        zeros = torch.zeros(table.budget.rows, 64, dtype=dtype)
+        expected = tower.embeddings(zeros, lengths.tolist(), grid, h, w)
+        entries = tower.embeddings.position_embedding.weight
+        got = vg.interpolate_positions(entries, table, mode="bicubic", order="merge_block")
+    assert got.dtype == expected.dtype == dtype
+    one_step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(got, expected, rtol=one_step, atol=2e-5)
+
+
+class Adapted(torch.nn.Module):
+    """An adapter, as they are put in the place of layers: it shows the weight of the layer, and adds to its output."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.weight = base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) * 2 + 1
+
+
+PATHS = [
+    "patch_embed.proj", "post_conv_layernorm", "blocks.0.attn.qkv", "blocks.1.mlp.gate_proj", "blocks.2.norm2",
+    "post_layernorm", "downsample", "merger.proj",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_adapters_are_called(path):
+    tower = glm4v_tower()
+    parent, _, name = path.rpartition(".")
+    setattr(tower.get_submodule(parent), name, Adapted(tower.get_submodule(path)))
+    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+    rows = pixels(IMAGES)
+    assert distance(encoder(rows, grid_thw=IMAGES), original_of(tower)(rows, IMAGES)) < 1e-5
+
+
+def test_a_tower_of_a_subclass_gives_the_same_output():
+    tower = glm4v_tower()
+    tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
+    output = vg.recipes.glm4v(tower, [256], backend="tape")(pixels(IMAGES), grid_thw=IMAGES)
+    assert type(output) is type(original_of(tower)(pixels(IMAGES), IMAGES))
+
+
+def test_another_tower_is_refused():
+    with pytest.raises(vg.SpecError, match=r"Linear has no \['patch_embed'.*vision tower of GLM-4.1V"):
+        vg.recipes.glm4v(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("family", GLM)
+def test_half_precision_is_as_close_to_float32_as_the_original(family):
+    tower = glm4v_tower(dtype=torch.bfloat16, family=family)
+    exact = copy.deepcopy(tower).float()
+    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+    rows = pixels(IMAGES).bfloat16()
+    expected = original_of(exact)(rows.float(), IMAGES)
+    eager = distance(original_of(tower)(rows, IMAGES), expected)
+    graphed = distance(encoder(rows, grid_thw=IMAGES), expected)
+    assert graphed <= 1.3 * eager
+    assert {tensor.dtype for tensor in tensors(encoder(rows, grid_thw=IMAGES)).values()} == {torch.bfloat16}
+
+
+def test_heads_patches_and_the_table_of_the_real_size():
+    """GLM-4.1V-9B with one block and a narrower merger: heads of 128, patches of 14 x 14, a table of 24 x 24."""
+    real = {"hidden_size": 1536, "num_heads": 12, "image_size": 336, "patch_size": 14, "out_hidden_size": 4096}
+    tower = glm4v_tower(depth=1, intermediate_size=512, initializer_range=0.01, **real)
+    encoder = vg.recipes.glm4v(tower, [512], backend="tape")
+    grid = [(1, 16, 16), (2, 10, 8)]
+    rows = pixels(grid, row=3 * 2 * 14 * 14)
+    assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5

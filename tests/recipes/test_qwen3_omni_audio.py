@@ -1,0 +1,166 @@
+from contextlib import nullcontext
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests.support.contract import check_padding_contract
+from tests.support.towers import distance, equal_bits, qwen3_omni_audio_tower, tensors
+from varlen_graphs.attention.transformers import use_attention
+
+MASKS = find_spec("transformers.vision_utils")
+"""Transformers 4.57 keeps clips and windows apart in FlashAttention 2 alone, in whose place `use_attention` puts ours."""
+
+BUDGETS = [vg.Budget(512, items=3), vg.Budget(1024, items=6)]
+CLIPS = [250, 37, 100]
+CHUNK, WINDOW = 100, 200
+
+
+def frames(lengths, seed=0, mel_bins=16):
+    return torch.randn(mel_bins, sum(lengths), generator=torch.Generator().manual_seed(seed))
+
+
+def original_of(tower):
+    def run(features, lengths):
+        with torch.no_grad(), nullcontext() if MASKS else use_attention(tower):
+            output = tower(features, feature_lens=torch.tensor(lengths))
+        if "pooler_output" in output.__dataclass_fields__:
+            output.pooler_output = output.last_hidden_state  # which transformers 5.17 leaves empty
+        return output
+
+    return run
+
+
+TOWER = qwen3_omni_audio_tower()
+
+
+def test_the_padding_contract_holds():
+    encoder = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
+    layouts = [
+        [1024],  # all frames of the largest budget
+        [1],  # the shortest clip there is
+        [37],  # shorter than a chunk: the convolutions see the end of the chunk where the clip ends
+        [37, 99, 5],
+        [CHUNK],
+        [WINDOW],
+        [2 * WINDOW, 2 * WINDOW],
+        [WINDOW + 1, CHUNK - 1, CHUNK + 1],
+        [512],  # exactly the smaller budget
+        CLIPS,
+        [1, 8, 9, 16, 17, 961],  # no clip of padding
+    ]
+    check_padding_contract(encoder, original_of(TOWER), frames, "feature_lens", layouts, 1e-5)
+
+
+lengths = st.one_of(
+    st.integers(1, 1200), st.integers(1, CHUNK), st.integers(1, 5).map(lambda n: n * CHUNK), st.just(2 * WINDOW + 1)
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(lengths, min_size=1, max_size=12))
+def test_any_call_equals_the_original_however_it_is_split(lengths):
+    """Also where a replay has short clips alone, which the original convolves as the longest of the call tells it."""
+    features = frames(lengths)
+    expected = original_of(TOWER)(features, lengths)
+    assert distance(SHARED(features, feature_lens=lengths), expected) < 1e-5
+    assert distance(SHARED.eager(features, feature_lens=lengths), expected) < 1e-5
+
+
+SHARED = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 450), min_size=1, max_size=8), st.integers(0, 200), st.integers(0, 3))
+def test_there_is_room_for_the_tokens_of_whatever_a_budget_holds(lengths, more_rows, more_items):
+    entries = SHARED.spec.outputs.fields["last_hidden_state"]
+    budget = vg.Budget(sum(lengths) + more_rows, len(lengths) + more_items)
+    assert sum(map(entries.of_item, lengths)) <= entries.at_budget(budget)
+
+
+def test_the_call_and_the_output_are_the_towers_own():
+    encoder = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
+    features, lengths = frames(CLIPS), torch.tensor(CLIPS)
+    expected = original_of(TOWER)(features, CLIPS)
+    for output in (
+        encoder(features, lengths),
+        encoder(input_features=features, feature_lens=lengths, return_dict=True),
+        encoder(features.double(), feature_lens=CLIPS),
+        encoder.eager(features, feature_lens=lengths),
+    ):
+        assert type(output) is type(expected)
+        assert distance(output, expected) < 1e-5
+    with encoder.stage(lengths) as stage:
+        stage.rows.copy_(features)
+    assert equal_bits(stage.output, encoder(features, lengths))
+    assert not encoder.stats.eager
+
+
+def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
+    tower = qwen3_omni_audio_tower(seed=1)
+    features, lengths = frames(CLIPS), torch.tensor(CLIPS)
+    expected = original_of(tower)(features, CLIPS)
+    tower.forward = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape")
+    assert distance(tower(features, feature_lens=lengths), expected) < 1e-5
+
+
+def test_hooks_see_the_original_run():
+    tower = qwen3_omni_audio_tower()
+    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape")
+    seen = []
+    hook = tower.layers[1].register_forward_hook(lambda *args: seen.append(1))
+    output = encoder(frames(CLIPS), feature_lens=CLIPS)
+    hook.remove()
+    assert seen == [1]
+    assert encoder.stats.eager == {"forward hooks": 1}
+    with torch.no_grad():
+        expected = tower(frames(CLIPS), feature_lens=torch.tensor(CLIPS))
+    assert torch.equal(output.last_hidden_state, expected.last_hidden_state)
+
+
+def test_the_default_budgets_hold_some_clips_of_some_seconds():
+    budgets = vg.recipes.qwen3_omni_audio(TOWER, backend="tape").budgets
+    assert [budget.rows for budget in budgets] == list(vg.Ladder().row_counts())
+    assert budgets[0].items == 4
+    assert budgets[-1].items == 32
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_close_to_float32_as_the_original(dtype, seed):
+    tower = qwen3_omni_audio_tower(seed, dtype=dtype)
+    exact = qwen3_omni_audio_tower(seed).to(dtype).float()
+    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape")
+    features = frames(CLIPS, seed).to(dtype)
+    expected = original_of(exact)(features.float(), CLIPS)
+    eager = distance(original_of(tower)(features, CLIPS), expected)
+    output = encoder(features, feature_lens=CLIPS)
+    assert distance(output, expected) <= 1.3 * eager
+    assert {tensor.dtype for tensor in tensors(output).values()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("features", "lengths", "error", "message"),
+    [
+        (
+            frames(CLIPS).mT,
+            CLIPS,
+            vg.InputError,
+            r"input_features is \[387, 16\]: expected \[16, rows\], the rows of all",
+        ),
+        (frames(CLIPS)[None], CLIPS, vg.InputError, r"input_features is \[1, 16, 387\]: expected \[16, rows\]"),
+        (frames(CLIPS), [250, 37], vg.LayoutError, r"2 items of 287 rows in all, but input_features has 387 rows"),
+        (frames(CLIPS), [250, 137, 0], vg.LayoutError, r"feature_lens\[2\] is 0: every size must be at least 1"),
+    ],
+)
+def test_wrong_input_gets_named_errors(features, lengths, error, message):
+    with pytest.raises(error, match=message):
+        SHARED(features, feature_lens=lengths)
+
+
+def test_another_tower_is_refused():
+    with pytest.raises(vg.SpecError, match=r"Linear has no .*'conv2d1'.* expected the audio tower of Qwen3-Omni"):
+        vg.recipes.qwen3_omni_audio(torch.nn.Linear(2, 2))

@@ -1,0 +1,203 @@
+"""Costs: which budgets are worth using, what a split costs at least, and when a call is faster without graphs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests.support import strategies
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.in_use import InUse
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.planner import Planner
+
+
+@given(strategies.costs(6))
+def test_a_budget_is_dropped_only_for_one_that_holds_as_much_and_costs_no_more(costs):
+    assert sorted([*costs.budgets, *costs.dropped]) == sorted(costs.replays)
+    for dropped in costs.dropped:
+        assert any(
+            kept.holds(dropped.rows, dropped.items, dropped.segments, dropped.max_seqlen)
+            and costs.replays[kept] <= costs.replays[dropped]
+            for kept in costs.budgets
+        )
+
+
+@given(strategies.costs(6), st.data())
+def test_no_split_costs_less_than_the_bound(costs, data):
+    chosen = data.draw(st.lists(st.sampled_from(costs.budgets), min_size=2, max_size=5))
+    rows = data.draw(st.integers(1, sum(budget.rows for budget in chosen)))
+    assert costs.of_several(rows) <= sum(costs.replays[budget] for budget in chosen) + 1e-9
+
+
+@given(strategies.costs(6), st.data())
+def test_no_split_is_ruled_out_that_saves_enough(costs, data):
+    chosen = data.draw(st.lists(st.sampled_from(costs.budgets), min_size=2, max_size=5))
+    rows = data.draw(st.integers(1, sum(budget.rows for budget in chosen)))
+    whole = data.draw(st.sampled_from(costs.budgets))
+    saved = costs.replays[whole] - sum(costs.replays[budget] for budget in chosen)
+    if saved > costs.least_saved(len(chosen), whole) + 1e-9:
+        assert costs.may_split(rows, len(chosen), whole)
+
+
+def test_the_bound_is_close_also_where_small_budgets_cost_the_same():
+    costs = Costs({vg.Budget(rows): 1 + max(rows, 640) / 100 for rows in range(128, 4097, 128)})
+    assert costs.of_several(4000) == pytest.approx(2 + 4000 / 100)
+
+
+def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
+    """Both have as many rows, but only the costly one holds the call: nothing of it is padding."""
+    few, many = vg.Budget(4096, items=4, segments=512), vg.Budget(4096, items=512)
+    costs = Costs({few: 10.0, many: 20.0}, host=1.0, eager_factor=1.1)
+    layout = vg.Layout(((1, 1, 8),) * 512)
+    assert planner(costs).packs(layout)[0].budget == many
+    assert not planner(costs).eager_is_faster(replay_of(many, 512), layout)
+
+
+@given(strategies.costs(6), st.integers(1, 2000))
+def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
+    smaller = [b for b in costs.budgets if b.rows <= rows]
+    larger = [b for b in costs.budgets if b.rows >= rows]
+    next_rows = {b.rows for b in [*smaller[-1:], *larger[:1]]}
+    around = [costs.replays[b] for b in costs.budgets if b.rows in next_rows]
+    if not larger:
+        assert costs.exact(rows) > 0
+    elif not smaller:
+        assert 0 < costs.exact(rows) <= max(around)
+    elif len({b.rows for b in costs.budgets}) == len(costs.budgets):
+        assert min(around) - 1e-9 <= costs.exact(rows) <= max(around) + 1e-9
+
+
+def test_a_replay_costs_what_was_measured_around_it():
+    costs = Costs({vg.Budget(rows): 1 + rows / 100 for rows in (256, 512, 1024)}, host=5.0)
+    assert costs.replay(512) == costs.replays[vg.Budget(512)]
+    assert costs.replay(640) == pytest.approx(7.4)
+    assert costs.replay(16) == costs.replay(256) == costs.replays[vg.Budget(256)]
+    assert costs.replay(4096) == pytest.approx(41.96)
+    assert Costs({vg.Budget(512): 4.0}, host=5.0).replay(1024) == pytest.approx(8)
+    assert Costs.in_rows([vg.Budget(512)]).replay(64) == 64 + 512
+
+
+@given(strategies.costs(6), st.lists(strategies.budgets, min_size=1, max_size=6, unique=True))
+def test_what_was_not_timed_costs_what_lies_between(costs, budgets):
+    over = costs.over(budgets)
+    assert over.measured == costs.measured
+    assert over.replays.keys() == {*budgets}
+    for budget, cost in over.replays.items():
+        if budget in costs.replays and costs.measured:
+            assert cost == costs.replays[budget]
+        elif costs.measured:
+            rows = [one.rows for one in costs.replays]
+            around = [
+                max([one for one in rows if one <= budget.rows], default=None),
+                min([one for one in rows if one >= budget.rows], default=None),
+            ]
+            if None not in around:
+                of = [c for b, c in costs.replays.items() if b.rows in around]
+                assert min(of) - 1e-9 <= cost <= max(of) + 1e-9
+    assert over.over(budgets) is over
+
+
+def test_a_smaller_budget_that_was_not_timed_is_worth_wanting():
+    """Were it taken to cost what the smallest one does, no call would want it."""
+    costs = Costs({vg.Budget(1024): 4.0}, host=5.0).over([vg.Budget(256), vg.Budget(1024), vg.Budget(4096)])
+    assert costs.replays[vg.Budget(256)] == pytest.approx(4.0 * (256 + 512) / (1024 + 512))
+    assert costs.replays[vg.Budget(4096)] == pytest.approx(4.0 * (4096 + 512) / (1024 + 512))
+    assert not costs.dropped
+
+
+def planner(costs):
+    spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
+    return Planner(spec, InUse(costs), "eager", 1)
+
+
+def replay_of(budget, items=1):
+    return [Pack(budget, range(items))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "squares_matter", "host", "expected"),
+    [
+        (1000, False, 1.0, False),  # fits closely
+        (520, False, 1.0, True),  # half of it is padding, and the host is fast
+        (520, False, 60.0, False),  # the host takes longer than the padding does
+        (520, True, 1.0, False),  # attention takes so long that padding does not show
+    ],
+)
+def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows, squares_matter, host, expected):
+    small, large = vg.Budget(512), vg.Budget(1024)
+    per_square = 1.0 if squares_matter else 0.0
+    costs = Costs({small: 5.0, large: 10.0}, per_square, host)
+    layout = vg.Layout(((1, 1, rows),))
+    assert planner(costs).eager_is_faster(replay_of(large), layout) is expected
+
+
+def test_a_call_that_is_larger_than_every_budget_is_split_for_the_memory_it_takes_otherwise():
+    small, large = vg.Budget(512), vg.Budget(1024)
+    packs = [Pack(large, (at,)) for at in range(10)]
+    costs = Costs({small: 5.0, large: 10.0}, host=1.0)
+    assert planner(costs).eager_is_faster(packs[:1], vg.Layout(((1, 1, 600),)))
+    assert not planner(costs).eager_is_faster(packs, vg.Layout(((1, 1, 600),) * 10))
+
+
+def test_nothing_runs_eager_for_speed_before_something_was_measured():
+    budget = vg.Budget(1024)
+    costs = Costs.in_rows([budget])
+    assert not costs.measured
+    assert not planner(costs).eager_is_faster(replay_of(budget), vg.Layout(((1, 1, 1),)))
+
+
+def test_frames_are_squared_one_by_one():
+    spec = planner(Costs.in_rows([vg.Budget(8)])).spec
+    assert spec.needs.squares(vg.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
+    whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
+    assert whole.needs.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+
+
+@given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
+def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
+    plan, layout = planner(costs), vg.Layout(tuple((1, 1, n) for n in rows))
+    before = plan.packs(layout)
+    out = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
+    for budget in out:
+        plan.in_use.put_out(budget, "wrong")
+    packs = plan.packs(layout)
+    assert sorted(i for one in packs for i in one.items) == [*range(len(rows))]
+    assert not out & {one.budget for one in packs}
+    assert not plan.eager_is_faster([Pack(None, range(len(rows)))], layout)
+    plan.in_use.put_all_in()
+    assert plan.packs(layout) == before
+
+
+def test_a_report_shows_budgets_times_and_counts():
+    from varlen_graphs.serving.report import report
+    from varlen_graphs.stats import Stats
+
+    small, large, useless = vg.Budget(512), vg.Budget(1024), vg.Budget(640)
+    costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0, bytes_per_row=56_000.0)
+    stats = Stats(calls=3, items=7)
+    stats.count_replay(small, 500)
+    stats.count_eager("larger than every budget")
+    text = report("the encoder", InUse(costs), stats, {"captured in": 1.25})
+    assert "captured in 1.25 s" in text
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
+    assert rows[1][5:] == ["not", "used:", "a", "larger", "one", "takes", "no", "longer"]
+    assert "adds 1.049 ms" in text
+    assert "takes 9.00 ms or more" in text
+    assert "take 56,000 bytes for each row" in text
+    assert "2.3% padding" in text
+    assert "1 runs without a graph: larger than every budget" in text
+    assert report("new", InUse(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
+        "512",
+        "8",
+        "8",
+        "-",
+        "0",
+    ]
+
+
+def test_a_call_far_below_the_only_budget_runs_without_a_graph():
+    costs = Costs({vg.Budget(16_384): 60.0}, host=10.0)
+    layout = vg.Layout(((1, 8, 8),))
+    assert planner(costs).eager_is_faster(replay_of(costs.budgets[0]), layout)

@@ -1,0 +1,139 @@
+"""Bytes in, normalised inside the graph."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import varlen_graphs as vg
+from tests.support.towers import distance, glm4v_tower, qwen2_tower, qwen3_vl_tower
+
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda c: st.lists(st.tuples(st.floats(-1, 1), st.floats(0.1, 2)), min_size=c, max_size=c)
+    ),
+    st.integers(1, 5),
+    st.integers(0, 6),
+)
+def test_every_channel_has_its_own_mean_and_deviation(channels, values, rows):
+    mean, std = zip(*channels, strict=True)
+    pixels = torch.randint(0, 256, (rows, len(mean) * values), dtype=torch.uint8)
+    got = vg.Normalize(mean, std)(pixels, torch.float64)
+    expected = pixels.double().view(rows, len(mean), values) / 255 - torch.tensor(mean).double()[:, None]
+    torch.testing.assert_close(got, (expected / torch.tensor(std).double()[:, None]).flatten(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["tape", "eager"])
+def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
+    normalize, length = vg.Normalize(MEAN, STD), 6  # which three channels divide
+    spec = vg.BufferSpec(
+        rows=vg.PackedRows("x", shape=(6,), dtype=torch.uint8, normalize=normalize),
+        layout=vg.PaddedLengths("lengths"),
+    )
+    encoder = vg.GraphedEncoder(
+        torch.nn.Identity(), [vg.Budget.padded(2, length)], spec, forward=lambda m, x: m(x), backend=backend
+    )
+    pixels = torch.randint(0, 256, (2, length, 6), dtype=torch.uint8)
+    expected = normalize(pixels.flatten(0, 1), torch.float32).view(2, length, 6)
+    torch.testing.assert_close(encoder(pixels, lengths=[length, length]), expected)
+
+
+def test_the_default_dtype_of_the_caller_rounds_no_means():
+    pixels = torch.randint(0, 256, (4, 6), dtype=torch.uint8)
+    expected = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got, expected)
+
+
+def test_a_tower_takes_the_bytes_of_a_processor():
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor = Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=4096, image_mean=MEAN, image_std=STD)
+    noise = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+    images = [Image.fromarray(noise), Image.fromarray(noise[:24, :30])]
+    floats = processor(images, return_tensors="pt")
+    raw = processor(images, do_rescale=False, do_normalize=False, return_tensors="pt")
+    grid, pixels = floats["image_grid_thw"], raw["pixel_values"].to(torch.uint8)
+
+    tower = qwen3_vl_tower()
+    with torch.no_grad():
+        expected = tower(floats["pixel_values"], grid_thw=grid).pooler_output
+    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    for _ in range(2):
+        assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
+        assert distance(encoder.eager(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
+        encoder.poison()
+    with encoder.stage(grid) as stage:
+        stage.rows.copy_(pixels)
+    assert distance(stage.output.pooler_output, expected) < 1e-5
+
+
+def test_a_hooked_tower_sees_normalised_pixels_too():
+    tower, seen = qwen3_vl_tower(), []
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    pixels = torch.randint(0, 256, (16, 96), dtype=torch.uint8)
+    expected = encoder(pixels, grid_thw=[(1, 4, 4)]).pooler_output
+    hook = tower.blocks[0].norm1.register_forward_hook(lambda module, args, output: seen.append(output))
+    assert distance(encoder(pixels, grid_thw=[(1, 4, 4)]).pooler_output, expected) < 1e-5
+    hook.remove()
+    assert encoder.stats.eager["forward hooks"] == len(seen) == 1
+
+
+def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
+    tower, normalize = qwen3_vl_tower(), vg.Normalize(MEAN, STD)
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=normalize)
+    pixels, grid = torch.randint(0, 256, (16, 96), dtype=torch.uint8), torch.tensor([[1, 4, 4]])
+    hook = tower.blocks[0].register_forward_hook(lambda module, args, output: output * 2)  # no recipe calls a block
+    with torch.no_grad():
+        expected = tower(normalize(pixels, torch.float32), grid_thw=grid).pooler_output
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
+    hook.remove()
+    assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) > 1e-3
+    assert len(encoder(pixels, grid_thw=grid, output_hidden_states=True).hidden_states) > 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: vg.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
+        (lambda: vg.Normalize((0.5,), (0.0,)), "no deviation of 0"),
+        (lambda: vg.Normalize((0.5,), (float("nan"),)), "finite numbers"),
+        (lambda: vg.PackedRows("x", (8,), torch.uint8, normalize=vg.Normalize(MEAN, STD)), "rows of shape (8,)"),
+        (lambda: vg.PackedRows("x", None, torch.uint8, normalize=vg.Normalize(MEAN, STD)), "rows of shape None"),
+        (lambda: vg.PackedRows("x", (9,), normalize=vg.Normalize(MEAN, STD)), "expected an integer dtype of rows"),
+    ],
+)
+def test_what_cannot_be_normalised_is_refused(make, message):
+    with pytest.raises(vg.SpecError, match=re.escape(message)):
+        make()
+
+
+def test_floats_are_refused_where_bytes_are_declared():
+    encoder = vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    with pytest.raises(vg.InputError, match=r"torch.float32.*torch.uint8"):
+        encoder(torch.randn(16, 96), grid_thw=[(1, 4, 4)])
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
+def test_other_towers_take_bytes_too(family):
+    tower = glm4v_tower() if family == "glm4v" else qwen2_tower(family=family)
+    encoder = getattr(vg.recipes, family)(tower, [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    pixels, grid = torch.randint(0, 256, (24, 96), dtype=torch.uint8), torch.tensor([[1, 4, 6]])
+    with torch.no_grad():
+        expected = tower(vg.Normalize(MEAN, STD)(pixels, torch.float32), grid_thw=grid)
+    assert distance(features(encoder(pixels, grid_thw=grid)), features(expected)) < 1e-5
+
+
+def features(output):
+    return output if isinstance(output, torch.Tensor) else output.pooler_output

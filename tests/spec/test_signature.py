@@ -1,0 +1,391 @@
+"""Wrong input gets an error that says what came, what was expected and what to try; the encoder goes on working."""
+
+import re
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.towers import distance, pixels, qwen3_vl_tower
+
+
+@pytest.fixture(scope="module")
+def tower():
+    return qwen3_vl_tower()
+
+
+@pytest.fixture(scope="module")
+def encoder(tower):
+    return vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4, segments=4)], backend="tape")
+
+
+GRID = [(1, 4, 6), (1, 2, 4)]
+
+ROWS = pixels(GRID)
+
+CALLS = {
+    "rows that do not match the grid": (
+        (ROWS[:-1],), {"grid_thw": GRID}, vg.LayoutError,
+        "grid_thw describes 2 items of 32 rows in all, but hidden_states has 31 rows of shape [96]; pass all rows of e",
+    ),
+    "a grid not divisible by the merge size": (
+        (ROWS,), {"grid_thw": [(1, 4, 6), (1, 1, 8)]}, vg.LayoutError,
+        "grid_thw[1] is (1, 1, 8): h and w must be divisible by the merge size 2; resize the input",
+    ),
+    "a size of zero": ((ROWS,), {"grid_thw": [(1, 4, 6), (0, 2, 4)]}, vg.LayoutError, "every size must be at least 1"),
+    "a negative size": ((ROWS,), {"grid_thw": [(1, 4, -6)]}, vg.LayoutError, "grid_thw[0] is (1, 4, -6): every size"),
+    "a size past int64": ((ROWS,), {"grid_thw": [(2**62, 4, 6)]}, vg.LayoutError, "but hidden_states has 32 rows"),
+    "an empty list": ((ROWS[:0],), {"grid_thw": []}, vg.LayoutError, "grid_thw is empty: expected at least one item"),
+    "the wrong device": (
+        (ROWS.to("meta"),), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is on meta, the module on cpu; move it first, for example hidden_states.to('cpu')",
+    ),
+    "rows of the wrong width": (
+        (ROWS[:, :-1],), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is [32, 95]: expected [rows, 96], the rows of all items one after another, not a batch of",
+    ),
+    "rows with a batch dimension": ((ROWS[None],), {"grid_thw": GRID}, vg.InputError, "hidden_states is [1, 32, 96]"),
+    "rows of a boolean dtype": ((ROWS > 0,), {"grid_thw": GRID}, vg.InputError, "hidden_states is torch.bool: expected"),
+    "rows that are no tensor": (([[1.0]],), {"grid_thw": GRID}, vg.InputError, "hidden_states is a list: expected a te"),
+    "integer rows for floating graphs": (
+        (ROWS.long(),), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is torch.int64: expected torch.float32; floating rows are cast, others are not",
+    ),
+    "a missing layout": ((ROWS,), {}, vg.InputError, "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hid"),
+    "a misspelt layout": (
+        (ROWS,), {"image_grid_thw": GRID}, vg.InputError,
+        "argument 'grid_thw' is missing: the call needs ['grid_thw', 'hidden_states'], and got ['image_grid_thw']",
+    ),
+    "missing rows": ((), {"grid_thw": GRID}, vg.InputError, "argument 'hidden_states' is missing"),
+    "an argument twice": (
+        (ROWS,), {"hidden_states": ROWS, "grid_thw": GRID}, vg.InputError, "'hidden_states' came twice, by position and",
+    ),
+    "an argument the graph computes": (
+        (ROWS,), {"grid_thw": GRID, "cu_seqlens": torch.tensor([0, 32])}, vg.InputError,
+        "argument 'cu_seqlens' is computed inside the graph; leave it out of the call",
+    ),
+    "an undeclared tensor": (
+        (ROWS,), {"grid_thw": GRID, "bias": [torch.ones(1)]}, vg.InputError,
+        "argument 'bias' holds a tensor that is not declared: a graph would keep reading the first one; declare it",
+    ),
+    "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "kwargs", "error", "message"), CALLS.values(), ids=CALLS.keys())
+def test_bad_calls_raise_named_errors_and_leave_the_encoder_working(encoder, tower, args, kwargs, error, message):
+    encoder(ROWS, grid_thw=GRID)
+    with pytest.raises(error, match=re.escape(message)):
+        encoder(*args, **kwargs)
+    with torch.no_grad():
+        expected = tower(ROWS, grid_thw=torch.tensor(GRID))
+    assert distance(encoder(ROWS, grid_thw=GRID), expected) < 1e-5
+
+
+def test_more_frames_than_any_budget_has_run_eager(encoder, tower):
+    grid = [(7, 2, 2)]
+    before = encoder.stats.eager["larger than every budget"]
+    with torch.no_grad():
+        expected = tower(pixels(grid), grid_thw=torch.tensor(grid))
+    assert distance(encoder(pixels(grid), grid_thw=grid), expected) < 1e-5
+    assert encoder.stats.eager["larger than every budget"] == before + 1
+
+
+def test_unknown_arguments_are_refused():
+    encoder = attention_encoder()
+    with pytest.raises(
+        vg.InputError, match=re.escape("Attention has no argument 'scales'; it takes ['x', 'scale', 'le")
+    ):
+        encoder(torch.zeros(2, 8), lengths=[2], scales=3)
+    with pytest.raises(vg.InputError, match="argument 'scale' is a list, which cannot be hashed"):
+        encoder(torch.zeros(2, 8), lengths=[2], scale=[3])
+
+
+def test_columns_need_one_integer_an_item():
+    spec = attention_spec(layout=vg.Lengths(columns=(vg.Column("kind"),)))
+    encoder = attention_encoder(spec=spec)
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1, 2]: expected one integer for each of the 1 items")):
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[1, 2])
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1.5]: expected one integer for each of the 1 items")):
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[1.5])
+    for kind, message in (
+        (3, "kind is 3: expected integers"),
+        ([2**70], "expected one integer for each of the 1 items"),
+    ):
+        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+            encoder(torch.zeros(2, 8), lengths=[2], kind=kind)
+    assert torch.equal(
+        encoder(torch.zeros(2, 8), lengths=[2], kind=numpy.array([3])),
+        encoder(torch.zeros(2, 8), lengths=[2], kind=[3]),
+    )
+    with pytest.raises(vg.InputError, match="argument 'kind' is missing"):
+        encoder(torch.zeros(2, 8), lengths=[2])
+
+
+def test_rows_must_keep_the_shape_of_the_first_call():
+    encoder = attention_encoder(module=Attention(8))
+    encoder(torch.zeros(2, 8), lengths=[2])
+    with pytest.raises(vg.InputError, match=re.escape("x is [2, 9]: expected [rows, 8], as captured")):
+        encoder(torch.zeros(2, 9), lengths=[2])
+
+
+class Pooling(nn.Module):
+    def forward(self, x, lengths):
+        return x[: len(lengths)]
+
+
+DECLARATIONS = {
+    "a function in the place of the module": (
+        lambda: vg.GraphedEncoder(lambda x: x, [64], attention_spec()), vg.SpecError,
+        "an encoder was to be made of a function, declared by a BufferSpec: expected a torch.nn.Module, and a BufferSpec",
+    ),
+    "no declaration": (
+        lambda: vg.GraphedEncoder(torch.nn.Identity(), [64], [vg.CuSeqlens()]), vg.SpecError, "declared by a list",
+    ),
+    "no budgets": (lambda: attention_encoder(None), vg.BudgetError, "budgets is None: expected row counts or Budgets"),
+    "budgets as a text": (lambda: attention_encoder("64"), vg.BudgetError, "budgets is '64': expected row counts"),
+    "a buffer declared twice": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens()]), vg.SpecError,
+        "['cu_seqlens'] declared more than once: expected one declaration for each argument",
+    ),
+    "a buffer named like the rows": (
+        lambda: attention_spec(buffers=[vg.RowPositions("x")]), vg.SpecError, "['x'] declared more than once",
+    ),
+    "frames where there are none": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="frame")]), vg.SpecError,
+        "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths has not; use per='item'",
+    ),
+    "an unknown kind of segment": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError,
+        "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
+    ),
+    "an argument the module does not have": (
+        lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),
+        vg.SpecError, "Attention has no argument 'position_ids', but it is declared: it takes ['x', 'cu_seqlens', 'max_",
+    ),
+    "rows the module does not have": (
+        lambda: attention_encoder(spec=attention_spec(rows="y")), vg.SpecError, "Attention has no argument 'y'",
+    ),
+    "an unknown backend": (
+        lambda: attention_encoder(backend="gpu"), vg.SpecError, "backend='gpu': expected one of 'auto', 'cuda', 'tape'",
+    ),
+    "an unknown answer to misses": (
+        lambda: attention_encoder(on_miss="skip"), vg.SpecError, "on_miss='skip': expected one of 'eager', 'error'",
+    ),
+    "CUDA graphs on the CPU": (
+        lambda: attention_encoder(backend="cuda")(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "backend='cuda' with a module on cpu: expected 'cuda' on CUDA, 'tape' on the CPU",
+    ),
+    "a budget no item could use": (
+        lambda: vg.recipes.qwen3_vl(qwen3_vl_tower(), [vg.Budget(128, max_seqlen=3)]), vg.BudgetError,
+        "the shortest segment has 4 rows (merge size 2, and the ratios of the outputs); raise max_seqlen",
+    ),
+    "a recipe on another module": (
+        lambda: vg.recipes.qwen3_vl(nn.Linear(1, 1)), vg.SpecError,
+        "Linear has no ['patch_embed', 'pos_embed', 'rotary_pos_emb', 'blocks', 'merger', 'spatial_merge_size']: expect",
+    ),
+    "a budget that the ratio of an output leaves no item for": (
+        lambda: attention_encoder([vg.Budget(64, max_seqlen=3)], spec=attention_spec(outputs=vg.Rows(every=4))),
+        vg.BudgetError, "the shortest segment has 4 rows",
+    ),
+    "an unknown attention backend": (
+        lambda: vg.varlen_attention(*[torch.zeros(1, 1, 8)] * 3, torch.zeros(2, dtype=torch.int32), 1, backend="flash"),
+        vg.InputError, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')",
+    ),
+    "a host buffer without a dimension": (
+        lambda: vg.HostBuffer("x", torch.tensor, (), torch.int64), vg.SpecError, "expected at least one dimension",
+    ),
+    "an output of another extent": (
+        lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "an output of shape [32, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=32, items",
+    ),
+    "a host buffer of a size that budgets do not have": (
+        lambda: vg.HostBuffer("x", torch.tensor, ("row",), torch.int64), vg.SpecError,
+        "HostBuffer('x', shape=('row',)): expected at least one dimension, such as ('items',), and each to be an integer or one of ('rows', 'items', 'segments')",
+    ),
+    "a host buffer whose shape is a name": (
+        lambda: vg.HostBuffer("x", torch.tensor, "rows", torch.int64), vg.SpecError, "HostBuffer('x', shape='rows'): exp",
+    ),
+    "a host buffer of a dtype by its name": (
+        lambda: vg.HostBuffer("x", torch.tensor, ("rows",), "int64"), vg.SpecError,
+        "HostBuffer('x', dtype='int64'): expected a torch.dtype, such as torch.float32",
+    ),
+    "outputs by their name": (
+        lambda: attention_spec(outputs="rows"), vg.SpecError,
+        "'rows' does not declare an output: expected an instance of Rows, Items, Groups, Entries or FrameRows, such as",
+    ),
+    "outputs by their class": (
+        lambda: attention_spec(outputs={"x": (vg.Items(), vg.Rows)}), vg.SpecError,
+        "<class 'varlen_graphs.extents.Rows'> does not declare an output",
+    ),
+    "no outputs": (lambda: attention_spec(outputs=None), vg.SpecError, "None does not declare an output: expected an"),
+    "a layout by its name": (
+        lambda: attention_spec(layout="lengths"), vg.SpecError,
+        "layout='lengths': expected a declaration of what describes the items, such as Lengths('lengths') or GridTHW('g",
+    ),
+    "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.g"),
+    "a layout without a name": (
+        lambda: attention_spec(layout=vg.GridTHW(2)), vg.SpecError, "[2] declared as arguments: expected their names, as",
+    ),
+    "a merge size that is no integer": (
+        lambda: vg.GridTHW("grid_thw", merge=2.0), vg.SpecError, "GridTHW(merge=2.0): expected an integer of at least 1",
+    ),
+    "columns without a comma": (
+        lambda: vg.Lengths("lengths", columns=(vg.Column("kind"))), vg.SpecError,
+        "default=None): expected a tuple of columns, such as (Column('kind'),); mind the comma",
+    ),
+    "columns of a grid without a comma": (
+        lambda: vg.GridTHW(columns=(vg.Column("kind"))), vg.SpecError, "expected a tuple of columns, such as (Column('k",
+    ),
+    "columns of a mask by their names": (
+        lambda: vg.PaddedMask(columns=("kind",)), vg.SpecError, "columns=('kind',): expected a tuple of columns, such as",
+    ),
+    "a column with a pad that is no integer": (
+        lambda: vg.Column("kind", pad=0.5), vg.SpecError, "expected pad to be an integer, and default an integer or None",
+    ),
+    "a buffer without a list": (
+        lambda: attention_spec(buffers=vg.CuSeqlens()), vg.SpecError,
+        "buffers=CuSeqlens(name='cu_seqlens', per='item', queries=None): expected a list of declarations, such as [CuSeq",
+    ),
+    "a buffer by its name": (
+        lambda: attention_spec(buffers=["cu_seqlens"]), vg.SpecError, "buffers=['cu_seqlens']: expected a list of declar",
+    ),
+    "a buffer by its class": (
+        lambda: attention_spec(buffers=[vg.CuSeqlens]), vg.SpecError, "buffers=[<class 'varlen_graphs.buffers.seqlens.C",
+    ),
+    "rows whose shape is a size": (
+        lambda: vg.PackedRows("x", shape=8), vg.SpecError, "expected shape to be that of one row, such as (1176,), or N",
+    ),
+    "rows of any size": (lambda: vg.PackedRows("x", shape=(None,)), vg.SpecError, "expected shape to be that of one row"),
+    "rows of a dtype by its name": (
+        lambda: vg.PackedRows("x", dtype="int64"), vg.SpecError, "expected dtype to be a torch.dtype, such as torch.int64",
+    ),
+    "a ratio that is no integer": (
+        lambda: vg.Rows(every=2.0), vg.SpecError, "Rows(every=2.0, rows_dim=0): expected an integer of at least 1, and",
+    ),
+    "a host buffer of another shape": (
+        lambda: attention_encoder(
+            spec=attention_spec(buffers=[
+                vg.HostBuffer("cu_seqlens", lambda layout: torch.zeros(3, 3), ("items",), torch.int32), vg.MaxSeqlen(),
+            ])
+        )(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
+        "the function of HostBuffer 'cu_seqlens' returned [3, 3]: expected a CPU tensor that fits [4] (['items'] at this",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "message"), DECLARATIONS.values(), ids=DECLARATIONS.keys())
+def test_bad_declarations_raise_named_errors(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("shape", [[8], torch.Size([8])])
+def test_the_shape_of_rows_may_be_any_sequence(shape):
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=shape)))
+    assert encoder(torch.zeros(3, 8), lengths=[3]).shape == (3, 8)
+    with pytest.raises(vg.InputError, match=re.escape("x is [3, 9]: expected [rows, 8]")):
+        encoder(torch.zeros(3, 9), lengths=[3])
+
+
+def test_rows_an_output_ratio_cuts_are_refused():
+    class Merging(nn.Module):
+        def forward(self, x):
+            return x.unflatten(0, (-1, 4)).sum(1)
+
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4))
+    encoder = vg.GraphedEncoder(Merging(), [128], spec, backend="tape")
+    with pytest.raises(vg.LayoutError, match=re.escape("lengths[1] has 6 rows: expected a multiple of 4")):
+        encoder(torch.ones(10, 2), lengths=[4, 6])
+    assert encoder(torch.ones(12, 2), lengths=[4, 8]).tolist() == [[4.0, 4.0]] * 3
+    assert encoder.stats.replays.total() == 1
+
+
+def test_integer_rows_need_a_declared_dtype_and_keep_to_it():
+    class Embedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(1000, 4)
+
+        def forward(self, ids):
+            return self.table(ids)
+
+    ids = torch.tensor([300, 999])
+    plain = vg.GraphedEncoder(Embedding(), [128], vg.BufferSpec("ids", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.InputError, match=re.escape("declare rows=PackedRows('ids', dtype=torch.int64)")):
+        plain(ids, lengths=[2])
+    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64), vg.Lengths())
+    encoder = vg.GraphedEncoder(Embedding(), [128], spec, backend="tape").capture()
+    assert torch.equal(encoder(ids, lengths=[2]), encoder.module.table(ids))
+    for other in (ids.int(), ids.to(torch.uint8), ids.float()):
+        with pytest.raises(
+            vg.InputError, match=r"ids is torch.\w+: expected torch.int64; floating rows are cast, others"
+        ):
+            encoder(other, lengths=[2])
+
+
+def test_missing_arguments_without_a_default_are_named():
+    class Picky(nn.Module):
+        def forward(self, x, how):
+            return x * how
+
+    encoder = vg.GraphedEncoder(Picky(), [128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(
+        vg.InputError, match=re.escape("arguments ['how'] are missing: Picky has no default for them; pass them if")
+    ):
+        encoder(torch.ones(2, 1), lengths=[2])
+
+
+@pytest.mark.parametrize(
+    ("count", "values"),
+    [
+        (lambda x, lengths: x.shape[0], "[32] and [48]"),
+        (lambda x, lengths: len(lengths), "[1] and [3]"),
+        (lambda x, lengths: x.shape[0] if x.shape[0] > 128 else 0, "[0] and [256]"),
+    ],
+)
+@pytest.mark.parametrize("budgets", [[128, 256], [256]])
+def test_python_values_that_depend_on_the_items_are_refused(count, values, budgets):
+    class Counting(nn.Module):
+        def forward(self, x, lengths):
+            return {"x": x, "count": count(x, lengths)}
+
+    encoder = vg.GraphedEncoder(
+        Counting(), [vg.Budget(n, 8) for n in budgets], vg.BufferSpec("x", vg.Lengths()), backend="tape"
+    )
+    with pytest.raises(vg.SpecError, match=re.escape(f"Python values that depend on the items, {values}")):
+        encoder(torch.ones(2, 1), lengths=[2])
+
+
+def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
+    class Reading(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            return super().forward(x, cu_seqlens, max_seqlen) * cu_seqlens.max().item()
+
+    encoder, rows = attention_encoder(module=Reading()), torch.randn(6, 8)
+    for _ in range(2):
+        with pytest.raises(
+            vg.CaptureError, match=r"(?s)could not be captured: Tensor.item reads.*test_bad_input.py.*\.item\(\)"
+        ):
+            encoder(rows, lengths=[6])
+    assert encoder.eager(rows, lengths=[6]).isfinite().all()
+    other = attention_encoder(pool=encoder.pool)
+    assert distance(other(rows, lengths=[6]), other.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_a_capture_that_gives_something_else_than_the_run_before_it():
+    class Fickle(torch.nn.Linear):
+        runs = 0
+
+        def forward(self, x):
+            self.runs += 1
+            return [super().forward(x)] * (1 if self.runs == runs_before_the_capture + 1 else 2)
+
+    runs_before_the_capture = 4  # two probes, a warm-up, and one that is watched
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(Fickle(4, 4), [64], spec, backend="tape")
+    with pytest.raises(vg.CaptureError, match=r"the capture gave 1 tensors .* the run before it 2 with"):
+        encoder.capture()

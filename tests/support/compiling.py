@@ -1,0 +1,109 @@
+"""Compiles kernels for a GPU that is not there: `python -m tests.support.compiling NAME`, without Triton's interpreter.
+
+The interpreter runs kernels as Python, which forgives what the compiler refuses. Triton compiles for any GPU on any
+machine, down to machine code; only the launch is left out.
+"""
+
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tests.support.segments import boundaries
+from varlen_graphs.attention.tile_schedule import reference
+from varlen_graphs.attention.tile_schedule.triton import tile_schedule
+from varlen_graphs.attention.triton import attention
+from varlen_graphs.kernels.antialias.triton import antialias
+from varlen_graphs.kernels.check.triton import check_items
+from varlen_graphs.kernels.cu_seqlens.triton import cu_seqlens
+from varlen_graphs.kernels.interpolation.triton import interpolate, interpolation_taps
+from varlen_graphs.kernels.layer_norm.triton import add_layer_norm
+from varlen_graphs.kernels.positions.triton import positions
+from varlen_graphs.kernels.rms_norm.triton import add_rms_norm
+from varlen_graphs.kernels.rotary.triton import apply_rotary
+from varlen_graphs.kernels.rotary_table.triton import rotary_table
+from varlen_graphs.kernels.silu_mul.triton import silu_mul
+from varlen_graphs.kernels.windows.triton import cu_window_seqlens, window_index
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ROWS = 100
+CU_SEQLENS = boundaries([60, 40])
+TABLE = torch.tensor([[1, 6, 10], [1, 4, 10], [0, 0, 0]])
+
+
+class Hopper:
+    """A driver of a GPU of that kind."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def is_active(self):
+        return True
+
+
+def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x):
+    q, k, v = torch.zeros(ROWS, 3, 4, head_dim, dtype=dtype).unbind(1)
+    tiles = reference.tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, block)
+    attention(q, layout(k), layout(v), tiles, block, 0.1, *window)
+
+
+def unaligned(x):
+    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+
+
+def compile_attention():
+    for head_dim in (64, 72, 128):
+        attend(head_dim)
+    attend(72, FP16, block=128)
+    attend(88, window=(5, 3))
+    attend(40, FP32, layout=unaligned)
+
+
+def compile_others():
+    rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
+    norm = torch.ones(2, 72, dtype=BF16).unbind(0)
+    tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, 64)
+    apply_rotary(*torch.zeros(2, ROWS, 4, 72, dtype=BF16).unbind(0), *torch.zeros(2, ROWS, 72).unbind(0))
+    rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2)
+    rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2, 4)
+    positions(TABLE, ROWS, "t h w row", 2)
+    for by_frame in (True, False):
+        cu_seqlens(TABLE, 8, by_frame)
+    cu_window_seqlens(TABLE, 8, 2)
+    window_index(TABLE, ROWS // 4, 2, 2, False)
+    for mode in ("bilinear", "bicubic"):
+        interpolation_taps(TABLE, ROWS, 5, mode, False, 2)
+        interpolate(torch.zeros(25, 72, dtype=BF16), TABLE, ROWS, mode, True, 2, FP32, rows)
+    antialias(torch.zeros(25, 72, dtype=BF16), TABLE, ROWS, 2, FP32, rows)
+    add_layer_norm(rows, add, *norm, 1e-6)
+    add_rms_norm(rows, add, norm[0], 1e-6)
+    silu_mul(rows, add)
+    header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (4, 8, 4))
+    for frames, window in ((True, 0), (False, 2)):
+        check_items(header, TABLE, padding, status, torch.zeros(1), 2, 4, 8, 64, frames, not frames, window)
+
+
+def main(name):
+    compiled, run = set(), JITFunction.run
+
+    def compile_only(kernel, *args, warmup, **options):
+        compiled.add(kernel.fn.__name__)
+        return run(kernel, *args, warmup=True, **options)
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+    {"attention": compile_attention, "others": compile_others}[name]()
+    print(triton.__version__, *sorted(compiled))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

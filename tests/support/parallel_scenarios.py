@@ -1,0 +1,537 @@
+"""What groups of processes do in `test_parallel.py`, over gloo."""
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from tests.layout import test_columns as test_groups
+from tests.layout import test_packed_batches
+from tests.spec import test_entries
+from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
+from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from varlen_graphs.routing.costs import Costs
+
+LENGTHS = [
+    [5],  # fewer items than ranks
+    [3, 60, 4, 20],
+    [100, 5],  # 20 : 1
+    [1, 2, 3, 4, 5, 6, 7],
+    [60] * 9,  # several replays a rank
+    [300, 3],  # an item that no budget holds
+]
+
+
+def rows_of(lengths, seed=0):
+    return torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
+
+
+def parallel(encoder, **options):
+    return vg.parallel.DataParallelEncoder(encoder, **options)
+
+
+# Results
+
+
+def any_lengths(rank, ranks):
+    encoder = attention_encoder()
+    both = parallel(encoder)
+    for seed, lengths in enumerate(LENGTHS):
+        rows = rows_of(lengths, seed)
+        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+    assert encoder.stats.items < sum(map(len, LENGTHS))  # others did their share
+
+
+def any_call_equals_that_of_one_encoder(rank, ranks):
+    """Derandomized, so that all ranks draw the same calls; not shrunk, which they would do apart."""
+    encoder = attention_encoder()
+    both, spread = parallel(encoder), parallel(encoder, inputs="spread")
+
+    @settings(max_examples=30, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
+    @given(st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 12))
+    def compare(lengths, cut):
+        rows = rows_of(lengths)
+        check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        runs = [lengths[:cut], lengths[cut:]] + [[]] * (ranks - 2)
+        own = rows.split([sum(run) for run in runs])[rank]
+        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+
+    compare()
+
+
+def every_item_is_encoded_once(rank, ranks):
+    encoder = attention_encoder()
+    both = parallel(encoder)
+    both(rows_of([3]), lengths=[3])
+    told, before = [None] * ranks, encoder.stats.items
+    both(rows_of([30, 2, 2, 2, 28]), lengths=[30, 2, 2, 2, 28])
+    dist.all_gather_object(told, encoder.stats.items - before)
+    assert sum(told) == 5
+    assert sorted(told) == ([1, 1, 3] if ranks == 3 else [2, 3])
+
+
+def items_are_spread_by_what_rank_0_measured(rank, ranks):
+    encoder = attention_encoder()
+    slower = 1 + rank  # no two ranks measure the same
+    encoder._in_use.learn(Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0))
+    both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
+    rows, before = rows_of(lengths), encoder.stats.items
+    check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    items = encoder.stats.items - before - 3  # of one and of two it finds out what outputs are like
+    assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
+
+
+def ranks_that_capture_between_calls(rank, ranks):
+    """Each what it wants: one may run eager what another one replays."""
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), lazy=True)
+    both = parallel(encoder)
+    for seed, lengths in enumerate(LENGTHS):
+        rows = rows_of(lengths, seed)
+        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        if rank == seed % ranks:
+            encoder.capture_wanted(None)
+    assert encoder.stats.eager["not captured yet"]
+
+
+def padding_that_holds_nan(rank, ranks):
+    encoder = attention_encoder()
+    both = parallel(encoder)
+    rows = rows_of([7, 30, 11])
+    before = both(rows, lengths=[7, 30, 11])
+    encoder.poison()
+    assert equal_bits(both(rows, lengths=[7, 30, 11]), before)
+
+
+def a_tower_with_deepstack_features(rank, ranks):
+    tower = qwen3_vl_tower()
+    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(256, items=4), vg.Budget(512, items=8)], backend="tape")
+    both = parallel(encoder)
+    for grid in ([(1, 8, 8)], [(1, 8, 8), (3, 6, 4), (1, 16, 20), (2, 4, 4), (1, 2, 2)], [(8, 8, 8), (1, 14, 14)]):
+        rows, grid_thw = pixels(grid), torch.tensor(grid)
+        with torch.no_grad():
+            expected = tower(rows, grid_thw=grid_thw)
+        check(both(rows, grid_thw=grid_thw), expected)
+    hidden = both(rows, grid_thw=grid_thw, output_hidden_states=True)
+    assert distance(hidden, tower(rows, grid_thw=grid_thw, output_hidden_states=True)) <= 1e-5
+    with torch.no_grad():
+        tower.forward = both  # in the place of the tower's own
+        check(tower(rows, grid_thw=grid_thw), expected)
+
+
+class Several(Attention):
+    """Outputs of several dtypes, one below the other, and a path that gives fewer."""
+
+    def forward(self, x, cu_seqlens, max_seqlen, starts, more=True):
+        x = super().forward(x, cu_seqlens, max_seqlen)
+        bytes_ = (x[:, :3] > 0).to(torch.uint8)  # so that what follows would not be aligned by itself
+        first = x[starts] if more else None
+        return {"pair": (x.double(), [bytes_, None]), "first": first, "across": x.mT, "sign": x[:, 0] > 0, "kind": 7}
+
+
+def outputs_of_any_structure(rank, ranks):
+    declared = vg.Outputs(pair=vg.Rows(), first=vg.Items(), across=vg.Rows(rows_dim=1), sign=vg.Rows())
+    starts = vg.DeviceBuffer("starts", lambda table: table.item_starts.clamp(max=table.budget.rows - 1))
+    spec = attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), starts], outputs=declared)
+    encoder = attention_encoder(module=Several(), spec=spec)
+    both = parallel(encoder)
+    for more in (True, False, True):
+        for lengths in ([5], [9, 1, 30, 3]):
+            rows = rows_of(lengths)
+            out, expected = (run(rows, lengths=lengths, more=more) for run in (both, encoder.eager))
+            assert out.pop("kind") == expected.pop("kind") == 7
+            check(out, expected)
+            assert out["pair"][1][1] is None
+            assert (out["first"] is None) is not more
+
+
+def groups_that_stay_together(rank, ranks):
+    encoder = test_groups.clips_encoder(test_groups.BUDGETS)
+    both = parallel(encoder)
+    sizes, times = [(2, 3), (4, 4), (1, 2), (3, 3), (2, 2)], [[0, 2, 5], 1, [3]]
+    rows = test_groups.rows_of(sizes)
+    check(both(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times))
+    few = test_groups.rows_of(sizes[:3])
+    check(both(few, sizes=sizes[:3], times=times[:1]), encoder.eager(few, sizes=sizes[:3], times=times[:1]))
+
+
+def entries_and_columns_of_all_items(rank, ranks):
+    encoder = test_entries.encoder_of()
+    for lengths in ([4], [7, 30, 2, 50, 6]):
+        rows = test_entries.rows_of(lengths)
+        check(parallel(encoder)(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    lengths, runs = runs_of([7, 30, 2, 50], ranks)
+    rows = test_entries.rows_of(lengths)
+    own = rows.split([sum(run) for run in runs])[rank]
+    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+
+
+class Pooling(nn.Module):
+    """Takes a padded batch and its lengths, and gives what every row is and what every item is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x, lengths, real):
+        x = self.linear(x) * real[..., None]
+        return {"rows": x, "mean": x.sum(1) / lengths.clamp(min=1)[:, None]}
+
+
+def pooling():
+    declared = vg.Outputs(rows=vg.Rows(), mean=vg.Items())
+    spec = vg.BufferSpec("x", vg.PaddedLengths("lengths"), [vg.KeyPaddingMask("real")], declared)
+    budgets = [vg.Budget.padded(batch, length) for batch in (1, 4) for length in (16, 48)]
+    return vg.GraphedEncoder(Pooling(), budgets, spec, backend="tape")
+
+
+def padded_batches(rank, ranks):
+    encoder = pooling()
+    both = parallel(encoder)
+    for lengths in ([6], [16, 3, 9, 40, 6, 6, 7]):
+        x, _ = test_packed_batches.batch(lengths, length=44)
+        check(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
+
+
+def padded_batches_that_are_spread(rank, ranks):
+    encoder = pooling()
+    lengths, runs = runs_of([16, 3, 9, 40, 6], ranks)
+    x, _ = test_packed_batches.batch(lengths)
+    longest = [max(run, default=1) for run in runs]
+    own = x.split([len(run) for run in runs])[rank][:, : longest[rank]]
+    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
+
+
+def batches_packed_on_their_way_in(rank, ranks):
+    encoder = test_packed_batches.encoder()
+    both = parallel(encoder)
+    for lengths in ([6], [16, 3, 9, 40, 6]):
+        x, mask = test_packed_batches.batch(lengths, length=44)
+        check(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
+    lengths, runs = runs_of(lengths, ranks)
+    x, mask = test_packed_batches.batch(lengths)
+    own = [part.split([len(run) for run in runs])[rank] for part in (x, mask)]
+    spread = parallel(encoder, inputs="spread")
+    check(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))
+
+
+def inputs_that_are_spread(rank, ranks):
+    encoder = attention_encoder()
+    spread = parallel(encoder, inputs="spread")
+    for items in (LENGTHS[1], LENGTHS[4]):
+        lengths, runs = runs_of(items, ranks)
+        rows = rows_of(lengths)
+        own = rows.split([sum(run) for run in runs])[rank]
+        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+
+
+def calls_that_run_eager(rank, ranks):
+    encoder = attention_encoder(backend="eager")
+    rows = rows_of([3, 60, 4])
+    check(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
+
+
+def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
+    """Also while ranks learn what outputs are like: two of it might be more than there is memory for."""
+
+    class Seen(Attention):
+        rows = 0
+
+        def forward(self, x, cu_seqlens, max_seqlen):
+            self.rows = max(self.rows, len(x))
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    encoder = attention_encoder(module=Seen())
+    rows = rows_of([5000])
+    check(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
+    assert encoder.module.rows == 5000
+
+
+def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
+    encoder = attention_encoder(off=lambda module: "pruned")
+    both, met = parallel(encoder), []
+    exchange = both._ranks.exchange
+    both._ranks.exchange = lambda *args: met.append(args) or exchange(*args)
+    for _ in range(3):
+        check(both(rows_of([5, 3]), lengths=[5, 3]), encoder.eager(rows_of([5, 3]), lengths=[5, 3]))
+    assert len(met) == 1
+
+
+def calls_under_any_autocast(rank, ranks):
+    spec = vg.BufferSpec("input", vg.Lengths())
+    encoder = vg.GraphedEncoder(nn.Linear(8, 8), [64], spec, backend="tape")
+    for options in ({}, {"inputs": "spread"}):
+        both = parallel(encoder, **options)
+        lengths, runs = runs_of([5, 6, 7, 30], ranks)
+        rows = rows_of(lengths)
+        own = rows.split([sum(run) for run in runs])[rank]
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16):
+            with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+                got = both(own, lengths=runs[rank]) if options else both(rows, lengths=lengths)
+                assert got.dtype == dtype
+                check(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
+
+
+# Mistakes
+
+
+def a_wrong_call_raises_on_every_rank(rank, ranks):
+    encoder = attention_encoder(on_miss="error")
+    both = parallel(encoder)
+    for wrong, error in (([3, 4], vg.LayoutError), ([5, 0], vg.LayoutError), ([], vg.LayoutError)):
+        with pytest.raises(error):
+            both(rows_of([5]), lengths=wrong)
+    with pytest.raises(vg.BudgetError, match="item 1 is"):
+        both(rows_of([5, 300]), lengths=[5, 300])
+    check(both(rows_of([5, 6]), lengths=[5, 6]), encoder.eager(rows_of([5, 6]), lengths=[5, 6]))
+
+
+def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
+    both = parallel(attention_encoder())
+    with pytest.raises(vg.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
+        both(rows_of([5 + rank]), lengths=[5 + rank])
+    check(both(rows_of([5]), lengths=[5]), both.encoder.eager(rows_of([5]), lengths=[5]))
+
+
+def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
+    """At once: the group is of use afterwards."""
+    rows = rows_of([5, 6])
+    reasons = ["off"] if rank == 1 else []  # in one call
+    off = {"off": lambda _: reasons.pop() if reasons else None}
+    for error, others, options, wrong in (
+        (vg.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
+        (vg.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
+        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_of([300])}),
+        (vg.RankError, "rank 1 was called with .*graphs do not answer", off, {"lengths": [5, 6]}),
+    ):
+        both = parallel(attention_encoder(**options))
+        call = {"x": rows, "lengths": [5, 6]}
+        with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
+            both(**(call | wrong if rank == 1 else call))
+        check(both(**call), both.encoder.eager(**call))
+
+
+class Switched(Attention):
+    """Takes an argument that changes nothing."""
+
+    def forward(self, x, cu_seqlens, max_seqlen, switch=None):
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
+    rows, lengths = rows_of([5, 6]), [5, 6]
+    for inputs in ("whole", "spread"):
+        both = parallel(attention_encoder(module=Switched()), inputs=inputs)
+        for switch in (object(), lambda: None, (1, object()), check):
+            with pytest.raises(vg.SpecError, match=r"argument 'switch' is .*expected a value that can be pickled, and"):
+                both(rows, lengths=lengths, switch=switch)
+            only = {"switch": switch} if rank == 1 else {}
+            with pytest.raises(vg.SpecError if rank == 1 else vg.RankError, match="argument 'switch' is"):
+                parallel(both.encoder, inputs=inputs)(rows, lengths=lengths, **only)
+        for switch in (vg.Rows(every=2), ("on", 1), torch.float16):
+            out = both(rows, lengths=lengths, switch=switch)
+            assert distance(out[: len(rows)], both.encoder.eager(rows, lengths=lengths)) <= 1e-5
+
+
+def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
+    class Fails(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            if rank == 1:
+                raise MemoryError("no memory is left")
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, "rank 1 raised .* no memory is left")
+    with pytest.raises(expected[0], match=expected[1]):
+        parallel(attention_encoder(module=Fails()))(rows_of([5]), lengths=[5])
+
+
+def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, ranks):
+    spread = parallel(attention_encoder(), inputs="spread")
+    lengths = [5, 1] if rank == 1 else [5]
+    expected = (vg.LayoutError, "describes 2 items") if rank == 1 else (vg.RankError, "rank 1 raised .*LayoutError")
+    with pytest.raises(expected[0], match=expected[1]):
+        spread(rows_of([5]), lengths=lengths)
+    with pytest.raises(vg.InputError, match="no rank brought items"):
+        spread(rows_of([]), lengths=[])
+    with pytest.raises(vg.RankError, match="expected the same call on every rank"):
+        spread(rows_of([5]), lengths=[5], scale=1.5 + rank)
+    assert spread(rows_of([5]), lengths=[5]).shape == (5 * ranks, 8)
+
+
+class Counts(Attention):
+    """Gives Python values beside its rows, by a function of what it is called with."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = values
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return {"y": super().forward(x, cu_seqlens, max_seqlen), "value": self.values(x, cu_seqlens)}
+
+
+def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
+    spec, lengths = attention_spec(outputs=vg.Outputs(y=vg.Rows())), [5, 6, 7, 30]
+    rows = rows_of(lengths)
+    for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
+        for options in ({"backend": "eager"}, {"lazy": True}, {}):
+            for inputs in ("whole", "spread"):
+                both = parallel(attention_encoder(module=Counts(values), spec=spec, **options), inputs=inputs)
+                for _ in range(2):
+                    with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
+                        both(rows, lengths=lengths)
+
+
+def values_that_only_some_items_change_raise_on_every_rank(rank, ranks):
+    """What the first call does not show: one rank finds it, in step with the others."""
+    spec = attention_spec(outputs=vg.Outputs(y=vg.Rows()))
+    module = Counts(lambda _, cu_seqlens: bool(cu_seqlens.diff().max() > 20))
+    both = parallel(attention_encoder(module=module, spec=spec, backend="eager"))
+    rows, lengths = rows_of([5, 6, 7]), [5, 6, 7]
+    assert both(rows, lengths=lengths)["value"] is False
+    expected = (vg.SpecError, "depend on the items") if rank == 0 else (vg.RankError, r"ranks \[0\] raised an error")
+    with pytest.raises(expected[0], match=expected[1]):
+        both(rows_of([30, 3, 3]), lengths=[30, 3, 3])
+    assert both(rows, lengths=lengths)["value"] is False  # ranks are still in step
+
+
+def a_process_outside_of_the_group(rank, ranks):
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        check_pair(parallel(attention_encoder(), group=group))
+    else:
+        with pytest.raises(vg.SpecError, match="process 2 is not in the group"):
+            parallel(attention_encoder(), group=group)
+
+
+def check_pair(both):
+    rows = rows_of([5, 6, 7])
+    assert distance(both(rows, lengths=[5, 6, 7]), both.encoder.eager(rows, lengths=[5, 6, 7])) <= 1e-5
+
+
+class Before(nn.Module):
+    """Calls a function before it gives what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.before = lambda: None
+
+    def forward(self, x):
+        self.before()
+        return x * self.scale
+
+
+def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
+    module = Before()
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
+    both, rows, lengths = parallel(encoder), rows_of([5] * 6), [5] * 6
+    check(both(rows, lengths=lengths), rows)
+
+    def fail():
+        raise MemoryError("no memory is left")
+
+    module.before = fail if rank == 1 else lambda: None
+    expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, r"ranks \[1\] raised an error")
+    with pytest.raises(expected[0], match=expected[1]):
+        both(rows, lengths=lengths)
+    module.before = lambda: None
+    check(both(rows, lengths=lengths), rows)  # ranks are still in step
+    both.check()
+
+
+def a_module_that_was_cast_is_told_so(rank, ranks):
+    module = Before()
+    both = parallel(vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager"))
+    both(rows_of([5] * 6), lengths=[5] * 6)
+    module.double()
+    with pytest.raises(vg.SpecError, match="make a new DataParallelEncoder"):
+        both(rows_of([5] * 6), lengths=[5] * 6)
+    assert parallel(both.encoder)(rows_of([5] * 6), lengths=[5] * 6).dtype == torch.float64
+
+
+# Ranks that are lost: each ends its group, so they come last
+
+
+def lose(rank, before, **options):
+    """Make two calls, in the second of which the last rank is lost; the seconds that others waited."""
+    module = Before()
+    spec = vg.BufferSpec("x", vg.Lengths())
+    both = parallel(vg.GraphedEncoder(module, [64], spec, backend="eager"), **options)
+    both(rows_of([5] * 6), lengths=[5] * 6)
+    last = rank == dist.get_world_size() - 1
+    module.before = before if last else lambda: None
+    start = time.perf_counter()
+    with pytest.raises(vg.RankError, match="a rank of the group took no part"):
+        both(rows_of([5] * 6), lengths=[5] * 6)
+    return time.perf_counter() - start
+
+
+def a_rank_that_hangs_is_waited_for_until_the_timeout(rank, ranks):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    seconds = lose(rank, lambda: time.sleep(4), group=group)
+    assert rank == ranks - 1 or seconds < 4
+
+
+def a_rank_that_is_killed_raises_on_all_others(rank, ranks):
+    seconds = lose(rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert seconds < TIMEOUT.total_seconds()
+
+
+SCENARIOS = {
+    2: [
+        any_lengths,
+        any_call_equals_that_of_one_encoder,
+        every_item_is_encoded_once,
+        items_are_spread_by_what_rank_0_measured,
+        ranks_that_capture_between_calls,
+        a_tower_with_deepstack_features,
+        outputs_of_any_structure,
+        padded_batches_that_are_spread,
+        batches_packed_on_their_way_in,
+        inputs_that_are_spread,
+        calls_under_any_autocast,
+        a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread,
+        values_that_depend_on_the_items_raise_on_every_rank,
+        a_rank_that_hangs_is_waited_for_until_the_timeout,
+    ],
+    3: [
+        any_lengths,
+        any_call_equals_that_of_one_encoder,
+        every_item_is_encoded_once,
+        padding_that_holds_nan,
+        groups_that_stay_together,
+        entries_and_columns_of_all_items,
+        padded_batches,
+        padded_batches_that_are_spread,
+        inputs_that_are_spread,
+        calls_that_run_eager,
+        an_item_too_large_for_graphs_is_run_by_itself,
+        calls_under_any_autocast,
+        calls_that_graphs_do_not_answer_meet_once,
+        a_wrong_call_raises_on_every_rank,
+        a_first_call_that_differs_raises_on_every_rank,
+        a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank,
+        static_arguments_that_ranks_cannot_compare_are_named,
+        a_capture_that_fails_on_one_rank_raises_on_every_rank,
+        an_error_while_one_rank_encodes_raises_on_every_rank,
+        a_module_that_was_cast_is_told_so,
+        values_that_depend_on_the_items_raise_on_every_rank,
+        values_that_only_some_items_change_raise_on_every_rank,
+        a_process_outside_of_the_group,
+        a_rank_that_is_killed_raises_on_all_others,
+    ],
+}
+"""What a group of so many ranks does, one after the other."""
+
+
+if __name__ == "__main__":
+    run_scenarios(SCENARIOS[int(os.environ["WORLD_SIZE"])], "gloo")

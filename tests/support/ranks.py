@@ -1,0 +1,107 @@
+"""Groups of processes: each runs the same scenarios one after the other, and says what came of them."""
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.towers import distance, equal_bits, tensors
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT = datetime.timedelta(seconds=30)
+"""How long ranks wait for each other."""
+
+
+def on_gpus(ranks):
+    """The marks of tests that run a group with a GPU for each rank."""
+    few = torch.cuda.device_count() < ranks
+    return [pytest.mark.gpu, pytest.mark.skipif(few, reason=f"there are fewer than {ranks} CUDA devices")]
+
+
+def run_group(module, ranks, folder, **environment):
+    """Run a module in so many processes at once: what came of its scenarios, by rank.
+
+    Each scenario has an empty string, or what went wrong, after which nothing more is run.
+    """
+    paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    common = os.environ | {"PYTHONPATH": paths, "WORLD_SIZE": str(ranks), "FOLDER": str(folder)} | environment
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module],
+            cwd=ROOT,
+            env=common | {"RANK": str(rank)},
+            stdout=(folder / f"{rank}.log").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        try:
+            process.wait(timeout=300)
+        finally:
+            process.kill()
+    results = [folder / f"{rank}.json" for rank in range(ranks)]
+    return [json.loads(path.read_text()) if path.exists() else {} for path in results]
+
+
+def groups_of(module, tmp_path_factory):
+    """What came of the scenarios on each rank, by the number of ranks: groups are started once, for all tests."""
+    started = {}
+
+    def results_of(ranks):
+        if ranks not in started:
+            started[ranks] = run_group(module, ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
+        return started[ranks]
+
+    return results_of
+
+
+def check_scenario(results, scenario):
+    """Whether a scenario went well on all ranks, but for the last where that is killed."""
+    came = [own.get(scenario, "was not run, or did not end") for own in results]
+    if "is_killed" in scenario:
+        came.pop()
+    assert came == [""] * len(came), "\n".join(came)
+
+
+def run_scenarios(scenarios, backend):
+    """Run functions of `(rank, ranks)` as one of the processes of `run_group`."""
+    rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=TIMEOUT)
+    results = {}
+    for scenario in scenarios:
+        start, name = time.perf_counter(), scenario.__name__
+        try:
+            scenario(rank, ranks)
+            results[name] = ""
+        except BaseException:
+            results[name] = traceback.format_exc()
+        print(name, f"{time.perf_counter() - start:.1f} s", results[name], flush=True)
+        (folder / f"{rank}.json").write_text(json.dumps(results))
+        if results[name]:
+            break  # ranks may no longer agree on what comes next
+    os._exit(0)  # no rank waits for one that is lost
+
+
+def check(got, expected, tolerance=1e-5):
+    """Whether an output is the one expected, and the same on every rank."""
+    assert type(got) is type(expected)
+    assert distance(got, expected) <= tolerance
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, {name: tensor.cpu() for name, tensor in tensors(got).items()})
+    assert all(equal_bits(told[0], other) for other in told[1:])
+
+
+def runs_of(items, ranks):
+    """Items in the order of the ranks that bring them, and those of each rank: the last one has none."""
+    runs = [items[at :: ranks - 1] for at in range(ranks - 1)] + [[]]
+    return [item for run in runs for item in run], runs

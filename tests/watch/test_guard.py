@@ -1,0 +1,568 @@
+"""Memory that graphs read, and memory they write: what happens to it between capture and replay is found or held."""
+
+import gc
+import logging
+import re
+import weakref
+from functools import lru_cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.towers import distance, equal_bits
+from varlen_graphs.watch.guard import CALLS, Guard
+from varlen_graphs.watch.read_memory import ReadMemory
+
+SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+
+
+def rows_for(lengths, seed=0):
+    return torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
+
+
+class Reaching(Attention):
+    """Reads tensors that are no parameters or buffers: an attribute, one in a dict in a list, and one of a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.full((8,), 3.0)
+        self.caches = [{"bias": torch.full((8,), 0.5)}]
+        hidden = torch.full((8,), 2.0)
+        self.last = lambda x: x * hidden
+        self.weights = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))  # so that a call looks at a part of them
+        self.requires_grad_(False)
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return self.last(super().forward(x, cu_seqlens, max_seqlen) * self.factor + self.caches[0]["bias"])
+
+
+def hidden_of(module):
+    return module.last.__closure__[0].cell_contents
+
+
+CHANGES = {
+    "a parameter has new data": (lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data.clone()), "'qkv.weight'"),
+    "a parameter is of another dtype": (
+        lambda m: setattr(m.qkv.bias, "data", m.qkv.bias.data.view(torch.int32)),
+        "'qkv.bias' is int32 .* now, and was float32",
+    ),
+    "a parameter is set": (lambda m: m.qkv.bias.set_(m.qkv.bias.clone()), "'qkv.bias' was moved or replaced"),
+    "a parameter is freed": (lambda m: m.qkv.bias.untyped_storage().resize_(0), "'qkv.bias' was freed"),
+    "a parameter is resized": (lambda m: m.qkv.weight.untyped_storage().resize_(10**6), "'qkv.weight' was moved"),
+    "the module is cast": (lambda m: m.double(), "was moved or replaced"),
+    "an attribute is freed": (lambda m: m.factor.untyped_storage().resize_(0), "'factor' was freed"),
+    "an attribute is set": (lambda m: m.factor.set_(torch.ones(8)), "'factor' was moved or replaced"),
+    "an attribute has new data": (lambda m: setattr(m.factor, "data", torch.ones(8)), "'factor' was moved or replaced"),
+    "a tensor in containers is freed": (
+        lambda m: m.caches[0]["bias"].untyped_storage().resize_(0),
+        re.escape("\"caches[0]['bias']\" was freed"),
+    ),
+    "a tensor of a closure is freed": (lambda m: hidden_of(m).untyped_storage().resize_(0), "'last.hidden' was freed"),
+    "a tensor of a closure is set": (lambda m: hidden_of(m).set_(torch.ones(8)), "'last.hidden' was moved or replaced"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_whatever_happens_to_memory_that_graphs_read_is_found_soon_or_when_asked(change, message):
+    for ask in (True, False):
+        encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+        encoder(rows, lengths=[6])
+        encoder.check()
+        change(encoder.module)
+        with pytest.raises(vg.StaleGraphError, match=message + r".*call encoder.release\(\).*on_change=.recapture."):
+            _ = encoder.check() if ask else [encoder(rows, lengths=[6]) for _ in range(CALLS)]
+
+
+def test_another_shape_of_the_same_memory_is_found_when_asked():
+    encoder, rows = attention_encoder([64]), rows_for([6])
+    encoder(rows, lengths=[6])
+    weight = encoder.module.qkv.weight
+    weight.data = weight.data.view(8, 24).mT
+    with pytest.raises(vg.StaleGraphError, match=r"'qkv.weight' is float32 \[24, 8\] with strides \[1, 24\] now"):
+        encoder.check()
+
+
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_freed_memory_is_not_replayed_however_often_one_tries(at):
+    """Of whatever weight: a call that looks at a part of them is told that a storage was resized."""
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.module.weights[at].weight.untyped_storage().resize_(0)
+    before = encoder.stats.replays.total()
+    for call in (lambda: encoder(rows, lengths=[6]), lambda: encoder(rows, lengths=torch.tensor([6]))) * 3:
+        with pytest.raises(vg.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
+            call()
+    assert encoder.stats.replays.total() == before
+
+
+def test_what_was_found_once_is_found_by_every_call_until_it_is_as_it_was():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    weight = encoder.module.weights[50].weight
+    data, weight.data = weight.data, weight.data.clone()
+    with pytest.raises(vg.StaleGraphError):
+        encoder.check()
+    for _ in range(3):
+        with pytest.raises(vg.StaleGraphError, match=r"'weights.50.weight' was moved or replaced"):
+            encoder(rows, lengths=[6])
+    weight.data = data
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
+
+
+def test_a_cache_that_is_replaced_is_held_and_goes_on_being_read():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    held = weakref.ref(encoder.module.factor.untyped_storage())
+    encoder.module.factor = torch.zeros(8)
+    gc.collect()
+    assert held() is not None
+    assert all(torch.equal(encoder(rows, lengths=[6]), expected) for _ in range(CALLS))
+    encoder.check()
+    encoder.release()
+    gc.collect()
+    assert held() is None
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_values_that_change_in_place_are_followed_wherever_they_are():
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    encoder(rows, lengths=[6])
+    module = encoder.module
+    for tensor in (module.factor, module.caches[0]["bias"], hidden_of(module)):
+        tensor.mul_(-2)
+        assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    encoder.check()
+
+
+# What the module does not register
+
+
+class Outside(nn.Module):
+    """Reads modules and tensors that are none of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = [{"first": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))}]
+        both = torch.ones(16)
+        self.first, self.second = both[:8], both[8:]
+        self.table = torch.ones(8)
+        self.parent = [nn.Linear(8, 8)]  # reached, and not read
+        self.requires_grad_(False)
+
+    def forward(self, input):
+        data = self.table.data  # made for one use: what happens to the table is not seen by looking at it
+        return self.listed[0]["first"](input) * self.first * self.second * data
+
+
+def outside_encoder(**options):
+    linear = nn.Linear(8, 8)
+
+    def enclosed(module, input):
+        return scaled(linear(module(input)))
+
+    spec = vg.BufferSpec("input", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Outside(), [64], spec, backend="tape", forward=enclosed, **options)
+    encoder(rows_for([6]), lengths=[6])
+    return encoder, linear
+
+
+GLOBAL = nn.Linear(8, 8)
+
+
+def scaled(x):
+    return GLOBAL(x)
+
+
+@lru_cache
+def cached():
+    return torch.full((8,), 2.0)
+
+
+def other_weights(module):
+    module.load_state_dict({key: value + 1 for key, value in module.state_dict().items()}, assign=True)
+
+
+OUTSIDE = {
+    "a list": (lambda m, _: other_weights(m.listed[0]["first"]), "\"listed[0]['first'].0.weight\" was moved"),
+    "one weight": (
+        lambda m, _: setattr(m.listed[0]["first"][1], "bias", nn.Parameter(torch.ones(8))),
+        "\"listed[0]['first'].1.bias\" was moved",
+    ),
+    "a part in a list": (lambda m, _: setattr(m.listed[0]["first"], "1", nn.Linear(8, 8)), "['first'].1\" was moved"),
+    "a closure": (lambda _, linear: other_weights(linear), "'forward.linear.weight' was moved"),
+    "a cast": (lambda _, linear: linear.double(), "'forward.linear.weight' was moved"),
+    "a global": (lambda *_: other_weights(GLOBAL), "'forward.scaled.GLOBAL.weight' was moved"),
+    "the first view": (lambda m, _: setattr(m.first, "data", torch.zeros(8)), "'first' was moved"),
+    "the second view": (lambda m, _: setattr(m.second, "data", torch.zeros(8)), "'second' was moved"),
+    "what is read by an alias": (lambda m, _: setattr(m.table, "data", torch.zeros(8)), "'table' was moved"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), OUTSIDE.values(), ids=OUTSIDE.keys())
+def test_weights_that_the_module_does_not_register_are_guarded(change, message):
+    for ask in (True, False):
+        encoder, linear = outside_encoder()
+        encoder.check()
+        change(encoder.module, linear)
+        with pytest.raises(vg.StaleGraphError, match=re.escape(message)):
+            _ = encoder.check() if ask else [encoder(rows_for([6]), lengths=[6]) for _ in range(CALLS)]
+
+
+@pytest.mark.parametrize("change", [change for change, _ in OUTSIDE.values()][:4])
+def test_weights_that_the_module_does_not_register_are_captured_anew(change):
+    encoder, linear = outside_encoder(on_change="recapture")
+    with torch.no_grad():
+        change(encoder.module, linear)
+    assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
+
+
+def test_a_module_that_is_replaced_in_a_list_is_found_when_asked():
+    encoder, _ = outside_encoder()
+    encoder.module.listed[0] = {"first": encoder.module.listed[0]["first"]}
+    encoder.check()
+    encoder.module.listed[0]["first"] = nn.Linear(8, 8)
+    with pytest.raises(vg.StaleGraphError, match=re.escape("the module at \"listed[0]['first']\" was replaced")):
+        encoder.check()
+
+
+def test_a_module_that_is_reached_and_not_read_may_change():
+    encoder, _ = outside_encoder()
+    other_weights(encoder.module.parent[0])
+    encoder.check()
+    encoder(rows_for([6]), lengths=[6])
+
+
+class Calling(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x)
+
+
+def calling_encoder(call, **options):
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    return vg.GraphedEncoder(Calling(call), [64], spec, backend="tape", **options)
+
+
+def test_memory_whose_owner_cannot_be_found_is_told_of_once():
+    HIDDEN.table = torch.ones(8)
+    encoder = calling_encoder(lambda x, scale=1.0: x * HIDDEN.table)
+    with pytest.warns(UserWarning, match=r"graphs read 1 tensors that nothing .* owns: float32 \[8\]; they are held"):
+        encoder(rows_for([6]), lengths=[6])
+    expected = encoder(rows_for([6]), lengths=[6])
+    HIDDEN.table = torch.zeros(8)
+    gc.collect()
+    assert equal_bits(encoder(rows_for([6]), lengths=[6]), expected)
+
+
+def test_caches_of_functions_are_owners(recwarn):
+    encoder = calling_encoder(lambda x: x * cached())
+    encoder(rows_for([6]), lengths=[6])
+    assert not recwarn
+    cached().untyped_storage().resize_(0)
+    with pytest.raises(vg.StaleGraphError, match="was freed"):
+        encoder(rows_for([6]), lengths=[6])
+    cached.cache_clear()
+
+
+# Events
+
+
+def looks_at_all(monkeypatch):
+    """How often all memory is looked at from here on."""
+    looks, change = [], Guard.change
+    monkeypatch.setattr(Guard, "change", lambda guard: looks.append(guard) or change(guard))
+    return looks
+
+
+def test_what_happens_to_other_modules_costs_no_look_at_all_memory(monkeypatch):
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    encoder(rows, lengths=[6])
+    looks, other = looks_at_all(monkeypatch), nn.Module()
+    other.register_buffer("cache", torch.zeros(1))
+    for _ in range(5):
+        other.cache = torch.zeros(1)
+        other.linear = nn.Linear(2, 2)
+        torch.zeros(4).resize_(100).untyped_storage().resize_(0)
+        encoder(rows, lengths=[6])
+    assert not looks
+    encoder.module.qkv.weight = encoder.module.qkv.weight
+    encoder(rows, lengths=[6])
+    encoder(rows, lengths=[6])
+    assert len(looks) == 1
+
+
+def test_a_released_encoder_is_not_told_any_more():
+    encoder, rows = attention_encoder([64]), rows_for([6])
+    encoder(rows, lengths=[6])
+    watched = weakref.ref(encoder._captured._guard._events)
+    encoder.release()
+    gc.collect()
+    assert watched() is None
+    encoder.module.qkv.weight = nn.Parameter(torch.ones(24, 8))
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "resize", [lambda t: t.resize_(10**5), lambda t: t.resize_as_(torch.empty(10**5)), lambda t: t.data.resize_(10**5)]
+)
+def test_a_tensor_that_is_resized_is_found_by_the_next_call(resize):
+    encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
+    encoder(rows, lengths=[6])
+    resize(encoder.module.weights[77].weight)
+    with pytest.raises(vg.StaleGraphError, match=r"'weights.77.weight' was moved"):
+        encoder(rows, lengths=[6])
+
+
+# Uploads in the forward
+
+
+class Uploads:
+    """Watches uploads without a GPU: the device is `meta`, and all memory of the host is pinned."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+        self.memory = ReadMemory(torch.device("meta"), "the module")
+
+    def run(self, make):
+        with self.memory:
+            return make().to("meta", non_blocking=True) + 1
+
+
+def test_host_memory_that_is_uploaded_is_held(monkeypatch):
+    uploads, kept = Uploads(monkeypatch), torch.ones(4)
+    uploads.run(lambda: kept)
+    assert kept.data_ptr() in uploads.memory.held
+
+
+@pytest.mark.parametrize("make", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.ones(4)[1:], lambda: KEPT * 2])
+def test_host_memory_that_the_run_makes_and_uploads_is_refused(make, monkeypatch):
+    with pytest.raises(vg.CaptureError, match=r"what the run itself has put on the host\n  at .*test_guard.py"):
+        Uploads(monkeypatch).run(make)
+
+
+KEPT = torch.ones(4)
+
+
+# What Python does
+
+
+class Scaling(nn.Module):
+    """Its forward reads numbers and a string, and changes some of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.scale, self.mode = 2.0, "add"
+        self.calls, self.rows, self.limit = 0, 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        self.rows = len(x)
+        x = self.norm(x) * self.scale
+        return x + 1 if self.mode == "add" else x
+
+
+def scaling_encoder(**options):
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Scaling(), [64], spec, backend="tape", **options)
+    encoder(rows_for([6]), lengths=[6])
+    return encoder
+
+
+def other_class(module):
+    module.norm.__class__ = type("Other", (nn.LayerNorm,), {"forward": lambda self, x: x * 5})
+
+
+ATTRIBUTES = {
+    "a number": (lambda m: setattr(m, "scale", 3.0), "'scale' is 3.0 now, and was 2.0"),
+    "a string": (lambda m: setattr(m, "mode", "leave"), "'mode' is 'leave' now, and was 'add'"),
+    "of a part": (lambda m: setattr(m.norm, "eps", 1.0), "'norm.eps' is 1.0 now, and was 1e-05"),
+    "the forward": (lambda m: setattr(m, "forward", lambda x: x * 5), "'the module' has another forward"),
+    "the forward of a part": (lambda m: setattr(m.norm, "forward", lambda x: x * 5), "'norm' has another forward"),
+    "the class of a part": (other_class, "'norm' is a Other now, and was a LayerNorm"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
+def test_numbers_and_forwards_that_change_are_found_when_asked_and_frozen_until_then(change, message):
+    encoder, rows = scaling_encoder(), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    encoder.check()
+    change(encoder.module)
+    assert equal_bits(encoder(rows, lengths=[6]), expected)
+    with pytest.raises(vg.StaleGraphError, match=re.escape(message)):
+        encoder.check()
+
+
+def test_numbers_that_change_are_answered_by_a_capture_after_a_check():
+    encoder, rows = scaling_encoder(on_change="recapture"), rows_for([6])
+    encoder.module.scale = 3.0
+    encoder.check()
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_numbers_that_the_forward_changes_are_its_own_business():
+    encoder = scaling_encoder()
+    for length in (6, 9):
+        encoder.eager(rows_for([length]), lengths=[length])
+        encoder.check()
+    encoder.release()
+    encoder(rows_for([6]), lengths=[6])
+    encoder.eager(rows_for([9]), lengths=[9])
+    encoder.module.limit = 5  # as a cache that begins with None
+    encoder.check()
+
+
+def test_state_that_the_last_run_before_a_capture_left_behind_is_guarded():
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.states = [torch.zeros(8)]
+
+        def forward(self, x):
+            state = self.states[-1]
+            self.states.append(state * 0.5 + 1)
+            return x + state
+
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Stateful(), [64], spec, backend="tape")
+    with pytest.warns(UserWarning, match="were made while graphs were captured, and are kept"):
+        encoder(rows_for([6]), lengths=[6])
+    encoder.check()
+    encoder.module.states[-2].untyped_storage().resize_(0)  # what the captured run read
+    with pytest.raises(vg.StaleGraphError, match=re.escape("'states[") + ".* was freed"):
+        encoder.check()
+
+
+# on_change="recapture"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.double(),
+        lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
+        lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data + 1),
+        lambda m: setattr(m, "qkv", nn.Linear(8, 24)),
+        lambda m: m.qkv.register_parameter("bias", None),
+        lambda m: m.register_parameter("extra", nn.Parameter(torch.ones(3))),
+    ],
+)
+@pytest.mark.parametrize("staged", [False, True], ids=["call", "stage"])
+def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, caplog):
+    encoder, rows = attention_encoder(spec=SHAPED, on_change="recapture"), rows_for([6])
+    encoder(rows, lengths=[6], scale=2.0)
+    encoder(rows, lengths=[6])
+    with torch.no_grad():
+        change(encoder.module)
+    with caplog.at_level(logging.WARNING, "varlen_graphs"):
+        if staged:
+            with encoder.stage([6]) as stage:
+                stage.rows.copy_(rows)
+            got = stage.output
+        else:
+            got = encoder(rows, lengths=[6])
+        assert distance(got, encoder.eager(rows, lengths=[6])) < 1e-6
+        assert distance(encoder(rows, lengths=[6], scale=2.0), encoder.eager(rows, lengths=[6], scale=2.0)) < 1e-6
+    (record,) = caplog.records
+    assert re.search(r"(was moved or replaced|got or lost a part) since .*: graphs are released", record.getMessage())
+    assert not encoder.stats.eager
+    assert repr(encoder).endswith("4 captured)")
+
+
+def test_a_check_releases_and_the_next_call_captures():
+    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    handle = attention_encoder(pool=encoder.pool, outputs="borrowed")(rows, lengths=[6])
+    encoder(rows, lengths=[6])
+    encoder.module.double()
+    encoder.check()
+    assert repr(encoder).endswith("0 captured)")
+    assert not handle.valid
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
+    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.module.qkv = nn.Linear(8, 24)
+    encoder(rows, lengths=[6])
+    seen = []
+    encoder.module.qkv.register_forward_hook(lambda *args: seen.append(1))
+    encoder(rows, lengths=[6])
+    assert seen
+    assert encoder.stats.eager == {"forward hooks": 1}
+
+
+def test_other_answers_to_a_change_are_refused():
+    with pytest.raises(vg.SpecError, match="on_change='ignore': expected one of 'error', 'recapture'"):
+        attention_encoder(on_change="ignore")
+
+
+# What else lives in the memory of graphs
+
+
+class Keeping(Attention):
+    """Keeps what it computes, in several ways."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+        self.kept = []
+
+    def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+        out = super().forward(x, cu_seqlens, max_seqlen, scale)
+        self.keep(self, out)
+        return out
+
+
+BOX = {}
+HIDDEN = SimpleNamespace()
+KEEPS = {
+    "an attribute": (lambda m, out: setattr(m, "seen", out * 2), "'seen', float32 [64, 8]"),
+    "a view": (lambda m, out: setattr(m.qkv, "first", (out * 2)[:3]), "'qkv.first', float32 [3, 8]"),
+    "the output": (lambda m, out: setattr(m, "output", out), "'output', float32 [64, 8]"),
+    "a list": (lambda m, out: setattr(m, "kept", [out.sum(0)]), "'kept[0]', float32 [8]"),
+    "a global": (lambda m, out: BOX.update(out=out.mean(1)), "\"keep.BOX['out']\", float32 [64]"),
+    "elsewhere": (lambda m, out: setattr(HIDDEN, "out", out.mean(1)), "float32 [64], not reachable from the module"),
+}
+
+
+@pytest.mark.parametrize(("keep", "name"), KEEPS.values(), ids=KEEPS.keys())
+def test_what_is_kept_in_the_memory_of_graphs_is_named_with_its_owner(keep, name):
+    encoder, rows = attention_encoder([64], module=Keeping(keep)), rows_for([6])
+    with pytest.warns(UserWarning, match="1 tensors were made while graphs were captured, and are kept: ") as warned:
+        encoder(rows, lengths=[6])
+    assert name in str(warned[0].message)
+    assert f"kept in the memory of graphs, which replays overwrite: {name}" in encoder.report()
+    BOX.clear()
+    vars(HIDDEN).clear()
+    if name.startswith("'"):
+        encoder(rows, lengths=[6], scale=2.0)  # what the first capture made is replaced by what the second one makes
+        assert encoder.report().count("kept in the memory of graphs") == 1
+    encoder.release()
+    assert "kept in" not in encoder.report()
+
+
+def test_a_module_that_keeps_nothing_is_not_blamed(recwarn):
+    class Cyclic(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            parts = [super().forward(x, cu_seqlens, max_seqlen)]
+            parts.append(parts)  # goes with the next collection only
+            return parts[0]
+
+    def fill_once(module, out):
+        if not module.kept:
+            module.kept.append(out * 2)  # in the warm-up: that is held, and no memory of graphs
+
+    for module in (Attention(), Cyclic(), Keeping(fill_once)):
+        encoder, rows = attention_encoder(module=module), rows_for([6])
+        assert equal_bits(encoder(rows, lengths=[6]), encoder(rows, lengths=[6]))
+        assert "kept in" not in encoder.report()
+    assert not recwarn
