@@ -64,7 +64,9 @@ def ours_with_schedule(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_
     """Our kernel: what one layer runs, and what is computed once for all layers. The only place that calls it."""
 
     def tiles() -> Any:
-        return vg.tile_schedule(cu_seqlens, max_seqlen, rows=q.shape[0], heads=q.shape[1], head_dim=q.shape[2])
+        return vg.attention.tile_schedule(
+            cu_seqlens, max_seqlen, rows=q.shape[0], heads=q.shape[1], head_dim=q.shape[2]
+        )
 
     schedule = tiles()
 

@@ -69,9 +69,9 @@ class Gather(vg.parallel.DataParallelEncoder):
 
     def __init__(self, encoder: vg.GraphedEncoder) -> None:
         super().__init__(encoder)
-        self._kept: dict[vg.Layout, Any] = {}
+        self._kept: dict[vg.layout.Layout, Any] = {}
 
-    def _encode(self, call: Any, rows: Tensor, part: vg.Layout) -> Any:
+    def _encode(self, call: Any, rows: Tensor, part: vg.layout.Layout) -> Any:
         if not self._forms:  # a first run, over rows of padding
             return super()._encode(call, rows, part)
         if part not in self._kept:

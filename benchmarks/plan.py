@@ -49,9 +49,9 @@ def main() -> None:
     recorder, build = ways.capture_ladder(tower, vg.Ladder())
     with recorder.record() as recorded:
         run(recorder, calls)
-    plans = compare(recorded, vg.plan(recorded, max_graphs=options.graphs), recorder.costs)
+    plans = compare(recorded, vg.traffic.plan(recorded, max_graphs=options.graphs), recorder.costs)
     powers = plans["powers of two"]
-    plans["plan, as few"] = vg.plan(recorded, max_graphs=len(powers.budgets))
+    plans["plan, as few"] = vg.traffic.plan(recorded, max_graphs=len(powers.budgets))
     check_one = reference(tower, min(calls, key=lambda call: call.rows.shape[0]))
 
     def measure_one(name: str, encoder: vg.GraphedEncoder, build: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def reference(tower: Any, call: Call) -> Callable[[vg.GraphedEncoder], None]:
 
 def measure(
     plan: Plan,
-    recorded: vg.Trace,
+    recorded: vg.traffic.Trace,
     encoder: vg.GraphedEncoder,
     calls: Sequence[Call],
     later: Sequence[Call],

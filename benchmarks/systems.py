@@ -232,10 +232,10 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
     def prepare(call: Call) -> Callable[[], Any]:
         # No public call replays without copying rows in and outputs out, so this takes the encoder's forward itself,
         # at the budget an eager call would use, with the item table resident as it is inside a graph.
-        layout, spec = vg.Layout(call.layout), encoder.spec
+        layout, spec = vg.layout.Layout(call.layout), encoder.spec
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
         return Replay(
-            lambda: encoder._forward(call.rows, vg.ItemTable(values, budget, spec.layout), host={}, statics={}),
+            lambda: encoder._forward(call.rows, vg.layout.ItemTable(values, budget, spec.layout), host={}, statics={}),
             kernels_alone=True,
         )
 

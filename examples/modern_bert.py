@@ -27,7 +27,7 @@ def graph(model, **options):
         rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
         layout=vg.Lengths("lengths"),
         buffers=[
-            vg.RowPositions("position_ids"),
+            vg.buffers.RowPositions("position_ids"),
             vg.CuSeqlens("cu_seqlens", per="item"),
             vg.MaxSeqlen("max_seqlen", per="item"),
         ],

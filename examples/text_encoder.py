@@ -40,7 +40,7 @@ def graph(encoder, **options):
         rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
         layout=vg.Lengths("lengths"),
         buffers=[
-            vg.RowPositions("position_ids"),
+            vg.buffers.RowPositions("position_ids"),
             vg.CuSeqlens("cu_seqlens", per="item"),
             vg.MaxSeqlen("max_seqlen", per="item"),
             vg.DeviceBuffer("first_rows", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),

@@ -687,7 +687,7 @@ def test_tables_of_positions_need_no_more_entries_than_calls_use():
             return x + self.table(at)
 
     grids = vg.BufferSpec("x", vg.GridTHW("items"), [vg.GridPositions("at")], vg.Rows())
-    texts = vg.BufferSpec("x", vg.Lengths("items"), [vg.RowPositions("at")], vg.Rows())
+    texts = vg.BufferSpec("x", vg.Lengths("items"), [vg.buffers.RowPositions("at")], vg.Rows())
     for module, spec, items in ((Patches(), grids, [(1, 14, 14), (3, 64, 9), (1, 2, 64)]), (Text(), texts, [77, 3])):
         encoder = vg.GraphedEncoder(module, vg.Ladder(256, 4096, step=1.5), spec, backend="tape")
         rows = torch.randn(sum(math.prod(item) if isinstance(item, tuple) else item for item in items), 8)

@@ -56,7 +56,7 @@ def parse(text):
     st.dictionaries(LABEL_NAMES, st.text(max_size=8), max_size=3),
 )
 def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, labels):
-    stats = vg.Stats()
+    stats = vg.stats.Stats()
     for budget, active, right in replays:
         stats.count_call(2)
         stats.count_replay(budget, min(active, budget.rows))
@@ -98,7 +98,7 @@ def test_what_an_encoder_did_is_on_its_page():
     [("", {}), ("1st", {}), ("a-b", {}), ("a", {"1st": 1}), ("a", {"__own": 1}), ("a", {"b-c": 1}), ("a", {"rows": 1})],
 )
 def test_names_that_prometheus_does_not_take_are_refused(prefix, labels):
-    stats = vg.Stats()
+    stats = vg.stats.Stats()
     stats.count_replay(vg.Budget(8), 8)
     with pytest.raises(vg.InputError, match=r"prefix|label"):
         stats.prometheus(prefix, **labels)
@@ -107,11 +107,11 @@ def test_names_that_prometheus_does_not_take_are_refused(prefix, labels):
 @pytest.mark.parametrize("label", ["reason", "rows", "items", "segments", "max_seqlen"])
 def test_labels_of_the_counters_are_refused_before_anything_was_counted(label):
     with pytest.raises(vg.InputError, match=f"label '{label}' is one that metrics have themselves"):
-        vg.Stats().prometheus(**{label: "x"})
+        vg.stats.Stats().prometheus(**{label: "x"})
 
 
 def test_numbers_of_one_moment_agree_while_threads_count():
-    stats, wrong = vg.Stats(), []
+    stats, wrong = vg.stats.Stats(), []
 
     def work(number):
         for _ in range(200):

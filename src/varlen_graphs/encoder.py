@@ -1,6 +1,5 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from torch import nn
 from varlen_graphs.attention import timing
 from varlen_graphs.capture.choice import Choice
 from varlen_graphs.capture.choose import BackendName
+from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.state import State
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError
@@ -42,6 +42,7 @@ from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.examples import Example, with_other_rows
 from varlen_graphs.verify.in_service import InService
+from varlen_graphs.verify.options import Verify, check_tolerance
 from varlen_graphs.verify.verifier import Verified, Verifier
 
 
@@ -128,15 +129,10 @@ class GraphedEncoder:
         on_miss: Literal["eager", "error"] = "eager",
         outputs: Literal["owned", "borrowed"] = "owned",
         min_segment_rows: int = 1,
-        compile: bool = False,
-        on_change: Literal["error", "recapture"] = "error",
         off: Callable[[nn.Module], str | None] | None = None,
-        verify: int = 0,
-        strict: bool = False,
-        tolerance: float | None = None,
-        lazy: bool = False,
         memory: int | str | None = None,
-        warmup: str | os.PathLike[str] | None = None,
+        capture: Capture = Capture(),  # noqa: B008 - frozen
+        verify: int | Verify = 0,
     ) -> None:
         if not isinstance(module, nn.Module) or not isinstance(buffer_spec, BufferSpec):
             raise SpecError(
@@ -145,11 +141,11 @@ class GraphedEncoder:
             )
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
-        _check_tolerance(tolerance)
-        if not isinstance(verify, int) or verify < 0:
-            raise SpecError(f"verify={verify!r}: expected how many calls of each budget to compare, 0 for none")
+        verify = verify if isinstance(verify, Verify) else Verify(verify)
+        if not isinstance(capture, Capture):
+            raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
+        lazy, compile, on_change, warmup = capture.lazy, capture.compile, capture.on_change, capture.warmup
         _check_choice("outputs", outputs, ("owned", "borrowed"))
-        _check_choice("on_change", on_change, ("error", "recapture"))
         self.module = module
         self.spec = buffer_spec
         resolved = resolve_budgets(budgets, buffer_spec.row_multiple)
@@ -169,12 +165,10 @@ class GraphedEncoder:
             module, buffer_spec, self._forward, self._state, self.pool, self._in_use, on_change, lazy, limit
         )
         self._replays = Replays(self._captured, self._planner, self._forward, self.pool, self.stats, self._lends)
-        self._tolerance = tolerance
-        checks = (
-            InService(verify, strict, tolerance, self._captured, self._forward, self._planner, self.pool, self.stats)
-            if verify
-            else None
-        )
+        self._tolerance = verify.tolerance
+        checks = None
+        if verify.calls:
+            checks = InService(verify, self._captured, self._forward, self._planner, self.pool, self.stats)
         self._identity = partial(
             identity_of, module, buffer_spec, self._forward.device, compile, getattr(forward, "__qualname__", None)
         )
@@ -488,7 +482,7 @@ class GraphedEncoder:
             InputError: A call that runs eager, or that no budget holds.
             StaleGraphError: Weights were moved or replaced since the capture: all are looked at.
         """
-        _check_tolerance(tolerance)
+        check_tolerance(tolerance)
         if isinstance(calls, Mapping):
             raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
         calls = [*calls]
@@ -535,11 +529,6 @@ class GraphedEncoder:
         budgets = self.budgets
         name, rows = type(self.module).__name__, f"{budgets[0].rows}..{budgets[-1].rows} rows"
         return f"GraphedEncoder({name}, {len(budgets)} budgets of {rows}, {len(self._captured)} captured)"
-
-
-def _check_tolerance(tolerance: float | None) -> None:
-    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
-        raise SpecError(f"tolerance={tolerance!r}: expected a relative error of at least 0, or None")
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

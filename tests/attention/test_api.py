@@ -173,7 +173,7 @@ def test_the_entry_knows_keys_of_other_lengths_causal_attention_and_windows(segm
     lengths, lengths_k = zip(*segments, strict=True)
     q, k, v = random_qkv(lengths, lengths_k, *heads, padding=padding)
     cu_q, cu_k = boundaries(lengths), boundaries(lengths_k)
-    schedule = vg.tile_schedule(cu_q, 9, rows=q.shape[0], heads=heads[0], head_dim=8, cu_seqlens_k=cu_k)
+    schedule = vg.attention.tile_schedule(cu_q, 9, rows=q.shape[0], heads=heads[0], head_dim=8, cu_seqlens_k=cu_k)
     options = {"cu_seqlens_k": cu_k, "max_seqlen_k": 9, "causal": causal, "window": window}
     out = vg.varlen_attention(q, k, v, cu_q, 9, **options)
     expected = naive_attention(q, k, v, lengths, lengths_k, 8**-0.5, window[0], 0 if causal else window[1])
@@ -183,12 +183,12 @@ def test_the_entry_knows_keys_of_other_lengths_causal_attention_and_windows(segm
 
 def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
     def layer(q, k, v, cu_seqlens, schedule):
-        q, k = vg.apply_rotary(q, k, q[:, 0], k[:, 0])
+        q, k = vg.kernels.apply_rotary(q, k, q[:, 0], k[:, 0])
         whole = vg.varlen_attention(q, k, v, cu_seqlens, 1000, schedule=schedule)
         return whole + vg.varlen_attention(q, k, v, cu_seqlens, 1000, window=(3, -1), causal=True)
 
     def from_boundaries(q, k, v, cu_seqlens, heads=2, head_dim=8):
-        schedule = vg.tile_schedule(cu_seqlens, 1000, rows=len(q), heads=heads, head_dim=head_dim)
+        schedule = vg.attention.tile_schedule(cu_seqlens, 1000, rows=len(q), heads=heads, head_dim=head_dim)
         return layer(q, k, v, cu_seqlens, schedule)
 
     # Of so many heads these rows take tiles of other sizes.
@@ -205,7 +205,7 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         for rows in (10, 100, 128, 500):
             arguments = [*random_qkv([rows - 3], padding=3), boundaries([3, rows - 6], empty=2)]
             if function is layer:
-                arguments.append(vg.tile_schedule(arguments[3], 1000, rows=rows, heads=2, head_dim=8))
+                arguments.append(vg.attention.tile_schedule(arguments[3], 1000, rows=rows, heads=2, head_dim=8))
             torch.testing.assert_close(compiled(*arguments), function(*arguments))
     assert len(graphs) == 4
 
@@ -238,11 +238,11 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         ({"scale": float("nan")}, "scale=nan"),
         ({"window": (-2, 0)}, "window=(-2, 0)"),
         (
-            {"schedule": vg.tile_schedule(boundaries([12]), 12, rows=100, heads=2, head_dim=8)},
+            {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=100, heads=2, head_dim=8)},
             "the schedule is one of 100 query rows, and there are 12: compute it with rows=12",
         ),
         (
-            {"schedule": vg.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
+            {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
             "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and would win over them",
         ),
         ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')"),
@@ -271,7 +271,7 @@ def test_bad_arguments_say_what_was_expected(change, message):
 def test_a_schedule_without_the_keys_is_not_taken_for_cross_attention():
     q, k, v = random_qkv([3, 9], [20, 10])
     cu_q, cu_k = boundaries([3, 9]), boundaries([20, 10])
-    schedule = vg.tile_schedule(cu_q, 9, rows=12, heads=2, head_dim=8)
+    schedule = vg.attention.tile_schedule(cu_q, 9, rows=12, heads=2, head_dim=8)
     with pytest.raises(vg.InputError, match="other tensors than cu_seqlens and cu_seqlens_k"):
         vg.varlen_attention(q, k, v, cu_q, 9, cu_seqlens_k=cu_k, max_seqlen_k=20, schedule=schedule)
     again = cu_q.view(-1)  # another tensor in the same memory
@@ -285,7 +285,7 @@ def test_a_schedule_of_other_segments_than_attention_is_refused():
             return vg.varlen_attention(x, x, x, cu_seqlens, 64, schedule=schedule).flatten(1)
 
     def encoder(per):
-        buffers = [vg.CuSeqlens(per="frame"), vg.AttentionSchedule(heads=2, head_dim=8, per=per)]
+        buffers = [vg.CuSeqlens(per="frame"), vg.buffers.AttentionSchedule(heads=2, head_dim=8, per=per)]
         spec = vg.BufferSpec(rows="x", layout=vg.GridTHW("grid"), buffers=buffers, outputs=vg.Rows())
         return vg.GraphedEncoder(Module().eval(), [64], spec, backend="tape")
 
@@ -298,7 +298,7 @@ def test_a_schedule_of_other_segments_than_attention_is_refused():
 def test_boundaries_may_be_a_column():
     q, k, v = random_qkv([10, 20])
     column = torch.tensor([[0, 7], [10, 7], [30, 7]], dtype=torch.int32)[:, 0]
-    schedule = vg.tile_schedule(column, 20, rows=30, heads=2, head_dim=8)
+    schedule = vg.attention.tile_schedule(column, 20, rows=30, heads=2, head_dim=8)
     assert schedule.tiles[1:3].tolist() == [[10, 30, 10, 30, 0], [0, 10, 0, 10, 1]]
     expected = vg.varlen_attention(q, k, v, boundaries([10, 20]), 20)
     assert torch.equal(vg.varlen_attention(q, k, v, column, 20, schedule=schedule), expected)
@@ -306,6 +306,6 @@ def test_boundaries_may_be_a_column():
 
 def test_a_schedule_is_of_boundaries_that_belong_together():
     with pytest.raises(vg.InputError, match=re.escape("cu_seqlens is torch.int64 [2]")):
-        vg.tile_schedule(torch.tensor([0, 3]), 3, rows=3, heads=1, head_dim=8)
+        vg.attention.tile_schedule(torch.tensor([0, 3]), 3, rows=3, heads=1, head_dim=8)
     with pytest.raises(vg.InputError, match=re.escape("cu_seqlens_k is [2], cu_seqlens [3]")):
-        vg.tile_schedule(boundaries([3, 4]), 4, rows=7, heads=1, head_dim=8, cu_seqlens_k=boundaries([3]))
+        vg.attention.tile_schedule(boundaries([3, 4]), 4, rows=7, heads=1, head_dim=8, cu_seqlens_k=boundaries([3]))

@@ -32,7 +32,7 @@ def test_grid_positions_equal_those_of_transformers(case, order):
 def test_row_positions_begin_anew_for_each_item(case):
     items, table = case
     expected = [r for t, h, w in items for r in range(t * h * w)]
-    assert vg.RowPositions().produce(table, None)[: len(expected)].tolist() == expected
+    assert vg.buffers.RowPositions().produce(table, None)[: len(expected)].tolist() == expected
 
 
 @given(strategies.tables(merge=2))
@@ -112,7 +112,7 @@ def test_antialiased_interpolation_equals_that_of_torch(case, order, side):
     torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=1e-5)
     assert not got[len(expected) :].any()
     rows = torch.randn(table.budget.rows, 5)
-    added = vg.interpolate_positions(entries, table, order=order, antialias=True, add=rows)
+    added = vg.buffers.interpolate_positions(entries, table, order=order, antialias=True, add=rows)
     assert torch.equal(added, rows + got)
 
 
@@ -121,7 +121,7 @@ def test_antialiased_interpolation_to_any_size(h, w, side):
     table = make_table([(1, h, w)], vg.Budget(h * w + 3), vg.GridTHW())
     entries = torch.randn(side * side, 3)
     (expected,) = resampled(entries, [(1, h, w)], "raster", antialiased)
-    got = vg.interpolate_positions(entries, table, antialias=True)[: h * w]
+    got = vg.buffers.interpolate_positions(entries, table, antialias=True)[: h * w]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_antialiased_interpolation_to_any_size(h, w, side):
 def test_antialiasing_of_other_modes_is_refused(options):
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
     with pytest.raises(vg.SpecError, match="expected mode='bilinear' and align_corners=False"):
-        vg.interpolate_positions(torch.randn(9, 3), table, antialias=True, **options)
+        vg.buffers.interpolate_positions(torch.randn(9, 3), table, antialias=True, **options)
 
 
 @given(strategies.tables(merge=2), MODES, ORDERS)
@@ -144,7 +144,7 @@ def test_interpolation_equals_sampling_at_the_centres_of_patches(case, mode, ord
     items, table = case
     entries = torch.randn(576, 5)
     expected = torch.cat(list(resampled(entries, items, order, sample)))
-    got = vg.interpolate_positions(entries, table, mode=mode, order=order)
+    got = vg.buffers.interpolate_positions(entries, table, mode=mode, order=order)
     torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-5)
 
 
@@ -154,8 +154,8 @@ def test_interpolation_adds_what_is_already_there(case, mode, dtype):
     entries, rows = torch.randn(49, 5).to(dtype), torch.randn(table.budget.rows, 5).to(dtype)
     active = sum(t * h * w for t, h, w in items)
     rows[active:] = torch.nan
-    got = vg.interpolate_positions(entries, table, mode=mode, add=rows)
-    assert torch.equal(got[:active], (rows + vg.interpolate_positions(entries, table, mode=mode))[:active])
+    got = vg.buffers.interpolate_positions(entries, table, mode=mode, add=rows)
+    assert torch.equal(got[:active], (rows + vg.buffers.interpolate_positions(entries, table, mode=mode))[:active])
     assert got[active:].isnan().all()
 
 
@@ -164,7 +164,7 @@ def test_what_is_added_has_the_shape_of_the_result():
     with pytest.raises(
         vg.InputError, match=re.escape("add is [4, 3]: expected [rows, dim] = [8, 3], with as many rows")
     ):
-        vg.interpolate_positions(torch.randn(9, 3), table, add=torch.randn(4, 3))
+        vg.buffers.interpolate_positions(torch.randn(9, 3), table, add=torch.randn(4, 3))
 
 
 @given(strategies.tables(merge=2), MODES, st.booleans(), ORDERS)
@@ -174,8 +174,8 @@ def test_interpolation_indices_and_weights_equal_those_of_transformers(case, mod
         torch.tensor(items), 8, mode, align_corners, spatial_merge_size=2 if order == "merge_block" else 1
     )
     options = {"entries": 64, "mode": mode, "align_corners": align_corners, "order": order}
-    got_indices = vg.InterpolationIndices(**options).produce(table, None)
-    got_weights = vg.InterpolationWeights(**options).produce(table, None)
+    got_indices = vg.buffers.InterpolationIndices(**options).produce(table, None)
+    got_weights = vg.buffers.InterpolationWeights(**options).produce(table, None)
     entries = torch.randn(64, 3)  # at a border two taps may swap their zero weight: compare what they select
     expected = (entries[indices] * weights[..., None]).sum(1)
     got = (entries[got_indices] * got_weights[..., None]).sum(1)
@@ -237,8 +237,8 @@ def test_all_buffers_equal_what_transformers_precomputes_for_export():
         for buffer in (
             vg.CuSeqlens(per="frame"),
             vg.GridPositions(order="merge_block"),
-            vg.InterpolationIndices(**options),
-            vg.InterpolationWeights(**options),
+            vg.buffers.InterpolationIndices(**options),
+            vg.buffers.InterpolationWeights(**options),
         )
     }
     for name, value in got.items():
@@ -267,17 +267,17 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
 )
 def test_an_item_table_has_all_numbers_of_each_item(values, came):
     with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], for each item t, h, w")):
-        vg.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
+        vg.layout.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_resampling_does_not_follow_the_default_dtype(dtype):
-    table = vg.ItemTable(torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.Budget(412), vg.GridTHW())
+    table = vg.layout.ItemTable(torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.Budget(412), vg.GridTHW())
     entries = torch.randn(256, 8)
-    expected = vg.interpolate_positions(entries, table, antialias=True)
+    expected = vg.buffers.interpolate_positions(entries, table, antialias=True)
     torch.set_default_dtype(dtype)
     try:
-        got = vg.interpolate_positions(entries, table, antialias=True)
+        got = vg.buffers.interpolate_positions(entries, table, antialias=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(got, expected)

@@ -26,7 +26,7 @@ def squares(size):
 @given(strategies.tables())
 def test_numbers_are_those_of_size_and_position(case):
     items, table = case
-    got = vg.Lookup("numbers", squares, axes=("h", "w", "row"), largest=600).produce(table, None)
+    got = vg.buffers.Lookup("numbers", squares, axes=("h", "w", "row"), largest=600).produce(table, None)
     expected = [
         (h * h + 1000 * height, w * w + 1000 * width, row * row + 1000 * t * height * width)
         for t, height, width in items
@@ -45,14 +45,14 @@ def test_sincos_of_places_equal_those_of_numpy(case, dtype):
     expected = torch.cat([grid[:h, :w].reshape(1, h * w, 16).expand(t, -1, -1).flatten(0, 1) for t, h, w in items])
     rows = torch.randn(table.budget.rows, 16).to(dtype)
     rows[len(expected) :] = torch.nan
-    got = vg.add_sincos(rows, vg.SinCos("positions", frequencies(8), largest=12).produce(table, None))
+    got = vg.buffers.add_sincos(rows, vg.buffers.SinCos("positions", frequencies(8), largest=12).produce(table, None))
     assert got.dtype == dtype
     torch.testing.assert_close(got[: len(expected)], rows[: len(expected)] + expected.to(dtype), rtol=0, atol=5e-7)
     assert got[len(expected) :].isnan().all()
 
 
 def test_declarations_that_hold_tensors_can_be_compared():
-    one, other = (vg.SinCos("positions", frequencies(8)) for _ in range(2))
+    one, other = (vg.buffers.SinCos("positions", frequencies(8)) for _ in range(2))
     assert one == one
     assert one != other
     assert len({one, other, one}) == 2
@@ -63,25 +63,25 @@ def test_declarations_that_hold_tensors_can_be_compared():
 def test_sincos_of_a_column_equal_those_of_numpy(times):
     layout = vg.Lengths(columns=(vg.Column("times", pad=-1),))
     values = torch.tensor([*[(1, 1, 2, time) for time in times], (0, 0, 0, -1)])
-    table = vg.ItemTable(values, vg.Budget(2 * len(times) + 1), layout)
-    entries, index = vg.SinCosColumn("positions", "times", frequencies(128)).produce(table, None)
+    table = vg.layout.ItemTable(values, vg.Budget(2 * len(times) + 1), layout)
+    entries, index = vg.buffers.SinCosColumn("positions", "times", frequencies(128)).produce(table, None)
     expected = torch.from_numpy(sincos_1d(128, numpy.array(times, dtype=numpy.float32))).float()
     expected[torch.tensor(times) < 0] = 0
-    got = vg.add_sincos(torch.zeros(table.budget.rows, 128), (entries, index))
+    got = vg.buffers.add_sincos(torch.zeros(table.budget.rows, 128), (entries, index))
     torch.testing.assert_close(got[: 2 * len(times)], expected.repeat_interleave(2, 0), rtol=0, atol=5e-7)
 
 
 def limited(largest, axes=("h", "w"), **options):
     """An encoder of one budget, whose numbers are known up to some size."""
     buffers = [
-        vg.Lookup("numbers", squares, axes=axes, largest=largest),
-        vg.SinCos("positions", frequencies(2), largest=50),
+        vg.buffers.Lookup("numbers", squares, axes=axes, largest=largest),
+        vg.buffers.SinCos("positions", frequencies(2), largest=50),
     ]
     spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.GridHW("tgt_sizes"), buffers)
     budgets = [vg.Budget(128, items=4, segments=128)]
 
     def forward(module, x, numbers, positions):
-        return vg.add_sincos(x, positions) + numbers[:, :1]
+        return vg.buffers.add_sincos(x, positions) + numbers[:, :1]
 
     return vg.GraphedEncoder(nn.Identity(), budgets, spec, forward=forward, **({"backend": "tape"} | options))
 
@@ -114,9 +114,9 @@ def test_the_host_looks_at_items_on_the_device_only_where_one_may_be_too_large(m
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.Lookup("n", squares, largest=0), "expected largest to be at least 1"),
-        (lambda: vg.Lookup("n", squares, axes=("z",)), "axes=('z',): expected some of 't', 'h', 'w', 'row'"),
-        (lambda: vg.SinCos("p", frequencies(4), largest=0), "expected largest to be at least 1"),
+        (lambda: vg.buffers.Lookup("n", squares, largest=0), "expected largest to be at least 1"),
+        (lambda: vg.buffers.Lookup("n", squares, axes=("z",)), "axes=('z',): expected some of 't', 'h', 'w', 'row'"),
+        (lambda: vg.buffers.SinCos("p", frequencies(4), largest=0), "expected largest to be at least 1"),
     ],
 )
 def test_bad_declarations_raise_named_errors(make, message):
@@ -135,4 +135,4 @@ def test_bad_declarations_raise_named_errors(make, message):
 def test_a_function_that_gives_something_else_is_named(function, gave):
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridHW())
     with pytest.raises(vg.SpecError, match=re.escape(gave)):
-        vg.Lookup("n", function, largest=4).produce(table, None)
+        vg.buffers.Lookup("n", function, largest=4).produce(table, None)

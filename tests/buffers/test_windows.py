@@ -36,7 +36,7 @@ def windowed_table(items, side, merge, spare_tokens=0, spare_segments=0):
 
 
 def index_of(table, side, **options):
-    return vg.WindowIndex(vg.Windows(side), **options).produce(table, None)
+    return vg.buffers.WindowIndex(vg.Windows(side), **options).produce(table, None)
 
 
 @given(st.sampled_from([1, 2]).flatmap(lambda m: st.tuples(st.just(m), strategies.grids(merge=m, max_side=24))), sides)
@@ -163,7 +163,7 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
         ),
         (
             lambda: vg.BufferSpec(
-                "x", vg.GridTHW(), [vg.WindowIndex(vg.Windows(2)), vg.CuSeqlens("cu", per=vg.Windows(3))]
+                "x", vg.GridTHW(), [vg.buffers.WindowIndex(vg.Windows(2)), vg.CuSeqlens("cu", per=vg.Windows(3))]
             ),
             "there are [Windows(side=2), Windows(side=3)]: expected windows of one size",
         ),

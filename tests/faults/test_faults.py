@@ -298,7 +298,7 @@ class Test11OtherThreads:
 
 class Test12EagerAndGraphsDriftApart:
     def test_bytes_are_normalised_by_every_way_through(self):
-        normalize = vg.Normalize([0.2, 0.4, 0.6], [0.5, 0.25, 0.125])
+        normalize = vg.spec.Normalize([0.2, 0.4, 0.6], [0.5, 0.25, 0.125])
         spec = vg.BufferSpec(vg.PackedRows("input", (3 * 4,), torch.uint8, normalize=normalize), vg.Lengths())
         encoder = vg.GraphedEncoder(nn.Linear(12, DIM), [64], spec, backend="tape")
         pixels = torch.randint(256, (40, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -344,15 +344,15 @@ class Test13OneResamplingInThePlaceOfAnother:
 
 class Timed(nn.Module):
     def forward(self, x, time, cu_clips, max_clip):
-        return vg.add_sincos(x, time) + MeanOfSegment()(x, cu_clips, max_clip)
+        return vg.buffers.add_sincos(x, time) + MeanOfSegment()(x, cu_clips, max_clip)
 
 
 class Test14ResamplersAndTheirTimes:
     def test_minus_one_is_no_time_and_zero_is_one_and_frames_of_a_clip_are_one_segment(self):
         frequencies = torch.tensor([1.0, 0.1, 0.01, 0.001])
-        layout = vg.GridHW("sizes", columns=(vg.NestedColumn("times", pad=-1, default=-1),))
+        layout = vg.GridHW("sizes", columns=(vg.layout.NestedColumn("times", pad=-1, default=-1),))
         buffers = [
-            vg.SinCosColumn("time", "times", frequencies),
+            vg.buffers.SinCosColumn("time", "times", frequencies),
             vg.CuSeqlens("cu_clips", per="group"),
             vg.MaxSeqlen("max_clip", per="group"),
         ]

@@ -35,7 +35,7 @@ def packed(rows, head_dim, dtype, heads=2):
 def schedule_of(cu_seqlens, rows, block, cu_seqlens_k=None):
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block)
-    return vg.TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
+    return vg.attention.TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
 
 
 def attend(q, k, v, cu_seqlens, block=64, **options):
@@ -165,7 +165,7 @@ def test_a_graph_follows_the_segments_that_are_there():
     qkv, cu_seqlens = packed(1300, 72, BF16), boundaries([1300], 63, "cuda")
 
     def run():
-        schedule = vg.tile_schedule(cu_seqlens, 1300, rows=1300, heads=2, head_dim=72)
+        schedule = vg.attention.tile_schedule(cu_seqlens, 1300, rows=1300, heads=2, head_dim=72)
         return vg.varlen_attention(*qkv.unbind(1), cu_seqlens, 1300, schedule=schedule, backend="triton")
 
     run()

@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(inside, interru
 
 
 def test_moved_weights_are_captured_anew_in_the_same_call(caplog):
-    encoder = faulty(None, (), on_change="recapture").capture()
+    encoder = faulty(None, (), capture=vg.Capture(on_change="recapture")).capture()
     rows = rows_for([100, 300])
     for change in (lambda m: m.half(), lambda m: m.float(), lambda m: setattr(m.qkv.weight, "data", m.qkv.weight * 2)):
         with torch.no_grad(), caplog.at_level(logging.WARNING, "varlen_graphs"):

@@ -349,7 +349,7 @@ def test_the_example_keeps_the_contract_on_the_gpu():
 def test_compiled_code_is_captured_and_keeps_the_padding_contract():
     tower = tower_of(torch.bfloat16)
     tower.rotary_pos_emb.float()
-    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, compile=True)
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, capture=vg.Capture(compile=True))
     original, rows = original_of(tower), rows_of(torch.bfloat16)
     check_padding_contract(encoder, original, rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
     assert "torch.compile took of that" in encoder.report()

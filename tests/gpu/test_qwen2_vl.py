@@ -58,7 +58,7 @@ def test_the_padding_contract_holds(family, dtype):
 def test_compiled_code_keeps_it():
     tower = tower_of("qwen2_5_vl", torch.bfloat16)
     tower.rotary_pos_emb.float()
-    encoder, rows = encoder_of(tower, compile=True), rows_of(torch.bfloat16)
+    encoder, rows = encoder_of(tower, capture=vg.Capture(compile=True)), rows_of(torch.bfloat16)
     check_padding_contract(encoder, original_of(tower), rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
 
 

@@ -22,7 +22,7 @@ def table(rows, head_dim, dtype=torch.float32):
 
 def check(q, k, cos, sin):
     for x, got, expected in zip(
-        (q, k), vg.apply_rotary(q, k, cos, sin), reference.apply_rotary(q, k, cos, sin), strict=True
+        (q, k), vg.kernels.apply_rotary(q, k, cos, sin), reference.apply_rotary(q, k, cos, sin), strict=True
     ):
         assert got.is_contiguous()
         step = torch.finfo(x.dtype).eps
@@ -52,7 +52,7 @@ def test_more_elements_than_32_bits_count():
         pytest.skip("needs 32 GB of GPU memory")
     q = torch.ones(rows, 16, 128, device="cuda", dtype=torch.bfloat16)
     cos, sin = table(rows, 128)
-    got, _ = vg.apply_rotary(q, q[:, :1], cos, sin)
+    got, _ = vg.kernels.apply_rotary(q, q[:, :1], cos, sin)
     for at in (slice(0, 50), slice(-150, None)):
         expected, _ = reference.apply_rotary(q[at], q[at, :1], cos[at], sin[at])
         torch.testing.assert_close(got[at], expected, rtol=1e-2, atol=1e-2)

@@ -47,7 +47,7 @@ def wait_for(encoder, budgets):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
-    encoder = encoder_of(lazy=True)
+    encoder = encoder_of(capture=vg.Capture(lazy=True))
     check(encoder, [200], on_device)
     assert encoder.stats.eager == {"not captured yet": 1}
     assert encoder.capture_wanted() == [BUDGETS[0]]
@@ -63,7 +63,7 @@ def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
 
 
 def test_a_fully_captured_lazy_encoder_does_not_sync():
-    encoder = encoder_of(lazy=True).capture()
+    encoder = encoder_of(capture=vg.Capture(lazy=True)).capture()
     rows, lengths = rows_for([200, 30]), torch.tensor([200, 30], device="cuda")
     expected = encoder(rows, lengths=lengths)
     torch.cuda.set_sync_debug_mode("error")
@@ -75,7 +75,7 @@ def test_a_fully_captured_lazy_encoder_does_not_sync():
 
 
 def test_calls_go_on_while_a_thread_captures():
-    encoder = encoder_of(lazy=True)
+    encoder = encoder_of(capture=vg.Capture(lazy=True))
     future = encoder.capture_in_background()
     wrong = []
 
@@ -98,7 +98,7 @@ def test_calls_go_on_while_a_thread_captures():
 
 
 def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
-    encoder = encoder_of(lazy=True)
+    encoder = encoder_of(capture=vg.Capture(lazy=True))
     check(encoder, [200])
     encoder.capture_wanted()
     held = encoder.pool.bytes()
@@ -133,7 +133,9 @@ def test_a_limit_of_memory_is_kept_and_memory_goes_back():
     free.release()
     torch.cuda.empty_cache()
     for lazy in (False, True):
-        encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 16_384, step=1.5), memory=held // 2, lazy=lazy)
+        encoder = vg.recipes.qwen3_vl(
+            tower, vg.Ladder(256, 16_384, step=1.5), memory=held // 2, capture=vg.Capture(lazy=lazy)
+        )
         encoder.capture()
         assert 0 < encoder.bytes() <= held // 2
         assert encoder.pool.bytes() <= held // 2
@@ -159,7 +161,7 @@ def test_too_little_memory_for_any_graph_leaves_none_behind():
 
 def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     path = tmp_path / "warm.json"
-    first = encoder_of(lazy=True, warmup=path)
+    first = encoder_of(capture=vg.Capture(lazy=True, warmup=path))
     check(first, [200])
     first.capture()
     for _ in range(3):
@@ -171,7 +173,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
         raise AssertionError("was measured")
 
     monkeypatch.setattr("varlen_graphs.graphs.calibrate._between_events", refuse)
-    second = encoder_of(lazy=True, warmup=path)
+    second = encoder_of(capture=vg.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first._in_use.learned.as_json()
     used = set(first.stats.replays)
     assert set(second.capture_wanted(None)) == used

@@ -65,7 +65,7 @@ def test_a_plan_from_measured_costs_is_captured_and_measured(tower):
     encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 4096, step=1.2)).capture()
     with encoder.record() as trace:
         results = [encoder(rows_for(grid), grid_thw=grid) for grid in LAYOUTS]
-    plan = vg.plan(trace, max_graphs=3)
+    plan = vg.traffic.plan(trace, max_graphs=3)
     assert plan.measured
     assert plan.memory == pytest.approx(plan.budgets[-1].rows * encoder.costs.bytes_per_row)
     planned = vg.recipes.qwen3_vl(tower, plan).capture()

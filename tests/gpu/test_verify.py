@@ -39,7 +39,9 @@ def test_a_tower_is_verified_against_itself(dtype):
 
 
 def test_a_compiled_forward_is_verified(tower):
-    assert vg.recipes.qwen3_vl(tower, BUDGETS[:1], compile=True).verify(calls_of(GRIDS[:3])).calls == 3
+    assert (
+        vg.recipes.qwen3_vl(tower, BUDGETS[:1], capture=vg.Capture(compile=True)).verify(calls_of(GRIDS[:3])).calls == 3
+    )
 
 
 def encoder_of(module, **options):

@@ -108,7 +108,7 @@ class Positions(nn.Module):
 
 
 def test_no_item_is_longer_than_those_that_a_capture_ran():
-    spec = vg.BufferSpec("x", vg.Lengths(), [vg.RowPositions()])
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.RowPositions()])
     encoder = vg.GraphedEncoder(Positions(), [1024, 4096], spec, backend="tape")
     encoder(torch.randn(20, 8), lengths=[20])
     assert measured(encoder).host == 30.0  # and not what is assumed where timing fails

@@ -215,7 +215,7 @@ def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(c
 
 
 def test_weights_that_went_elsewhere_are_captured_anew_if_asked():
-    model = wrapped(whole_model(), on_change="recapture")
+    model = wrapped(whole_model(), capture=vg.Capture(on_change="recapture"))
     tower = model.model.visual
     tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
     model.half()

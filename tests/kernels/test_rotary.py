@@ -18,7 +18,7 @@ def angles(rows, head_dim, dtype=torch.float32):
 def test_rotation_equals_the_product_of_complex_numbers():
     q, k, half = torch.randn(7, 2, 8), torch.randn(7, 1, 8), torch.randn(7, 4)
     table = torch.cat([half, half], -1)
-    for x, got in zip((q, k), vg.apply_rotary(q, k, table.cos(), table.sin()), strict=True):
+    for x, got in zip((q, k), vg.kernels.apply_rotary(q, k, table.cos(), table.sin()), strict=True):
         turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(torch.ones(7, 4), half)[:, None]
         torch.testing.assert_close(got, torch.cat([turned.real, turned.imag], -1))
 
@@ -46,7 +46,7 @@ def test_shapes_that_do_not_belong_together_are_refused(change):
     arguments = {"q": torch.zeros(5, 2, 8), "k": torch.zeros(5, 2, 8), "cos": cos, "sin": sin} | change
     shapes = ", ".join(f"{name} {x.dtype} {list(x.shape)}" for name, x in arguments.items())
     with pytest.raises(vg.InputError, match=re.escape(f"apply_rotary got {shapes}: expected floating q and k")):
-        vg.apply_rotary(**arguments)
+        vg.kernels.apply_rotary(**arguments)
 
 
 def launch(q, k, cos, sin):

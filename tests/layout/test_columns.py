@@ -15,7 +15,7 @@ from tests.support.towers import distance
 from varlen_graphs.layout.samples import sample_layout
 
 DIM, QUERIES = 8, 3
-COLUMN = vg.NestedColumn("times", pad=-1, default=-1)
+COLUMN = vg.layout.NestedColumn("times", pad=-1, default=-1)
 
 
 class Clips(nn.Module):
@@ -84,12 +84,12 @@ def clips_encoder(budgets, **options):
             vg.CuSeqlens("cu_frames"),
             vg.CuSeqlens("cu_queries", per="group", queries=QUERIES),
             vg.MaxSeqlen(per="group"),
-            vg.AttentionSchedule(**schedules, name="clip_schedule", per="group"),
-            vg.AttentionSchedule(**schedules, name="query_schedule", per="group", queries=QUERIES),
-            vg.AttentionSchedule(**schedules, name="frame_schedule", queries=QUERIES),
+            vg.buffers.AttentionSchedule(**schedules, name="clip_schedule", per="group"),
+            vg.buffers.AttentionSchedule(**schedules, name="query_schedule", per="group", queries=QUERIES),
+            vg.buffers.AttentionSchedule(**schedules, name="frame_schedule", queries=QUERIES),
         ],
         outputs=vg.Outputs(
-            rows=vg.Rows(), clips=vg.Groups(rows=QUERIES), frames=vg.Items(rows=QUERIES), times=vg.Items()
+            rows=vg.Rows(), clips=vg.spec.Groups(rows=QUERIES), frames=vg.Items(rows=QUERIES), times=vg.Items()
         ),
     )
     return vg.GraphedEncoder(Clips(), budgets, spec, **({"backend": "tape"} | options))
@@ -169,7 +169,7 @@ def test_the_longest_segment_of_a_group_is_all_of_it():
     spec = SHARED.spec
     assert spec.needs.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)) == (13, 2, 13, 2)
     assert spec.needs.demand((1, 2, 2, 0, 1)) == (4, 1, 4, 1)
-    layout = vg.Layout(((1, 2, 2, 0, 1), (1, 3, 3, 0, 0), (1, 1, 1, 0, 1)), grouped=True)
+    layout = vg.layout.Layout(((1, 2, 2, 0, 1), (1, 3, 3, 0, 0), (1, 1, 1, 0, 1)), grouped=True)
     assert spec.needs.load(layout) == (14, 3, 3, 13)
     assert layout.groups == [range(2), range(2, 3)]
 
@@ -262,7 +262,7 @@ def test_cu_seqlens_of_groups_repeat_the_last(case, more_items, more_segments):
     layout = SHARED.spec.read_layout({"sizes": sizes, "times": groups}, ())
     budget = vg.Budget(layout.total, len(sizes) + more_items, len(sizes) + more_items + more_segments)
     values = torch.tensor([*layout.items, *[(0, 0, 0, -1, 1)] * more_items])
-    got = vg.CuSeqlens(per="group").produce(vg.ItemTable(values, budget, SHARED.spec.layout), None)
+    got = vg.CuSeqlens(per="group").produce(vg.layout.ItemTable(values, budget, SHARED.spec.layout), None)
     expected = torch.tensor([0, *layout.group_rows]).cumsum(0)
     assert got.dtype == torch.int32
     assert torch.equal(got[: len(expected)], expected.int())
@@ -271,12 +271,14 @@ def test_cu_seqlens_of_groups_repeat_the_last(case, more_items, more_segments):
 
 
 def test_every_segment_has_as_many_queries():
-    table = vg.ItemTable(torch.tensor([[1, 2, 2], [0, 0, 0]]), vg.Budget(8, items=2, segments=4), vg.GridHW())
+    table = vg.layout.ItemTable(torch.tensor([[1, 2, 2], [0, 0, 0]]), vg.Budget(8, items=2, segments=4), vg.GridHW())
     assert vg.CuSeqlens(queries=64).produce(table, None).tolist() == [0, 64, 128, 128, 128]
-    schedule = vg.AttentionSchedule(2, 8, queries=64).produce(table, None)
+    schedule = vg.buffers.AttentionSchedule(2, 8, queries=64).produce(table, None)
     assert (
         schedule.tiles.shape
-        == vg.tile_schedule(torch.tensor([0, 64, 128, 128, 128]).int(), 64, rows=128, heads=2, head_dim=8).tiles.shape
+        == vg.attention.tile_schedule(
+            torch.tensor([0, 64, 128, 128, 128]).int(), 64, rows=128, heads=2, head_dim=8
+        ).tiles.shape
     )
 
 
@@ -305,11 +307,11 @@ def test_grids_on_the_device_are_not_read_on_the_host():
     ("make", "message"),
     [
         (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
-        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
-        (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.spec.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.layout.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
         (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
-        (lambda: vg.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
-        (lambda: vg.Groups(rows=0), "expected an integer of at least 1"),
+        (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
+        (lambda: vg.spec.Groups(rows=0), "expected an integer of at least 1"),
     ],
 )  # fmt: skip
 def test_bad_declarations_raise_named_errors(make, message):
@@ -318,7 +320,7 @@ def test_bad_declarations_raise_named_errors(make, message):
 
 
 def test_a_table_without_groups_says_so():
-    table = vg.ItemTable(torch.tensor([[1, 2, 2]]), vg.Budget(8), vg.GridHW())
+    table = vg.layout.ItemTable(torch.tensor([[1, 2, 2]]), vg.Budget(8), vg.GridHW())
     with pytest.raises(vg.SpecError, match="was asked where groups begin, which 'spatial_shapes' does not describe"):
         table.cu_seqlens("group")
 

@@ -139,7 +139,7 @@ def test_a_module_sees_the_sizes_of_images_and_a_graph_reads_them_where_they_are
 
 def test_columns_are_found_by_name():
     layout = vg.GridTHW(columns=(vg.Column("a"), vg.Column("b", pad=-1)))
-    table = vg.ItemTable(torch.tensor([[1, 1, 1, 7, 8]]), vg.Budget(1), layout)
+    table = vg.layout.ItemTable(torch.tensor([[1, 1, 1, 7, 8]]), vg.Budget(1), layout)
     assert table.column("b").tolist() == [8]
     with pytest.raises(vg.SpecError, match="no column 'c': the layout declares \\['a', 'b'\\]"):
         table.column("c")
@@ -163,6 +163,6 @@ def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segmen
 
 def test_the_table_is_computed_without_reading_it_on_the_host():
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW(merge=2))
-    meta = vg.ItemTable(table.values.to("meta"), table.budget, table.layout)  # a read would raise
+    meta = vg.layout.ItemTable(table.values.to("meta"), table.budget, table.layout)  # a read would raise
     assert meta.cu_seqlens("frame").shape == (9,)
     assert [p.shape for p in meta.positions("merge_block")] == [(8,)] * 3

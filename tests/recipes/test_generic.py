@@ -152,7 +152,7 @@ def test_buffers_are_what_transformers_precomputes(name, data):
     expected = {spec.packed.name: rows, spec.layout.name: torch.tensor(items)}
     exporters.precompute_export_inputs(tower, expected)
     layout = spec.read_layout({spec.layout.name: items}, ())
-    table = vg.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
+    table = vg.layout.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
     for buffer in spec.buffers:
         if buffer.name in ("max_seqlen", "padded_feature"):  # an upper bound; what rows are gathered from
             continue

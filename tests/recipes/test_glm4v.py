@@ -105,13 +105,13 @@ def test_position_embeddings_are_those_of_the_original(side, dtype):
     grid = torch.tensor([(1, 2, 2), (1, 24, 24), (1, 8, 8), (1, 16, 60), (1, 60, 4), (1, 10, 6)])
     torch.nn.init.normal_(tower.embeddings.position_embedding.weight)
     lengths = grid.prod(1)
-    table = vg.ItemTable(grid, vg.Budget(int(lengths.sum()), items=len(grid)), vg.GridTHW(merge=2))
+    table = vg.layout.ItemTable(grid, vg.Budget(int(lengths.sum()), items=len(grid)), vg.GridTHW(merge=2))
     _, h, w = table.positions("merge_block")
     with torch.no_grad():
         zeros = torch.zeros(table.budget.rows, 64, dtype=dtype)
         expected = tower.embeddings(zeros, lengths.tolist(), grid, h, w)
         entries = tower.embeddings.position_embedding.weight
-        got = vg.interpolate_positions(entries, table, mode="bicubic", order="merge_block")
+        got = vg.buffers.interpolate_positions(entries, table, mode="bicubic", order="merge_block")
     assert got.dtype == expected.dtype == dtype
     one_step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0
     torch.testing.assert_close(got, expected, rtol=one_step, atol=2e-5)

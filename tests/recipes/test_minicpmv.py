@@ -124,11 +124,11 @@ def original_ids(size):
 
 
 def test_position_ids_are_those_of_the_original_for_every_size():
-    table = vg.Lookup("ids", lambda size: position_buckets(size, SIDE), axes=("w",))
+    table = vg.buffers.Lookup("ids", lambda size: position_buckets(size, SIDE), axes=("w",))
     other = set()
     for size in range(1, 141):
         expected = original_ids(size)
-        items = vg.ItemTable(torch.tensor([[1, 1, size]]), vg.Budget(size), vg.GridHW())
+        items = vg.layout.ItemTable(torch.tensor([[1, 1, size]]), vg.Budget(size), vg.GridHW())
         assert torch.equal(table.produce(items, None)[:, 0], expected), size
         closed_form = (torch.arange(size) * SIDE // size).clamp(max=SIDE - 1)
         other |= set() if torch.equal(closed_form, expected) else {size}

@@ -146,7 +146,7 @@ def test_an_unmodified_tower_is_graphed_from_declared_buffers(family):
             vg.CuSeqlens(per="frame"),
             vg.MaxSeqlen(per="frame"),
             vg.GridPositions("position_ids", order="merge_block"),
-            vg.WindowIndex(windows),
+            vg.buffers.WindowIndex(windows),
             vg.CuSeqlens("cu_window_seqlens", per=windows),
             vg.MaxSeqlen("max_window_seqlen", per=windows),
         ],

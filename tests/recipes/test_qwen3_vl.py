@@ -132,8 +132,8 @@ def test_an_unmodified_tower_is_graphed_from_declared_buffers(tower):
             vg.CuSeqlens(per="frame"),
             vg.MaxSeqlen(per="frame"),
             vg.GridPositions("position_ids", order="merge_block"),
-            vg.InterpolationIndices(**interpolation),
-            vg.InterpolationWeights(**interpolation),
+            vg.buffers.InterpolationIndices(**interpolation),
+            vg.buffers.InterpolationWeights(**interpolation),
         ],
         outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, **deepstack),
     )

@@ -49,7 +49,7 @@ def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
     """Both have as many rows, but only the costly one holds the call: nothing of it is padding."""
     few, many = vg.Budget(4096, items=4, segments=512), vg.Budget(4096, items=512)
     costs = Costs({few: 10.0, many: 20.0}, host=1.0, eager_factor=1.1)
-    layout = vg.Layout(((1, 1, 8),) * 512)
+    layout = vg.layout.Layout(((1, 1, 8),) * 512)
     assert planner(costs).packs(layout)[0].budget == many
     assert not planner(costs).eager_is_faster(replay_of(many, 512), layout)
 
@@ -128,7 +128,7 @@ def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows
     small, large = vg.Budget(512), vg.Budget(1024)
     per_square = 1.0 if squares_matter else 0.0
     costs = Costs({small: 5.0, large: 10.0}, per_square, host)
-    layout = vg.Layout(((1, 1, rows),))
+    layout = vg.layout.Layout(((1, 1, rows),))
     assert planner(costs).eager_is_faster(replay_of(large), layout) is expected
 
 
@@ -136,27 +136,27 @@ def test_a_call_that_is_larger_than_every_budget_is_split_for_the_memory_it_take
     small, large = vg.Budget(512), vg.Budget(1024)
     packs = [Pack(large, (at,)) for at in range(10)]
     costs = Costs({small: 5.0, large: 10.0}, host=1.0)
-    assert planner(costs).eager_is_faster(packs[:1], vg.Layout(((1, 1, 600),)))
-    assert not planner(costs).eager_is_faster(packs, vg.Layout(((1, 1, 600),) * 10))
+    assert planner(costs).eager_is_faster(packs[:1], vg.layout.Layout(((1, 1, 600),)))
+    assert not planner(costs).eager_is_faster(packs, vg.layout.Layout(((1, 1, 600),) * 10))
 
 
 def test_nothing_runs_eager_for_speed_before_something_was_measured():
     budget = vg.Budget(1024)
     costs = Costs.in_rows([budget])
     assert not costs.measured
-    assert not planner(costs).eager_is_faster(replay_of(budget), vg.Layout(((1, 1, 1),)))
+    assert not planner(costs).eager_is_faster(replay_of(budget), vg.layout.Layout(((1, 1, 1),)))
 
 
 def test_frames_are_squared_one_by_one():
     spec = planner(Costs.in_rows([vg.Budget(8)])).spec
-    assert spec.needs.squares(vg.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
+    assert spec.needs.squares(vg.layout.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
     whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
-    assert whole.needs.squares(vg.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+    assert whole.needs.squares(vg.layout.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
 @given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
 def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
-    plan, layout = planner(costs), vg.Layout(tuple((1, 1, n) for n in rows))
+    plan, layout = planner(costs), vg.layout.Layout(tuple((1, 1, n) for n in rows))
     before = plan.packs(layout)
     out = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
     for budget in out:
@@ -199,5 +199,5 @@ def test_a_report_shows_budgets_times_and_counts():
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():
     costs = Costs({vg.Budget(16_384): 60.0}, host=10.0)
-    layout = vg.Layout(((1, 8, 8),))
+    layout = vg.layout.Layout(((1, 8, 8),))
     assert planner(costs).eager_is_faster(replay_of(costs.budgets[0]), layout)

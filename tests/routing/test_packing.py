@@ -111,7 +111,7 @@ def test_many_items_are_packed_well_by_the_heuristic():
 @given(st.data())
 def test_spans_cover_the_items_of_a_pack_in_order(data):
     items = data.draw(strategies.grids(max_items=8))
-    layout = vg.Layout(tuple(items))
+    layout = vg.layout.Layout(tuple(items))
     chosen = sorted(data.draw(st.sets(st.integers(0, len(items) - 1), min_size=1)))
     rows_there, rows_here = [], []
     starts = [sum(layout.rows[:i]) for i in range(len(items))]

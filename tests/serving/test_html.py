@@ -46,7 +46,7 @@ def test_a_report_is_written_as_a_page(tmp_path):
 
 
 def test_a_page_loads_nothing_from_elsewhere():
-    costs = vg.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
+    costs = vg.routing.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
     html = page("Encoder", "text", costs, Stats())
     assert not re.search(r"<(script|link|img|iframe)|src=|href=|url\(|@import", html)
     assert [*re.findall(r"https?://[^\"]*", html)] == ["http://www.w3.org/2000/svg"] * 4
@@ -54,14 +54,16 @@ def test_a_page_loads_nothing_from_elsewhere():
 
 
 def test_what_a_module_is_called_is_no_markup():
-    costs = vg.Costs.in_rows([vg.Budget(64)])
+    costs = vg.routing.Costs.in_rows([vg.Budget(64)])
     tree = parsed(page("<b>&", "<pre>&", costs, Stats()))
     assert (tree.find(".//h1").text, tree.find(".//pre").text) == ("<b>&", "<pre>&")
 
 
 @given(st.text(st.characters()))
 def test_any_text_makes_a_page_that_is_well_formed(text):
-    html = page("Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.Costs.in_rows([vg.Budget(64)]), Stats())
+    html = page(
+        "Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.routing.Costs.in_rows([vg.Budget(64)]), Stats()
+    )
     html.encode()
     assert parsed(html).find(".//pre").text.startswith("RuntimeError: [31mred[0m")
 
@@ -75,7 +77,7 @@ def test_replays_of_budgets_that_are_gone_are_told(tmp_path):
     assert re.search(r"^ +64 .* 1  dropped$", text, re.MULTILINE)
     _, replays, _ = parsed((tmp_path / "report.html").read_text(encoding="utf-8")).iter(f"{SVG}svg")
     assert titles(replays) == ["64 rows: 1 replays", "128 rows: 1 replays"]
-    nothing_in_use = [*parsed(page("Encoder", text, vg.Costs({}), encoder.stats)).iter(f"{SVG}svg")]
+    nothing_in_use = [*parsed(page("Encoder", text, vg.routing.Costs({}), encoder.stats)).iter(f"{SVG}svg")]
     assert titles(nothing_in_use[0]) == titles(replays)
 
 
@@ -88,7 +90,9 @@ def test_whatever_was_counted_lies_inside_its_figure(replays, data):
     for budget in data.draw(st.lists(st.sampled_from(sorted(replays)), max_size=20)):
         stats.count_replay(budget, data.draw(st.integers(1, budget.rows)))
     known = data.draw(st.sampled_from([None, 1.0, 1e6]))
-    figures = [*parsed(page("x", "y", vg.Costs(replays, host=1.0, bytes_per_row=known), stats)).iter(f"{SVG}svg")]
+    figures = [
+        *parsed(page("x", "y", vg.routing.Costs(replays, host=1.0, bytes_per_row=known), stats)).iter(f"{SVG}svg")
+    ]
     assert len(figures) == (3 if known is None else 4)
     for figure in figures:
         _, _, width, height = map(int, figure.get("viewBox").split())
@@ -107,7 +111,9 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chr
 @pytest.mark.skipif(BROWSER is None, reason="there is no browser")
 def test_a_browser_draws_the_page(tmp_path):
     """What it draws differs from an empty page, and it takes the page as it is."""
-    costs = vg.Costs({budget: 1 + budget.rows / 1000 for budget in vg.Ladder()}, host=9.0, bytes_per_row=2.0**14)
+    costs = vg.routing.Costs(
+        {budget: 1 + budget.rows / 1000 for budget in vg.Ladder()}, host=9.0, bytes_per_row=2.0**14
+    )
     (tmp_path / "report.html").write_text(page("Encoder", "text", costs, Stats()), encoding="utf-8")
     (tmp_path / "empty.html").write_text("<!DOCTYPE html>")
     run = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]

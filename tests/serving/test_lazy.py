@@ -30,7 +30,9 @@ SMALL, LARGEST = BUDGETS[0], BUDGETS[-1]
 
 
 def lazy_encoder(**options):
-    return attention_encoder(options.pop("budgets", BUDGETS), **({"spec": SHAPED, "lazy": True} | options))
+    return attention_encoder(
+        options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.Capture(lazy=True)} | options)
+    )
 
 
 def check(encoder, lengths, unseen=False, **statics):
@@ -83,7 +85,7 @@ def test_what_stands_in_is_faster_than_eager_where_times_are_known():
     check(encoder, [1000])
     encoder.capture_wanted()
     for host, replays in ((100.0, 1), (0.5, 0)):
-        costs = vg.Costs({encoder.budgets[0]: 1.0, encoder.budgets[1]: 3.0}, host=host)
+        costs = vg.routing.Costs({encoder.budgets[0]: 1.0, encoder.budgets[1]: 3.0}, host=host)
         encoder._in_use.learn(costs)
         before = encoder.stats.replays.total()
         check(encoder, [500])
@@ -189,7 +191,7 @@ def test_weights_that_moved_are_told_between_calls_and_in_them():
 
 
 def test_with_recapture_calls_go_on_over_weights_that_moved():
-    encoder = lazy_encoder(on_change="recapture")
+    encoder = lazy_encoder(capture=vg.Capture(lazy=True, on_change="recapture"))
     check(encoder, [20])
     encoder.capture_wanted()
     encoder.module.qkv.weight.data = encoder.module.qkv.weight.data * 2
@@ -455,7 +457,7 @@ def test_replays_of_the_same_budget_give_the_same_bits_however_it_was_captured()
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_budgets_come_and_go_while_serving(lazy):
-    encoder = lazy_encoder(budgets=BUDGETS[1:3], lazy=lazy)
+    encoder = lazy_encoder(budgets=BUDGETS[1:3], capture=vg.Capture(lazy=lazy))
 
     def fill():
         if lazy:
@@ -507,7 +509,7 @@ def test_budgets_that_cannot_come_or_go_are_told():
 
 def test_a_budget_that_is_out_of_use_cannot_come_and_says_why():
     limit = bytes_of(BUDGETS[:3])
-    encoder = lazy_encoder(memory=limit, lazy=False).capture()
+    encoder = lazy_encoder(memory=limit, capture=vg.Capture(lazy=False)).capture()
     with pytest.raises(vg.BudgetError, match=f"already, but out of use until .* the limit of {limit:,} bytes"):
         encoder.add_budget(LARGEST)
 
@@ -544,7 +546,7 @@ def test_a_handle_on_the_memory_of_a_budget_that_went_refuses():
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_budgets_come_and_go_under_load(lazy, limited):
     """With a limit that is released now and then, which one budget may fill."""
-    encoder = lazy_encoder(lazy=lazy, memory=bytes_of(BUDGETS[:1]) + 1000 if limited else None)
+    encoder = lazy_encoder(capture=vg.Capture(lazy=lazy), memory=bytes_of(BUDGETS[:1]) + 1000 if limited else None)
     if lazy:
         future = encoder.capture_in_background()
 
@@ -668,13 +670,15 @@ def test_what_few_calls_want_is_not_captured_however_long_they_do(few_are_recent
 def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_recent, tmp_path):
     path, counts = tmp_path / "warm.json", []
     for before in (20, 10**6):
-        first = lazy_encoder(budgets=BUDGETS[:3], lazy=False)
+        first = lazy_encoder(budgets=BUDGETS[:3], capture=vg.Capture(lazy=False))
         check(first, [20])
         first.save_warmup(path)
         value = json.loads(path.read_text())
         value["used"][0][1][0][-1] = before
         path.write_text(json.dumps(value))
-        encoder = lazy_encoder(budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, warmup=path)
+        encoder = lazy_encoder(
+            budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, capture=vg.Capture(lazy=True, warmup=path)
+        )
         assert encoder.capture_wanted(None) == [SMALL]
         counts.append(calls_until_captured(encoder, BUDGETS[1]))
     assert counts[0] == counts[1] < 60
@@ -682,7 +686,7 @@ def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_r
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
-    encoder = lazy_encoder(memory=1000, lazy=lazy)
+    encoder = lazy_encoder(memory=1000, capture=vg.Capture(lazy=lazy))
     reason = "no graph fits the limit of memory"
     if lazy:
         check(encoder, [20])
@@ -708,7 +712,7 @@ def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify):
     """All are planned before the first of them finds that nothing fits."""
-    encoder = lazy_encoder(memory=100, lazy=lazy, verify=verify)
+    encoder = lazy_encoder(memory=100, capture=vg.Capture(lazy=lazy), verify=verify)
     begin = threading.Barrier(4)
 
     def work(seed):
@@ -725,13 +729,13 @@ def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify)
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_no_budget_that_was_given_up_is_proved(lazy):
-    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:2]), lazy=lazy)
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:2]), capture=vg.Capture(lazy=lazy))
     verified = encoder.verify([{"x": rows_for([20]), "lengths": [20]}])
     assert verified.budgets == BUDGETS[:2]
 
 
 def test_where_no_graph_fits_there_is_nothing_to_capture():
-    encoder = lazy_encoder(memory=100, lazy=False)
+    encoder = lazy_encoder(memory=100, capture=vg.Capture(lazy=False))
     with pytest.warns(UserWarning, match="no graph fits"):
         encoder.capture()
     encoder.capture(scale=2.0)
@@ -741,7 +745,7 @@ def test_where_no_graph_fits_there_is_nothing_to_capture():
 
 
 def test_where_the_last_budget_that_fitted_was_dropped_there_is_nothing_to_capture():
-    encoder = lazy_encoder(budgets=[32, 256], memory=bytes_of([32]), lazy=False).capture()
+    encoder = lazy_encoder(budgets=[32, 256], memory=bytes_of([32]), capture=vg.Capture(lazy=False)).capture()
     encoder.drop_budget(32)
     encoder.capture(scale=2.0)
     check(encoder, [20], scale=2.0)
@@ -770,7 +774,7 @@ def test_a_budget_that_fits_stays_though_others_were_given_up_after_it():
 )
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_the_limit_holds_after_every_call_and_calls_are_right(limit, lazy, calls):
-    encoder = lazy_encoder(memory=limit, lazy=lazy)
+    encoder = lazy_encoder(memory=limit, capture=vg.Capture(lazy=lazy))
     for lengths, unseen, scale in calls:
         check(encoder, lengths, unseen, scale=scale)
         assert encoder.bytes() <= limit
@@ -793,7 +797,9 @@ def test_where_the_largest_does_not_fit_the_next_ones_are_tried():
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_limit_holds_for_budgets_that_come(lazy):
     limit = bytes_of(BUDGETS[:3])
-    encoder = lazy_encoder(budgets=BUDGETS[:3], memory=limit, lazy=lazy).capture().capture(scale=2.0)
+    encoder = (
+        lazy_encoder(budgets=BUDGETS[:3], memory=limit, capture=vg.Capture(lazy=lazy)).capture().capture(scale=2.0)
+    )
     before = captured(encoder)
     encoder.add_budget(4096)
     assert encoder.bytes() <= limit
@@ -813,7 +819,7 @@ def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 
     module, limit = Failing(), 2 * bytes_of(BUDGETS)
-    encoder = lazy_encoder(module=module, memory=limit, lazy=False).capture().capture(scale=2.0)
+    encoder = lazy_encoder(module=module, memory=limit, capture=vg.Capture(lazy=False)).capture().capture(scale=2.0)
     module.fails = True
     with pytest.raises(ValueError, match="no grid of so many blocks"):
         encoder.add_budget(4096)
@@ -822,7 +828,7 @@ def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
 
 
 def test_a_budget_that_comes_where_none_fitted_takes_its_calls():
-    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), lazy=False)
+    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), capture=vg.Capture(lazy=False))
     with pytest.warns(UserWarning, match="no graph fits"):
         check(encoder, [20])
     encoder.add_budget(32)
@@ -852,18 +858,18 @@ def test_a_ladder_for_a_memory_is_what_fits_of_the_default_one():
 
 
 def measured(encoder):
-    encoder._in_use.learn(vg.Costs({b: b.rows / 100 for b in encoder.budgets}, 1e-6, 5.0, 1.5, 77.0))
+    encoder._in_use.learn(vg.routing.Costs({b: b.rows / 100 for b in encoder.budgets}, 1e-6, 5.0, 1.5, 77.0))
     return encoder
 
 
 def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     path = tmp_path / "warm.json"
-    first = measured(lazy_encoder(warmup=path))  # there is no file yet
+    first = measured(lazy_encoder(capture=vg.Capture(lazy=True, warmup=path)))  # there is no file yet
     for _ in range(2):
         check(first, [20])
         first.capture_wanted()
     first.save_warmup(path)
-    second = lazy_encoder(warmup=path)
+    second = lazy_encoder(capture=vg.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.costs.as_json()
     assert second._in_use.known == set(BUDGETS)
     assert second.capture_wanted(None) == [SMALL]  # which calls used
@@ -878,7 +884,7 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
             return super().forward(x, cu_seqlens, max_seqlen, scale) + (shift if shift != (1,) else 1)
 
     path = tmp_path / "warm.json"
-    first = lazy_encoder(module=Scaled(), lazy=False)
+    first = lazy_encoder(module=Scaled(), capture=vg.Capture(lazy=False))
     for _ in range(2):
         check(first, [90], scale=2.0)
     check(first, [20], scale=True, shift=3)
@@ -886,7 +892,7 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
     first.verify([{"x": rows_for([20]), "lengths": [20], "scale": 3.0}])  # is no use
     first.release()
     first.save_warmup(path)
-    second = lazy_encoder(module=Scaled(), warmup=path)
+    second = lazy_encoder(module=Scaled(), capture=vg.Capture(lazy=True, warmup=path))
     assert second.capture_wanted(None) == [BUDGETS[1], SMALL]
     check(second, [90], scale=2.0)
     check(second, [20], scale=True, shift=3)
@@ -897,12 +903,12 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
 
 def test_what_calls_used_is_forgotten_where_the_module_takes_other_arguments(tmp_path):
     path = tmp_path / "warm.json"
-    first = lazy_encoder(lazy=False)
+    first = lazy_encoder(capture=vg.Capture(lazy=False))
     check(first, [90])
     check(first, [20], scale=2.0)
     first.save_warmup(path)
     path.write_text(path.read_text().replace('"scale"', '"gain"'))
-    assert lazy_encoder(warmup=path).capture_wanted(None) == [BUDGETS[1]]
+    assert lazy_encoder(capture=vg.Capture(lazy=True, warmup=path)).capture_wanted(None) == [BUDGETS[1]]
 
 
 def test_encoders_may_write_one_file_at_once(tmp_path):
@@ -910,13 +916,13 @@ def test_encoders_may_write_one_file_at_once(tmp_path):
     path, encoder = tmp_path / "warm.json", measured(attention_encoder(BUDGETS, spec=SHAPED))
     with ThreadPoolExecutor(4) as pool:
         for _ in pool.map(encoder.save_warmup, [path] * 200):
-            assert attention_encoder(BUDGETS, spec=SHAPED, warmup=path).costs.measured
+            assert attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path)).costs.measured
     assert [file.name for file in tmp_path.iterdir()] == ["warm.json"]
 
 
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
-    other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, warmup=tmp_path / "warm.json")
+    other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
     assert other._in_use.known == set(BUDGETS) & set(other.budgets)
     assert other.costs.measured
     assert set(other.costs.replays) == set(other.budgets)
@@ -931,17 +937,17 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
         ({"spec": attention_spec()}, "declaration is"),
     ):
         with pytest.warns(UserWarning, match=f"was written of something else, so it is ignored.*{what}"):
-            encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "warmup": path} | changes))
+            encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "capture": vg.Capture(warmup=path)} | changes))
         assert not encoder.costs.measured
     value = json.loads(path.read_text())
     del value["identity"]["format"]
     path.write_text(json.dumps(value | {"used": "of another kind"}))
     with pytest.warns(UserWarning, match="so it is ignored, and measured anew: format is None, and not 2"):
-        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
     value["identity"] |= {"format": "2", "device": "NVIDIA H200", "torch": "1.0"}
     path.write_text(json.dumps(value))
     with pytest.warns(UserWarning, match=r"torch is 1.0, and not .*; device is NVIDIA H200, and not cpu"):
-        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
 
 
 @settings(max_examples=60)
@@ -967,7 +973,7 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
         if place == "identity" and isinstance(value[place], dict):
             return
     with pytest.raises(vg.InputError, match=r"warm.json is no warm-up file .*: expected what `encoder.save_warmup`"):
-        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
     assert not timing._timed
 
 
@@ -984,7 +990,7 @@ def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
     inside[place[-1]] = number
     path.write_text(json.dumps(value))
     with pytest.raises(vg.InputError, match=rf"warm.json is no warm-up file .* is {number!r}: expected"):
-        attention_encoder(BUDGETS, spec=SHAPED, warmup=path)
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
 
 
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):
@@ -992,7 +998,7 @@ def test_attention_takes_what_an_earlier_start_timed(tmp_path):
     timing._timed[key] = timing._Timed("b", 0.5)
     attention_encoder(BUDGETS, spec=SHAPED).save_warmup(tmp_path / "warm.json")
     timing._timed.clear()
-    attention_encoder(BUDGETS, spec=SHAPED, warmup=tmp_path / "warm.json")
+    attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
     assert timing._timed.pop(key) == ("b", 0.5)
 
 
@@ -1012,7 +1018,7 @@ class Shared(vg.Pool):
 def test_where_graphs_share_memory_the_largest_go(lazy, monkeypatch):
     monkeypatch.setattr(Tape, "bytes", 1000)
     pool = Shared()
-    encoder = lazy_encoder(memory="200MiB", pool=pool, lazy=lazy)
+    encoder = lazy_encoder(memory="200MiB", pool=pool, capture=vg.Capture(lazy=lazy))
     pool.encoders = (encoder,)
     for _ in range(2):
         for lengths in ([20], [250], [20]):
@@ -1029,7 +1035,10 @@ def test_where_graphs_share_memory_the_largest_go(lazy, monkeypatch):
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_of_a_shared_pool_an_encoder_gives_up_its_own_graphs_alone():
     pool = Shared()
-    other, limited = lazy_encoder(pool=pool).capture(), lazy_encoder(pool=pool, memory="200MiB", lazy=False)
+    other, limited = (
+        lazy_encoder(pool=pool).capture(),
+        lazy_encoder(pool=pool, memory="200MiB", capture=vg.Capture(lazy=False)),
+    )
     pool.encoders = (other, limited)
     for encoder in (limited, other):
         check(encoder, [20])

@@ -332,7 +332,7 @@ def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
     ]
     for void in voids:
         handle = encoder(rows, lengths=[5, 9])
-        assert isinstance(handle, vg.Borrowed)
+        assert isinstance(handle, vg.serving.Borrowed)
         assert handle.valid
         assert distance(handle.output, expected) < 1e-5
         own = handle.clone()

@@ -58,7 +58,7 @@ def test_calls_of_every_kind_of_several_encoders_under_load():
 
 
 def test_weights_that_move_under_load_are_captured_anew():
-    encoder = attention_encoder(spec=SHAPED, on_change="recapture").capture()
+    encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(on_change="recapture")).capture()
     wrong = []
 
     def work(seed):

@@ -76,7 +76,7 @@ class Case:
             "none": (),
             "plain": (vg.Column("kind", pad=-3),),
             "optional": (vg.Column("kind", default=5),),
-            "nested": (vg.NestedColumn("kind", default=5),),
+            "nested": (vg.layout.NestedColumn("kind", default=5),),
         }[self.column]
         layout = {
             "grid": lambda: vg.GridTHW("layout", merge=self.merge, columns=columns),
@@ -93,7 +93,7 @@ class Case:
             ),
             "tokens": lambda: vg.PackedRows("x", (), torch.int64, pad=3, padded_by=padded_by),
             "bytes": lambda: vg.PackedRows(
-                "x", (BYTES,), torch.uint8, normalize=vg.Normalize([0.5] * 3, [0.3] * 3), padded_by=padded_by
+                "x", (BYTES,), torch.uint8, normalize=vg.spec.Normalize([0.5] * 3, [0.3] * 3), padded_by=padded_by
             ),
         }[self.rows]()
         extents = {
@@ -111,7 +111,9 @@ class Case:
         spec = self.spec()
         promise = 1
         if self.promised:
-            loads = [spec.needs.load(vg.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls]
+            loads = [
+                spec.needs.load(vg.layout.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls
+            ]
             promise = min(load.rows // max(1, load.segments) for load in loads)
         return vg.GraphedEncoder(
             Encoder(self).to(device).eval(),

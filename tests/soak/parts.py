@@ -75,14 +75,14 @@ class Attention:
     def buffers(self, at):
         declared = [vg.CuSeqlens(f"cu_{at}", per=self.per), vg.MaxSeqlen(f"max_{at}", per=self.per)]
         if self.scheduled:
-            declared.append(vg.AttentionSchedule(HEADS, HEAD_DIM, per=self.per, name=f"schedule_{at}"))
+            declared.append(vg.buffers.AttentionSchedule(HEADS, HEAD_DIM, per=self.per, name=f"schedule_{at}"))
         if self.rotary:
             source = f"weights.{at}.{'two_axes' if len(self.rotary) == 2 else 'one_axis'}"
             order = self.windows or "raster"
             declared.append(vg.RotaryTable(f"rotary_{at}", inv_freq=source, axes=self.rotary, order=order))
         if self.windows:
-            declared.append(vg.WindowIndex(self.windows, f"index_{at}"))
-            declared.append(vg.WindowIndex(self.windows, f"inverse_{at}", inverse=True))
+            declared.append(vg.buffers.WindowIndex(self.windows, f"index_{at}"))
+            declared.append(vg.buffers.WindowIndex(self.windows, f"inverse_{at}", inverse=True))
         return declared
 
     def weights(self):
@@ -92,7 +92,7 @@ class Attention:
         y = x if self.windows is None else self.reorder(x, buffer("index"))
         q, k, v = weights(y)
         if self.rotary:
-            q, k = vg.apply_rotary(q, k, *buffer("rotary"))
+            q, k = vg.kernels.apply_rotary(q, k, *buffer("rotary"))
         schedule = buffer("schedule") if self.scheduled else None
         mixed = vg.varlen_attention(
             q, k, v, buffer("cu"), buffer("max"), causal=self.causal, schedule=schedule
@@ -148,14 +148,14 @@ class Places:
 
     def buffers(self, at):
         if self.learned:
-            return [vg.RowPositions(f"place_{at}")]
-        return [vg.SinCos(f"place_{at}", frequencies(DIM // 4), largest=64)]
+            return [vg.buffers.RowPositions(f"place_{at}")]
+        return [vg.buffers.SinCos(f"place_{at}", frequencies(DIM // 4), largest=64)]
 
     def weights(self):
         return nn.Embedding(100, DIM)
 
     def run(self, weights, x, buffer):
-        return x + weights(buffer("place") % 100) if self.learned else vg.add_sincos(x, buffer("place"))
+        return x + weights(buffer("place") % 100) if self.learned else vg.buffers.add_sincos(x, buffer("place"))
 
 
 @dataclass(frozen=True)

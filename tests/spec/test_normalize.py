@@ -25,14 +25,14 @@ MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 def test_every_channel_has_its_own_mean_and_deviation(channels, values, rows):
     mean, std = zip(*channels, strict=True)
     pixels = torch.randint(0, 256, (rows, len(mean) * values), dtype=torch.uint8)
-    got = vg.Normalize(mean, std)(pixels, torch.float64)
+    got = vg.spec.Normalize(mean, std)(pixels, torch.float64)
     expected = pixels.double().view(rows, len(mean), values) / 255 - torch.tensor(mean).double()[:, None]
     torch.testing.assert_close(got, (expected / torch.tensor(std).double()[:, None]).flatten(1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["tape", "eager"])
 def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
-    normalize, length = vg.Normalize(MEAN, STD), 6  # which three channels divide
+    normalize, length = vg.spec.Normalize(MEAN, STD), 6  # which three channels divide
     spec = vg.BufferSpec(
         rows=vg.PackedRows("x", shape=(6,), dtype=torch.uint8, normalize=normalize),
         layout=vg.PaddedLengths("lengths"),
@@ -47,10 +47,10 @@ def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
 
 def test_the_default_dtype_of_the_caller_rounds_no_means():
     pixels = torch.randint(0, 256, (4, 6), dtype=torch.uint8)
-    expected = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+    expected = vg.spec.Normalize(MEAN, STD)(pixels, torch.float32)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        got = vg.Normalize(MEAN, STD)(pixels, torch.float32)
+        got = vg.spec.Normalize(MEAN, STD)(pixels, torch.float32)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(got, expected)
@@ -69,7 +69,7 @@ def test_a_tower_takes_the_bytes_of_a_processor():
     tower = qwen3_vl_tower()
     with torch.no_grad():
         expected = tower(floats["pixel_values"], grid_thw=grid).pooler_output
-    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", normalize=vg.spec.Normalize(MEAN, STD))
     for _ in range(2):
         assert distance(encoder(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
         assert distance(encoder.eager(pixels, grid_thw=grid).pooler_output, expected) < 1e-5
@@ -81,7 +81,7 @@ def test_a_tower_takes_the_bytes_of_a_processor():
 
 def test_a_hooked_tower_sees_normalised_pixels_too():
     tower, seen = qwen3_vl_tower(), []
-    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=vg.spec.Normalize(MEAN, STD))
     pixels = torch.randint(0, 256, (16, 96), dtype=torch.uint8)
     expected = encoder(pixels, grid_thw=[(1, 4, 4)]).pooler_output
     hook = tower.blocks[0].norm1.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -91,7 +91,7 @@ def test_a_hooked_tower_sees_normalised_pixels_too():
 
 
 def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
-    tower, normalize = qwen3_vl_tower(), vg.Normalize(MEAN, STD)
+    tower, normalize = qwen3_vl_tower(), vg.spec.Normalize(MEAN, STD)
     encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=normalize)
     pixels, grid = torch.randint(0, 256, (16, 96), dtype=torch.uint8), torch.tensor([[1, 4, 4]])
     hook = tower.blocks[0].register_forward_hook(lambda module, args, output: output * 2)  # no recipe calls a block
@@ -106,12 +106,12 @@ def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
-        (lambda: vg.Normalize((0.5,), (0.0,)), "no deviation of 0"),
-        (lambda: vg.Normalize((0.5,), (float("nan"),)), "finite numbers"),
-        (lambda: vg.PackedRows("x", (8,), torch.uint8, normalize=vg.Normalize(MEAN, STD)), "rows of shape (8,)"),
-        (lambda: vg.PackedRows("x", None, torch.uint8, normalize=vg.Normalize(MEAN, STD)), "rows of shape None"),
-        (lambda: vg.PackedRows("x", (9,), normalize=vg.Normalize(MEAN, STD)), "expected an integer dtype of rows"),
+        (lambda: vg.spec.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
+        (lambda: vg.spec.Normalize((0.5,), (0.0,)), "no deviation of 0"),
+        (lambda: vg.spec.Normalize((0.5,), (float("nan"),)), "finite numbers"),
+        (lambda: vg.PackedRows("x", (8,), torch.uint8, normalize=vg.spec.Normalize(MEAN, STD)), "rows of shape (8,)"),
+        (lambda: vg.PackedRows("x", None, torch.uint8, normalize=vg.spec.Normalize(MEAN, STD)), "rows of shape None"),
+        (lambda: vg.PackedRows("x", (9,), normalize=vg.spec.Normalize(MEAN, STD)), "expected an integer dtype of rows"),
     ],
 )
 def test_what_cannot_be_normalised_is_refused(make, message):
@@ -120,7 +120,7 @@ def test_what_cannot_be_normalised_is_refused(make, message):
 
 
 def test_floats_are_refused_where_bytes_are_declared():
-    encoder = vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    encoder = vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], backend="tape", normalize=vg.spec.Normalize(MEAN, STD))
     with pytest.raises(vg.InputError, match=r"torch.float32.*torch.uint8"):
         encoder(torch.randn(16, 96), grid_thw=[(1, 4, 4)])
 
@@ -128,10 +128,10 @@ def test_floats_are_refused_where_bytes_are_declared():
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
 def test_other_towers_take_bytes_too(family):
     tower = glm4v_tower() if family == "glm4v" else qwen2_tower(family=family)
-    encoder = getattr(vg.recipes, family)(tower, [64], backend="tape", normalize=vg.Normalize(MEAN, STD))
+    encoder = getattr(vg.recipes, family)(tower, [64], backend="tape", normalize=vg.spec.Normalize(MEAN, STD))
     pixels, grid = torch.randint(0, 256, (24, 96), dtype=torch.uint8), torch.tensor([[1, 4, 6]])
     with torch.no_grad():
-        expected = tower(vg.Normalize(MEAN, STD)(pixels, torch.float32), grid_thw=grid)
+        expected = tower(vg.spec.Normalize(MEAN, STD)(pixels, torch.float32), grid_thw=grid)
     assert distance(features(encoder(pixels, grid_thw=grid)), features(expected)) < 1e-5
 
 

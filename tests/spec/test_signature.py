@@ -152,7 +152,7 @@ DECLARATIONS = {
         "['cu_seqlens'] declared more than once: expected one declaration for each argument",
     ),
     "a buffer named like the rows": (
-        lambda: attention_spec(buffers=[vg.RowPositions("x")]), vg.SpecError, "['x'] declared more than once",
+        lambda: attention_spec(buffers=[vg.buffers.RowPositions("x")]), vg.SpecError, "['x'] declared more than once",
     ),
     "frames where there are none": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(per="frame")]), vg.SpecError,
@@ -163,7 +163,7 @@ DECLARATIONS = {
         "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
     ),
     "an argument the module does not have": (
-        lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.RowPositions()])),
+        lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.buffers.RowPositions()])),
         vg.SpecError, "Attention has no argument 'position_ids', but it is declared: it takes ['x', 'cu_seqlens', 'max_",
     ),
     "rows the module does not have": (

@@ -92,7 +92,7 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
 
 def ranks_that_capture_between_calls(rank, ranks):
     """Each what it wants: one may run eager what another one replays."""
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), lazy=True)
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), capture=vg.Capture(lazy=True))
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
         rows = rows_of(lengths, seed)
@@ -382,7 +382,7 @@ def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
     spec, lengths = attention_spec(outputs=vg.Outputs(y=vg.Rows())), [5, 6, 7, 30]
     rows = rows_of(lengths)
     for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
-        for options in ({"backend": "eager"}, {"lazy": True}, {}):
+        for options in ({"backend": "eager"}, {"capture": vg.Capture(lazy=True)}, {}):
             for inputs in ("whole", "spread"):
                 both = parallel(attention_encoder(module=Counts(values), spec=spec, **options), inputs=inputs)
                 for _ in range(2):

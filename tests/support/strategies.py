@@ -35,7 +35,7 @@ def make_table(items, budget, layout):
     import torch
 
     padding = [(0,) * len(items[0])] * (budget.items - len(items))
-    return vg.ItemTable(torch.tensor([*items, *padding]), budget, layout)
+    return vg.layout.ItemTable(torch.tensor([*items, *padding]), budget, layout)
 
 
 demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300), st.integers(1, 3))

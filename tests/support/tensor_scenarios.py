@@ -251,13 +251,15 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     module = Block()
     alone = copy.deepcopy(module)
     parallelize_module(module, mesh(), PLAN)
-    encoder = vg.GraphedEncoder(module, BUDGETS, SPEC, backend="tape", warmup=path if rank == 0 else None)
+    encoder = vg.GraphedEncoder(
+        module, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path if rank == 0 else None)
+    )
     assert encoder.costs.measured is (rank == 0)
     both = vg.parallel.TensorParallelEncoder(encoder)
     assert encoder._in_use.known == set(BUDGETS)
     assert encoder.costs.as_json() == costs.as_json()
     with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
-        alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", warmup=path)
+        alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
     for lengths in LENGTHS:
         check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))
     assert encoder.costs.as_json() == costs.as_json()

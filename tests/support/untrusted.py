@@ -57,7 +57,10 @@ LAYOUTS = {
     "lengths": (lambda: vg.Lengths("layout"), {"layout": [5, 7]}),
     "column": (lambda: vg.Lengths("layout", (vg.Column("kind"),)), {"layout": [5, 7], "kind": [1, -2]}),
     "optional": (lambda: vg.Lengths("layout", (vg.Column("kind", default=3),)), {"layout": [5, 7], "kind": [1, None]}),
-    "nested": (lambda: vg.Lengths("layout", (vg.NestedColumn("kind"),)), {"layout": [5, 3, 4], "kind": [[1, 2], [3]]}),
+    "nested": (
+        lambda: vg.Lengths("layout", (vg.layout.NestedColumn("kind"),)),
+        {"layout": [5, 3, 4], "kind": [[1, 2], [3]]},
+    ),
     "mask": (lambda: vg.PaddedMask("layout"), {"layout": [[1] * 5 + [0], [1] * 6]}),
     "padded_lengths": (lambda: vg.PaddedLengths("layout"), {"layout": [5, 6]}),
     "batch_to_pack": (lambda: vg.Lengths("layout"), {"layout": [5, 6], "real": [[1] * 5 + [0], [1] * 6]}),

@@ -17,9 +17,11 @@ CALLS = {Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10, Size(1500
 @pytest.fixture
 def traces(tmp_path):
     """The same calls, without costs and with them."""
-    costs = vg.Costs({vg.Budget(rows): rows / 256 for rows in (256, 2048)}, 1e-6, host=5.0, bytes_per_row=2.0**15)
+    costs = vg.routing.Costs(
+        {vg.Budget(rows): rows / 256 for rows in (256, 2048)}, 1e-6, host=5.0, bytes_per_row=2.0**15
+    )
     for name, known in (("bare", None), ("measured", costs)):
-        trace = vg.Trace(known)
+        trace = vg.traffic.Trace(known)
         trace.calls.update(CALLS)
         trace.squares = 45 * 10**6
         trace.save(tmp_path / f"{name}.json")
@@ -73,7 +75,7 @@ def test_calls_that_run_eager_do_not_make_the_others_look_cheaper(traces, capsys
     after = cells(printed(capsys, traces / "bare.json", "--max-graphs", 2)[0], "Ladder()")  # up to 16,384 rows
     assert (before[-1], after[-1]) == ("0", "45")
     assert before[3] == after[3]
-    alone = evaluate(vg.Trace.load(traces / "bare.json"), [32], ASSUMED)
+    alone = evaluate(vg.traffic.Trace.load(traces / "bare.json"), [32], ASSUMED)
     assert (alone.eager, alone.cost_per_call) == (alone.calls, 0)  # none is replayed
 
 

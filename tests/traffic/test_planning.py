@@ -41,11 +41,11 @@ def measured(draw):
     rises = draw(st.lists(st.sampled_from([0.0, 1e-12, 0.1, 1.0, 7.5]), min_size=len(rows), max_size=len(rows)))
     costs = itertools.accumulate(rises, initial=draw(st.floats(0.1, 5)))
     replays = {vg.Budget(count): cost for count, cost in zip(rows, [*costs][1:], strict=True)}
-    return vg.Costs(replays, per_square=1e-6, host=3.0, bytes_per_row=draw(st.sampled_from([None, 1000.0])))
+    return vg.routing.Costs(replays, per_square=1e-6, host=3.0, bytes_per_row=draw(st.sampled_from([None, 1000.0])))
 
 
 def trace_of(calls, costs=None):
-    made = vg.Trace(costs)
+    made = vg.traffic.Trace(costs)
     made.calls.update(calls)
     return made
 
@@ -60,7 +60,7 @@ def replay_cost(rows, costs):
 
 @given(histograms, st.integers(1, 6), any_costs)
 def test_no_other_choice_of_row_counts_costs_less(calls, most, costs):
-    plan = vg.plan(trace_of(calls, costs), max_graphs=most)
+    plan = vg.traffic.plan(trace_of(calls, costs), max_graphs=most)
     wanted = Counter()
     for size, count in calls.items():
         wanted[row_count_for(size.rows)] += count
@@ -89,12 +89,12 @@ def test_no_other_budgets_cost_less_whatever_they_have_room_for(calls, most, cos
         for size in range(1, most + 1)
         for chosen in itertools.combinations(budgets, size)
     )
-    assert vg.plan(trace_of(calls, costs), max_graphs=most).cost <= least * (1 + 1e-6)
+    assert vg.traffic.plan(trace_of(calls, costs), max_graphs=most).cost <= least * (1 + 1e-6)
 
 
 @given(histograms, st.integers(1, 9), any_costs)
 def test_budgets_nest_hold_every_call_and_are_all_of_use(calls, most, costs):
-    plan = vg.plan(trace_of(calls, costs), max_graphs=most)
+    plan = vg.traffic.plan(trace_of(calls, costs), max_graphs=most)
     for smaller, larger in itertools.pairwise(plan.budgets):
         assert larger.holds(smaller.rows, smaller.items, smaller.segments, smaller.max_seqlen)
         assert replay_cost(larger.rows, costs) > replay_cost(smaller.rows, costs)  # or the smaller one is never used
@@ -109,16 +109,16 @@ def test_budgets_nest_hold_every_call_and_are_all_of_use(calls, most, costs):
 
 @given(histograms, st.integers(1, 9))
 def test_more_graphs_never_cost_more(calls, most):
-    few, many = (vg.plan(trace_of(calls), max_graphs=graphs) for graphs in (most, most + 1))
+    few, many = (vg.traffic.plan(trace_of(calls), max_graphs=graphs) for graphs in (most, most + 1))
     assert many.cost <= few.cost
     assert len(many.budgets) - len(few.budgets) in (0, 1)
 
 
 @given(histograms, st.integers(1, 9), st.integers(1, 1300))
 def test_a_plan_keeps_to_its_memory_and_loses_no_call(calls, most, rows):
-    costs = vg.Costs({vg.Budget(64): 1.0, vg.Budget(2048): 9.0}, host=3.0, bytes_per_row=1000.0)
+    costs = vg.routing.Costs({vg.Budget(64): 1.0, vg.Budget(2048): 9.0}, host=3.0, bytes_per_row=1000.0)
     try:
-        plan = vg.plan(trace_of(calls), max_graphs=most, max_memory=SCRATCH + rows * 1000, costs=costs)
+        plan = vg.traffic.plan(trace_of(calls), max_graphs=most, max_memory=SCRATCH + rows * 1000, costs=costs)
     except vg.BudgetError:
         largest = rows // 16 * 16
         assert all(size.largest > largest for size in calls) or not largest
@@ -130,21 +130,21 @@ def test_a_plan_keeps_to_its_memory_and_loses_no_call(calls, most, rows):
 
 
 def test_what_is_too_large_is_parted_or_runs_eager():
-    costs = vg.Costs({vg.Budget(256): 1.0, vg.Budget(1024): 2.0}, host=3.0, bytes_per_row=2.0**20)
+    costs = vg.routing.Costs({vg.Budget(256): 1.0, vg.Budget(1024): 2.0}, host=3.0, bytes_per_row=2.0**20)
     calls = {
         Size(1500, 6, 12, 250, 250): 10,
         Size(900, 1, 1, 900, 900): 3,
         Size(900, 2, 9, 100, 800): 2,  # frames fit, but the item does not
         Size(300, 1, 1, 300, 300): 5,
     }
-    plan = vg.plan(trace_of(calls), max_memory="576 MiB", costs=costs)  # 512 rows
+    plan = vg.traffic.plan(trace_of(calls), max_memory="576 MiB", costs=costs)  # 512 rows
     assert plan.replays == {vg.Budget(320, 1, 1): 5, vg.Budget(512, 6, 12): 30}
     assert plan.eager == 5
     assert plan.rows == 10 * 1500 + 5 * 300
     assert plan.padding == 5 * 20 + 10 * (3 * 512 - 1500)
 
 
-LIMITED = vg.Costs({vg.Budget(64): 5.0, vg.Budget(2048): 20.0}, host=3.0, bytes_per_row=1000.0)
+LIMITED = vg.routing.Costs({vg.Budget(64): 5.0, vg.Budget(2048): 20.0}, host=3.0, bytes_per_row=1000.0)
 
 
 def test_parts_are_of_whole_items():
@@ -154,7 +154,7 @@ def test_parts_are_of_whole_items():
     with encoder.record() as made:
         for lengths in calls:
             encoder(torch.randn(sum(lengths), 8), lengths=lengths)
-    plan = vg.plan(made, max_memory=SCRATCH + 480 * 1000, costs=LIMITED)
+    plan = vg.traffic.plan(made, max_memory=SCRATCH + 480 * 1000, costs=LIMITED)
     assert plan.budgets[-1].rows <= 480
     encoder = attention_encoder(budgets=plan)
     for lengths in calls:
@@ -166,8 +166,8 @@ def test_parts_are_of_whole_items():
 @given(st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(600, 1200))
 def test_a_call_is_planned_to_run_eager_only_where_an_item_fits_no_replay(calls, rows):
     made = trace_of(Counter(Size(sum(call), len(call), len(call), max(call), max(call)) for call in [[100], *calls]))
-    plan = vg.plan(made, max_memory=SCRATCH + rows * 500, costs=LIMITED)
-    chosen = vg.Costs.in_rows(plan.budgets)
+    plan = vg.traffic.plan(made, max_memory=SCRATCH + rows * 500, costs=LIMITED)
+    chosen = vg.routing.Costs.in_rows(plan.budgets)
     packs = [pack([Demand(length, 1, length) for length in call], chosen) for call in calls]
     assert plan.eager == sum(any(one.budget is None for one in of_call) for of_call in packs)
 
@@ -180,7 +180,7 @@ def test_an_item_is_not_parted_at_its_frames():
         for grid in calls:
             encoder(torch.randn(rows_of(grid), 8), grid_thw=grid)
     assert {size.largest for size in made.calls} == {800, 400}
-    plan = vg.plan(made, max_memory=SCRATCH + 512 * 1000, costs=LIMITED)
+    plan = vg.traffic.plan(made, max_memory=SCRATCH + 512 * 1000, costs=LIMITED)
     encoder = attention_encoder(budgets=plan, spec=spec)
     for grid in calls:
         encoder(torch.randn(rows_of(grid), 8), grid_thw=grid)
@@ -188,24 +188,24 @@ def test_an_item_is_not_parted_at_its_frames():
 
 
 def test_groups_are_not_parted():
-    spec = vg.BufferSpec("x", vg.Lengths(columns=[vg.NestedColumn("groups")]), [vg.CuSeqlens(), vg.MaxSeqlen()])
+    spec = vg.BufferSpec("x", vg.Lengths(columns=[vg.layout.NestedColumn("groups")]), [vg.CuSeqlens(), vg.MaxSeqlen()])
     encoder = attention_encoder(spec=spec)
     with encoder.record() as made:
         encoder(torch.randn(600, 8), lengths=[100] * 6, groups=[[0] * 4, [0] * 2])
     assert made.calls == {Size(600, 6, 6, 100, 400): 1}
     with pytest.raises(vg.BudgetError, match="no call fits the 352 rows"):
-        vg.plan(made, max_memory=SCRATCH + 352 * 1000, costs=LIMITED)
+        vg.traffic.plan(made, max_memory=SCRATCH + 352 * 1000, costs=LIMITED)
 
 
 def test_costs_come_from_the_trace_or_from_elsewhere():
-    slow, fast = (vg.Costs({vg.Budget(512): ms}, per_square=1e-3, host=3.0) for ms in (8.0, 2.0))
+    slow, fast = (vg.routing.Costs({vg.Budget(512): ms}, per_square=1e-3, host=3.0) for ms in (8.0, 2.0))
     made = trace_of({Size(500, 1, 1, 500, 500): 10}, slow)
     made.squares = 10 * 500**2
-    assert vg.plan(made).cost == 80
-    assert vg.plan(made, costs=fast).cost == 20
-    assert vg.plan(made).attention == pytest.approx(2500)
-    assert vg.plan(made).measured
-    assumed = vg.plan(trace_of(made.calls))
+    assert vg.traffic.plan(made).cost == 80
+    assert vg.traffic.plan(made, costs=fast).cost == 20
+    assert vg.traffic.plan(made).attention == pytest.approx(2500)
+    assert vg.traffic.plan(made).measured
+    assumed = vg.traffic.plan(trace_of(made.calls))
     assert (assumed.measured, assumed.memory, assumed.cost) == (False, None, 10 * (512 + 512))
 
 
@@ -226,7 +226,7 @@ def test_a_plan_pads_a_mixed_trace_a_quarter_less_than_powers_of_two_do(seed):
     smallest, largest = (pick(size.rows for size in made.calls) for pick in (min, max))
     powers = [2**n for n in range(20) if smallest <= 2**n < 2 * largest]
     doubling = evaluate(made, powers, ASSUMED)
-    plan = vg.plan(made, max_graphs=len(powers))
+    plan = vg.traffic.plan(made, max_graphs=len(powers))
     assert doubling.rows == plan.rows
     assert plan.padding <= 0.75 * doubling.padding
     unseen = evaluate(trace_of(mixed(400, seed + 100)), [budget.rows for budget in plan], ASSUMED)
@@ -243,7 +243,7 @@ def test_an_encoder_replays_what_was_planned():
 
     with encoder.record() as made:
         run()
-    plan = vg.plan(made, max_graphs=3)
+    plan = vg.traffic.plan(made, max_graphs=3)
     encoder = attention_encoder(budgets=plan)
     run()
     assert encoder.budgets == plan.budgets
@@ -271,7 +271,7 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
     wide = make(vg.Budget(2048, items=16, segments=600))
     with wide.record() as made:
         expected = [run(wide, grid) for grid in calls]
-    plan = vg.plan(made, max_graphs=4)
+    plan = vg.traffic.plan(made, max_graphs=4)
     encoder = make(plan)
     with encoder.record() as again:
         assert max(distance(run(encoder, grid), output) for grid, output in zip(calls, expected, strict=True)) < 1e-5
@@ -281,39 +281,39 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
 
 
 def test_what_no_segment_is_counted_for_has_room_for_its_items():
-    (budget,) = vg.plan(trace_of({Size(100, 7, 0, 0, 20): 1}))
+    (budget,) = vg.traffic.plan(trace_of({Size(100, 7, 0, 0, 20): 1}))
     assert budget == vg.Budget(128, 7, 7)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: vg.plan(vg.Trace()), vg.InputError, "no calls in the trace: expected some inside"),
+        (lambda: vg.traffic.plan(vg.traffic.Trace()), vg.InputError, "no calls in the trace: expected some inside"),
         (
-            lambda: vg.plan("trace.json"),
+            lambda: vg.traffic.plan("trace.json"),
             vg.InputError,
             "came with a str and costs of NoneType: expected a Trace, such as Trace.load(path)",
         ),
         (
-            lambda: vg.plan(vg.Trace(), costs="other.json"),
+            lambda: vg.traffic.plan(vg.traffic.Trace(), costs="other.json"),
             vg.InputError,
             "came with a Trace and costs of str: expected",
         ),
         (
-            lambda: vg.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
+            lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
             vg.BudgetError,
             "max_graphs=0: expected at",
         ),
         (
-            lambda: vg.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_memory="1GiB"),
+            lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_memory="1GiB"),
             vg.BudgetError,
             "what a row takes was not measured: record where graphs are captured",
         ),
         (
-            lambda: vg.plan(
+            lambda: vg.traffic.plan(
                 trace_of({Size(900, 1, 1, 900, 900): 1}),
                 max_memory=SCRATCH + 64,
-                costs=vg.Costs({vg.Budget(9): 1.0}, host=1.0, bytes_per_row=1.0),
+                costs=vg.routing.Costs({vg.Budget(9): 1.0}, host=1.0, bytes_per_row=1.0),
             ),
             vg.BudgetError,
             "no call fits the 64 rows that max_memory=67108928 has room for",

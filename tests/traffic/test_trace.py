@@ -66,7 +66,7 @@ def test_items_on_the_gpu_that_cannot_be_do_not_spoil_a_trace(tmp_path):
             with pytest.raises(vg.LayoutError):
                 encoder.check()
     trace.save(tmp_path / "trace.json")
-    assert vg.Trace.load(tmp_path / "trace.json").calls == {Size(27, 2, 2, 26, 26): 1}
+    assert vg.traffic.Trace.load(tmp_path / "trace.json").calls == {Size(27, 2, 2, 26, 26): 1}
 
 
 def test_items_on_the_gpu_may_be_parted_in_a_plan():
@@ -76,8 +76,8 @@ def test_items_on_the_gpu_may_be_parted_in_a_plan():
     )
     with encoder.record() as trace:
         encoder(rows_for([400]), lengths=torch.tensor([100] * 4))
-    costs = vg.Costs({vg.Budget(512): 1.0}, host=1.0, bytes_per_row=1e6)
-    plan = vg.plan(trace, max_memory=(64 << 20) + 200 * 10**6 + 10**5, costs=costs)
+    costs = vg.routing.Costs({vg.Budget(512): 1.0}, host=1.0, bytes_per_row=1e6)
+    plan = vg.traffic.plan(trace, max_memory=(64 << 20) + 200 * 10**6 + 10**5, costs=costs)
     assert plan.eager == 0
     assert sum(plan.replays.values()) >= 2
 
@@ -93,7 +93,7 @@ def test_recordings_may_overlap():
 
 
 def test_a_plan_is_made_while_calls_are_counted():
-    trace = vg.Trace()
+    trace = vg.traffic.Trace()
     trace.count(Size(100, 1, 1, 100, 100), squares=10**4)
     now = trace.copy()
     done = threading.Event()
@@ -106,7 +106,7 @@ def test_a_plan_is_made_while_calls_are_counted():
     thread = threading.Thread(target=count)
     thread.start()
     while not done.is_set():
-        vg.plan(trace, max_graphs=2)
+        vg.traffic.plan(trace, max_graphs=2)
     thread.join()
     assert (now.calls, now.squares, len(trace)) == ({Size(100, 1, 1, 100, 100): 1}, 10**4, 20_000)
 
@@ -128,7 +128,7 @@ def test_padded_batches_are_not_recorded():
 
 def test_costs_come_along_as_they_are_known_in_the_end():
     encoder = attention_encoder()
-    measured = vg.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0)
+    measured = vg.routing.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0)
     with encoder.record() as trace:
         assert trace.costs is encoder.costs
         encoder._in_use.learn(measured)
@@ -137,13 +137,13 @@ def test_costs_come_along_as_they_are_known_in_the_end():
 
 def test_what_was_measured_is_in_a_trace_that_is_saved_inside_of_the_block(tmp_path):
     encoder, path = attention_encoder(), tmp_path / "trace.json"
-    costs = [vg.Costs(dict(zip(encoder.budgets, (ms, 9.0), strict=True)), host=5.0) for ms in (1.0, 2.0)]
+    costs = [vg.routing.Costs(dict(zip(encoder.budgets, (ms, 9.0), strict=True)), host=5.0) for ms in (1.0, 2.0)]
     with encoder.record() as trace:
         encoder(rows_for([5]), lengths=[5])
         encoder._in_use.learn(costs[0])
         trace.save(path)
-        assert vg.Trace.load(path).costs.as_json() == costs[0].as_json()
-        assert vg.plan(trace).measured
+        assert vg.traffic.Trace.load(path).costs.as_json() == costs[0].as_json()
+        assert vg.traffic.plan(trace).measured
         now = trace.copy()
     encoder._in_use.learn(costs[1])
     assert now.costs is trace.costs is costs[0]
@@ -151,32 +151,32 @@ def test_what_was_measured_is_in_a_trace_that_is_saved_inside_of_the_block(tmp_p
 
 def test_what_was_measured_is_in_a_trace_also_where_no_budget_is_in_use_any_more(tmp_path):
     encoder, path = attention_encoder(memory=100), tmp_path / "trace.json"
-    measured = vg.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0, bytes_per_row=1000.0)
+    measured = vg.routing.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0, bytes_per_row=1000.0)
     encoder._in_use.learn(measured)  # as it is on a GPU before the limit is looked at
     with encoder.record() as trace, pytest.warns(UserWarning, match="no graph fits"):
         encoder(rows_for([20, 7]), lengths=[20, 7])
     assert not encoder.costs.replays
     trace.save(path)
-    again = vg.Trace.load(path)
+    again = vg.traffic.Trace.load(path)
     assert again.costs.as_json() == measured.as_json()
     for one in (trace, again):
-        plan = vg.plan(one, max_memory="1GiB", costs=encoder.costs)  # which say nothing of any budget
+        plan = vg.traffic.plan(one, max_memory="1GiB", costs=encoder.costs)  # which say nothing of any budget
         assert (plan.measured, plan.cost) == (True, 1.0)
-    empty = vg.Trace(encoder.costs)
+    empty = vg.traffic.Trace(encoder.costs)
     empty.calls.update(trace.calls)
     empty.save(path)
-    assert vg.Trace.load(path).costs is None
-    assert not vg.plan(empty).measured
+    assert vg.traffic.Trace.load(path).costs is None
+    assert not vg.traffic.plan(empty).measured
 
 
 @given(st.dictionaries(sizes(), st.integers(1, 1000)), st.integers(0, 10**15), strategies.costs(4) | st.none())
 def test_what_is_written_is_read_again(tmp_path_factory, calls, squares, costs):
-    trace = vg.Trace(costs)
+    trace = vg.traffic.Trace(costs)
     trace.calls.update(calls)
     trace.squares = squares
     path = tmp_path_factory.mktemp("traces") / "trace.json"
     trace.save(path)
-    again = vg.Trace.load(path)
+    again = vg.traffic.Trace.load(path)
     assert (again.calls, again.squares) == (trace.calls, trace.squares)
     if costs is None or not costs.measured:
         assert again.costs is None
@@ -187,15 +187,15 @@ def test_what_is_written_is_read_again(tmp_path_factory, calls, squares, costs):
 
 def test_a_file_is_replaced_only_once_it_is_whole(tmp_path):
     path = tmp_path / "trace.json"
-    vg.Trace().save(path)
-    vg.Trace().save(str(path))
+    vg.traffic.Trace().save(path)
+    vg.traffic.Trace().save(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
     (tmp_path / "plain").write_text("")
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_writers_of_one_file_do_not_disturb_each_other_nor_readers(tmp_path):
-    path, trace = tmp_path / "trace.json", vg.Trace()
+    path, trace = tmp_path / "trace.json", vg.traffic.Trace()
     trace.calls.update({Size(rows, 1, 1, rows, rows): rows for rows in range(1, 500)})
     trace.save(path)
 
@@ -204,7 +204,7 @@ def test_writers_of_one_file_do_not_disturb_each_other_nor_readers(tmp_path):
             if number:
                 trace.save(path)
             else:
-                assert vg.Trace.load(path).calls == trace.calls
+                assert vg.traffic.Trace.load(path).calls == trace.calls
 
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(work, number) for number in range(4)]:
@@ -215,7 +215,7 @@ def test_writers_of_one_file_do_not_disturb_each_other_nor_readers(tmp_path):
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
-        vg.Trace().save(tmp_path / "folder")
+        vg.traffic.Trace().save(tmp_path / "folder")
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
@@ -236,7 +236,7 @@ def test_a_file_that_is_no_trace_says_so(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(vg.InputError, match=re.escape(f"{path} is no trace") + ".*expected what `Trace.save` wrote"):
-        vg.Trace.load(path)
+        vg.traffic.Trace.load(path)
 
 
 def test_a_trace_says_how_much_is_in_it():

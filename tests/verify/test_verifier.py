@@ -16,7 +16,7 @@ from tests.support.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, 
 from varlen_graphs.verify import operations
 
 BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
-POSITIONS = [vg.RowPositions("position_ids")]
+POSITIONS = [vg.buffers.RowPositions("position_ids")]
 
 
 def rows_for(lengths, seed=0, dim=8):
@@ -379,7 +379,7 @@ def test_one_wrong_row_of_many_is_found():
             return out
 
     calls = [{"x": rows_for([4000]).bfloat16(), "lengths": [4000]}]
-    encoder = encoder_of(WrongRow(), budgets=[vg.Budget(4096, items=1)], tolerance=3e-2)
+    encoder = encoder_of(WrongRow(), budgets=[vg.Budget(4096, items=1)], verify=vg.Verify(tolerance=3e-2))
     with pytest.raises(vg.VerificationError, match="item 0"):
         encoder.verify(calls)
 
@@ -442,7 +442,7 @@ def test_rows_that_are_being_written_are_not_poisoned():
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1, "1e-3"])
 def test_a_tolerance_that_is_none_is_refused(tolerance):
     with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
-        attention_encoder(tolerance=tolerance)
+        attention_encoder(verify=vg.Verify(tolerance=tolerance))
     with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
         attention_encoder().verify(CALLS, tolerance=tolerance)
 
@@ -450,7 +450,7 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
 def test_a_tolerance_may_be_given():
     with pytest.raises(vg.VerificationError, match=r"tolerance 1e-12"):
         attention_encoder().verify(CALLS, tolerance=1e-12)
-    assert attention_encoder(tolerance=0.5).verify(CALLS).tolerance == 0.5
+    assert attention_encoder(verify=vg.Verify(tolerance=0.5)).verify(CALLS).tolerance == 0.5
     assert attention_encoder(module=Attention().bfloat16()).verify(CALLS).tolerance == 3e-2
 
 
@@ -524,7 +524,7 @@ def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
 
 
 def test_strict_calls_raise():
-    encoder = encoder_of(WrongAt64(), verify=1, strict=True)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, strict=True))
     with pytest.raises(vg.VerificationError, match="is wrong, and out of use: output of item"):
         encoder(**CALLS[1])
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
@@ -609,7 +609,7 @@ def test_a_call_that_cannot_be_compared_is_answered_and_told(caplog):
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
     assert "could not be compared with the module itself: no memory" in caplog.text
     with pytest.raises(RuntimeError, match="no memory"):
-        encoder_of(Refuses(), strict=True, **options)(**CALLS[1])
+        encoder_of(Refuses(), verify=vg.Verify(strict=True), **options)(**CALLS[1])
 
 
 def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
@@ -636,11 +636,11 @@ def test_whatever_calls_come_none_is_answered_wrongly(layouts):
 
 def test_recipes_take_the_options():
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=1, strict=True)
+    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.Verify(1, strict=True))
     grid = [(1, 6, 12)]
     encoder(pixels(grid), grid_thw=torch.tensor(grid))
     assert encoder.stats.checked.total() == 1
-    model = vg.wrap(tower, [256], backend="tape", verify=1, strict=True)
+    model = vg.wrap(tower, [256], backend="tape", verify=vg.Verify(1, strict=True))
     model(pixels(grid), grid_thw=torch.tensor(grid))
     assert vg.encoders(model)[""].stats.checked.total() == 1
 

@@ -214,7 +214,7 @@ def test_weights_that_the_module_does_not_register_are_guarded(change, message):
 
 @pytest.mark.parametrize("change", [change for change, _ in OUTSIDE.values()][:4])
 def test_weights_that_the_module_does_not_register_are_captured_anew(change):
-    encoder, linear = outside_encoder(on_change="recapture")
+    encoder, linear = outside_encoder(capture=vg.Capture(on_change="recapture"))
     with torch.no_grad():
         change(encoder.module, linear)
     assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
@@ -402,7 +402,7 @@ def test_numbers_and_forwards_that_change_are_found_when_asked_and_frozen_until_
 
 
 def test_numbers_that_change_are_answered_by_a_capture_after_a_check():
-    encoder, rows = scaling_encoder(on_change="recapture"), rows_for([6])
+    encoder, rows = scaling_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
     encoder.module.scale = 3.0
     encoder.check()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
@@ -457,7 +457,7 @@ def test_state_that_the_last_run_before_a_capture_left_behind_is_guarded():
 )
 @pytest.mark.parametrize("staged", [False, True], ids=["call", "stage"])
 def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, caplog):
-    encoder, rows = attention_encoder(spec=SHAPED, on_change="recapture"), rows_for([6])
+    encoder, rows = attention_encoder(spec=SHAPED, capture=vg.Capture(on_change="recapture")), rows_for([6])
     encoder(rows, lengths=[6], scale=2.0)
     encoder(rows, lengths=[6])
     with torch.no_grad():
@@ -478,7 +478,7 @@ def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, capl
 
 
 def test_a_check_releases_and_the_next_call_captures():
-    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    encoder, rows = attention_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
     handle = attention_encoder(pool=encoder.pool, outputs="borrowed")(rows, lengths=[6])
     encoder(rows, lengths=[6])
     encoder.module.double()
@@ -489,7 +489,7 @@ def test_a_check_releases_and_the_next_call_captures():
 
 
 def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
-    encoder, rows = attention_encoder(on_change="recapture"), rows_for([6])
+    encoder, rows = attention_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
     encoder(rows, lengths=[6])
     encoder.module.qkv = nn.Linear(8, 24)
     encoder(rows, lengths=[6])
@@ -502,7 +502,7 @@ def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
 
 def test_other_answers_to_a_change_are_refused():
     with pytest.raises(vg.SpecError, match="on_change='ignore': expected one of 'error', 'recapture'"):
-        attention_encoder(on_change="ignore")
+        attention_encoder(capture=vg.Capture(on_change="ignore"))
 
 
 # What else lives in the memory of graphs

@@ -34,8 +34,8 @@ def interpolate_positions(
     inference: there are no gradients.
 
     ```python
-    table = vg.ItemTable(grid_thw, vg.Budget(len(x)), vg.GridTHW(merge=2))
-    x = vg.interpolate_positions(pos_embed.weight, table, mode="bicubic", order="merge_block", add=x)
+    table = vg.layout.ItemTable(grid_thw, vg.Budget(len(x)), vg.GridTHW(merge=2))
+    x = vg.buffers.interpolate_positions(pos_embed.weight, table, mode="bicubic", order="merge_block", add=x)
     ```
 
     Args:

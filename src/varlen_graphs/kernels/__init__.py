@@ -5,3 +5,7 @@ signature. `op.py` makes both one operator of torch, which runs the kernel on CU
 imports triton when the kernel is first launched. All of them can be captured: no host syncs, and the shapes of results
 follow from integers.
 """
+
+from varlen_graphs.kernels.rotary.op import apply_rotary
+
+__all__ = ["apply_rotary"]

@@ -1,1 +1,9 @@
 """Calls: executed, staged, captured lazily, reported."""
+
+from varlen_graphs.serving.borrowed import Borrowed
+from varlen_graphs.serving.staging import Stage
+
+__all__ = [
+    "Borrowed",
+    "Stage",
+]

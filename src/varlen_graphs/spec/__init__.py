@@ -1,1 +1,19 @@
 """The declaration of a module, and calls by it."""
+
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.entries import Entries, FrameRows, Groups, Items, Rows
+from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.outputs import Outputs
+from varlen_graphs.spec.rows import PackedRows
+
+__all__ = [
+    "BufferSpec",
+    "Entries",
+    "FrameRows",
+    "Groups",
+    "Items",
+    "Normalize",
+    "Outputs",
+    "PackedRows",
+    "Rows",
+]

@@ -1,1 +1,10 @@
-"""Budgets from traffic: the sizes of the calls that came, and the budgets that suit them."""
+"""Budgets planned from recorded calls."""
+
+from varlen_graphs.traffic.planning import Plan, plan
+from varlen_graphs.traffic.trace import Trace
+
+__all__ = [
+    "Plan",
+    "Trace",
+    "plan",
+]

@@ -87,7 +87,7 @@ def plan(
     a call that some budget holds are not foreseen; it makes them only where they cost less.
 
     There is no budget without calls, and there are fewer than `max_graphs` where more would gain nothing. Later calls
-    may be larger than those of the trace: add budgets for them, `[*vg.plan(trace), vg.Budget(16_384)]`.
+    may be larger than those of the trace: add budgets for them, `[*vg.traffic.plan(trace), vg.Budget(16_384)]`.
 
     Args:
         trace: The calls.

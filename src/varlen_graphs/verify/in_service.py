@@ -24,6 +24,7 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
+from varlen_graphs.verify.options import Verify
 
 LOGGER = logging.getLogger("varlen_graphs")
 
@@ -37,9 +38,7 @@ class InService:
     are captured of is wrong without a graph too, every budget is.
 
     Args:
-        calls: How many calls of each budget are compared, of each set of graphs.
-        strict: Whether a call that is wrong raises.
-        given: How far an output may be from the module's own; `None` is what the dtype asks for.
+        options: How many calls of each budget are compared, of each set of graphs, and what becomes of wrong ones.
         captured: Tells which graphs answer a call.
         forward: Runs the module.
         planner: Plans calls; its budgets go out of use.
@@ -49,9 +48,7 @@ class InService:
 
     def __init__(
         self,
-        calls: int,
-        strict: bool,
-        given: float | None,
+        options: Verify,
         captured: Captured,
         forward: Forward,
         planner: Planner,
@@ -59,9 +56,9 @@ class InService:
         stats: Stats,
     ) -> None:
         self._distrusted = -1
-        self._calls = calls
-        self._strict = strict
-        self._tolerance = given
+        self._calls = options.calls
+        self._strict = options.strict
+        self._tolerance = options.tolerance
         self._captured = captured
         self._forward = forward
         self._planner = planner

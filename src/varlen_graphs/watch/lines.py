@@ -15,9 +15,7 @@ _DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
-    f"{_PACKAGE / 'capture'}{os.sep}",
-    f"{_PACKAGE / 'kernels'}{os.sep}",
-    f"{_PACKAGE / 'attention.py'}",
+    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
     _DOCTOR,
 )
 """Whose lines are not the user's: torch's, Triton's, and what of this library a module calls or is watched by."""

@@ -1,0 +1,41 @@
+"""Options of a capture."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from varlen_graphs.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Capture:
+    """How an encoder captures its graphs: `GraphedEncoder(..., capture=vg.Capture(lazy=True))`.
+
+    Attributes:
+        lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_wanted` or
+            `capture_in_background`. Until then calls use other budgets where that is no slower than eager, or run
+            eager, counted in `stats.eager` as `"not captured yet"`.
+        compile: Compile the forward with torch.compile before the first capture, once for all budgets. This takes tens
+            of seconds. The tape and eager calls run the forward uncompiled.
+        on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
+            `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
+            warning to the logger `varlen_graphs`.
+        warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
+            are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. A file
+            written for another device, version, module or declaration is ignored with a warning.
+
+    Raises:
+        SpecError: `on_change` is neither `"error"` nor `"recapture"`, or a flag is not a bool.
+    """
+
+    lazy: bool = False
+    compile: bool = False
+    on_change: Literal["error", "recapture"] = "error"
+    warmup: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_change not in ("error", "recapture"):
+            raise SpecError(f"on_change={self.on_change!r}: expected one of 'error', 'recapture'")
+        for name in ("lazy", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"{name}={getattr(self, name)!r}: expected True or False")

@@ -1,0 +1,47 @@
+"""Options of the verification in service."""
+
+import math
+from dataclasses import dataclass
+
+from varlen_graphs.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Verify:
+    """How an encoder verifies its first replays: `GraphedEncoder(..., verify=vg.Verify(3, strict=True))`.
+
+    The first calls of each budget, for each set of static arguments, are compared with the module itself, run eager. A
+    budget with a wrong output is disabled: its calls use other budgets or run eager. The call that found it gets the
+    eager output; `report()`, `stats` and the logger `varlen_graphs` show the evidence. A verified call costs one eager
+    call, syncs, and copies items that are on the GPU to the host.
+
+    Attributes:
+        calls: Number of calls to verify for each budget; 0 verifies none.
+        strict: Raise `VerificationError` at a wrong output instead of disabling the budget.
+        tolerance: Largest error allowed, relative L2 of each item, here and in `GraphedEncoder.verify`. By default
+            1e-5, 5e-3 for float16 and TF32, 3e-2 for bfloat16.
+
+    Raises:
+        SpecError: A negative number of calls, or a tolerance that is no relative error.
+    """
+
+    calls: int = 0
+    strict: bool = False
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.calls, int) or self.calls < 0:
+            raise SpecError(
+                f"verify={self.calls!r}: expected the number of calls to verify for each budget, 0 for none"
+            )
+        check_tolerance(self.tolerance)
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    """Check that a tolerance is a relative error.
+
+    Raises:
+        SpecError: It is not.
+    """
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+        raise SpecError(f"tolerance={tolerance!r}: expected a relative error of at least 0, or None")
