@@ -41,7 +41,7 @@ class Nothing:
 
 def bare(encoder: Any) -> Callable[[torch.Tensor, Any], Any]:
     """The calls into CUDA of one replay, everything ready."""
-    graphs, budget = next(iter(encoder._captured._graphs.values())), encoder.budgets[-1]
+    graphs, budget = next(iter(encoder.executor.store.sets)), encoder.budgets[-1]
     graph, static = graphs._graphs[budget], graphs.arena.rows
     block = torch.empty(len(graphs.arena._flat), dtype=torch.int64, pin_memory=True)
     block.copy_(graphs.arena._flat)
@@ -71,7 +71,7 @@ def time_calls(encoder: Any, calls: list[tuple[torch.Tensor, Any]], device: str)
 
 def guards(encoder: Any) -> float:
     """Microseconds a call takes to look whether what its graph reads is where it was, and the process the same."""
-    guard, pool, number = encoder._captured._guard, encoder.pool, 2000
+    guard, pool, number = encoder.executor.store.capturer.dependencies.guard, encoder.pool, 2000
 
     def look() -> None:
         guard.change_soon()
@@ -108,7 +108,7 @@ def main() -> None:
     assert error < (0.1 if device == "cuda" else 1e-4), f"graphs and eager differ by {error}"  # noqa: S101
     if device == "cpu":
         for one in (encoder, lender):
-            for graphs in one._captured._graphs.values():
+            for graphs in one.executor.store.sets:
                 graphs._graphs = {budget: Nothing(graph) for budget, graph in graphs._graphs.items()}
 
     cases = {

@@ -235,7 +235,9 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
         layout, spec = vg.layout.Layout(call.layout), encoder.spec
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
         return Replay(
-            lambda: encoder._forward(call.rows, vg.layout.ItemTable(values, budget, spec.layout), host={}, statics={}),
+            lambda: encoder.executor.forward(
+                call.rows, vg.layout.ItemTable(values, budget, spec.layout), host={}, statics={}
+            ),
             kernels_alone=True,
         )
 
@@ -282,8 +284,8 @@ def capture_ladder(tower: Any, budgets: Any, **options: Any) -> tuple[vg.Graphed
     torch.cuda.synchronize()
     warm = time.perf_counter() - start
     collect()
-    seconds = encoder._captured.seconds  # of the second capture; `encoder.report()` has them as text
-    compiled = encoder._forward.compiled
+    seconds = encoder.executor.store.capturer.seconds  # of the second capture; `encoder.report()` has them as text
+    compiled = encoder.executor.forward.compiled
     return encoder, {
         **({"compile_s": compiled.seconds} if compiled else {}),
         "timing_s": seconds["budgets timed in"],

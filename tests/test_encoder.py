@@ -232,7 +232,7 @@ def test_memory_that_a_budget_of_its_own_reads_is_held():
 def test_an_encoder_is_freed_at_once_when_it_is_dropped():
     encoder = attention_encoder()
     encoder(rows_for([6]), lengths=[6])
-    watched = weakref.ref(encoder), weakref.ref(encoder._captured.arena)
+    watched = weakref.ref(encoder), weakref.ref(encoder.executor.store.arena)
     gc.disable()
     try:
         del encoder

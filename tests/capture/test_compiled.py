@@ -102,7 +102,7 @@ NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni_audio", "glm4v", "sig
 def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
     """Where the compiler cannot follow, it would compile what comes before and after for itself."""
     encoder, graphs = recipe(name, backend="tape"), CompileCounter()
-    forward, spec = encoder._forward, encoder.spec
+    forward, spec = encoder.executor.forward, encoder.spec
     forward.compiled = CompiledForward(forward._run, backend=graphs)
     arena = Arena(spec, encoder.budgets, spec.packed.shape, torch.float32, torch.device("cpu"))
     for budget in reversed(encoder.budgets):

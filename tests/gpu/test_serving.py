@@ -33,7 +33,7 @@ def check(encoder, lengths, on_device=False):
 
 
 def captured(encoder):
-    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
+    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
 
 
 def wait_for(encoder, budgets):
@@ -53,13 +53,13 @@ def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
     assert encoder.capture_wanted() == [BUDGETS[0]]
     assert captured(encoder) == {BUDGETS[0], BUDGETS[-1]}
     assert encoder.costs.measured
-    assert set(encoder._in_use.learned.replays) == captured(encoder)
+    assert set(encoder.executor.store.budgets.measured.replays) == captured(encoder)
     assert set(encoder.costs.replays) == set(BUDGETS)
     check(encoder, [900], on_device)
     for _ in range(4):  # as long as calls want more; one that is faster without a graph wants none
         encoder.capture_wanted()
         check(encoder, [900], on_device)
-    assert set(encoder._in_use.learned.replays) == captured(encoder)
+    assert set(encoder.executor.store.budgets.measured.replays) == captured(encoder)
 
 
 def test_a_fully_captured_lazy_encoder_does_not_sync():
@@ -110,7 +110,7 @@ def test_budgets_come_and_go():
     encoder = encoder_of(BUDGETS[1:3]).capture()
     check(encoder, [200])
     encoder.add_budget(BUDGETS[0])
-    assert BUDGETS[0] in encoder._in_use.learned.replays
+    assert BUDGETS[0] in encoder.executor.store.budgets.measured.replays
     check(encoder, [200])
     encoder.add_budget(BUDGETS[3])  # the arena is made anew
     assert captured(encoder) == set(BUDGETS)
@@ -174,10 +174,10 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
 
     monkeypatch.setattr("varlen_graphs.graphs.calibrate._between_events", refuse)
     second = encoder_of(capture=vg.Capture(lazy=True, warmup=path))
-    assert second.costs.as_json() == first._in_use.learned.as_json()
+    assert second.costs.as_json() == first.executor.store.budgets.measured.as_json()
     used = set(first.stats.replays)
     assert set(second.capture_wanted(None)) == used
     assert captured(second) == used | {BUDGETS[-1]}
     second.capture()
     check(second, [900])
-    assert "budgets timed in" not in second._captured.seconds
+    assert "budgets timed in" not in second.executor.store.capturer.seconds

@@ -31,7 +31,7 @@ def held(tower, budgets):
     """Bytes of the pool and the arena of an encoder with these budgets, and what it measured of them."""
     encoder = vg.recipes.qwen3_vl(tower, budgets)
     encoder(rows_for(LAYOUTS[0]), grid_thw=LAYOUTS[0])
-    taken = encoder.pool.bytes() + encoder._captured.arena.rows.nbytes
+    taken = encoder.pool.bytes() + encoder.executor.store.arena.rows.nbytes
     costs = encoder.costs
     encoder.release()
     return taken, costs

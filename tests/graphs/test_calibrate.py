@@ -27,9 +27,11 @@ def clock(monkeypatch):
 
 
 def measured(encoder):
-    (graphs,) = encoder._captured._graphs.values()
+    (graphs,) = encoder.executor.store.sets
     with torch.no_grad():
-        return timing.measure(graphs, encoder._forward, encoder.budgets, {}, held=64 << 10, agreement=Agreement())
+        return timing.measure(
+            graphs, encoder.executor.forward, encoder.budgets, {}, held=64 << 10, agreement=Agreement()
+        )
 
 
 def test_a_graph_is_launched_once_before_it_is_timed(clock):
@@ -50,14 +52,14 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     encoder(torch.randn(20, 8), lengths=[20])
     first = measured(encoder)
     more = encoder.add_budget(vg.Budget(96, items=4))
-    (graphs,) = encoder._captured._graphs.values()
+    (graphs,) = encoder.executor.store.sets
     clock.clear()
     with torch.no_grad():
-        costs = timing.measure(graphs, encoder._forward, [more], {}, 64 << 10, Agreement(), first)
+        costs = timing.measure(graphs, encoder.executor.forward, [more], {}, 64 << 10, Agreement(), first)
     assert len(clock) == 1 + 2
     assert costs.replays == {**first.replays, more: 1.0}
     assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
-    encoder._in_use.learn(first)
+    encoder.costs = first
     assert encoder.costs.measured
     assert more in encoder.costs.replays  # at what lies between, until it is timed
 
@@ -68,11 +70,11 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
     known = Costs({vg.Budget(rows): rows / 64 for rows in (small, 16_384)}, host=30.0, bytes_per_row=77.0)
     encoder = attention_encoder([small, large])
     encoder(torch.randn(20, 8), lengths=[20])
-    (graphs,) = encoder._captured._graphs.values()
+    (graphs,) = encoder.executor.store.sets
 
     def bytes_per_row(budget):
         with torch.no_grad():
-            costs = timing.measure(graphs, encoder._forward, [budget], {}, 512 * 1000, Agreement(), known)
+            costs = timing.measure(graphs, encoder.executor.forward, [budget], {}, 512 * 1000, Agreement(), known)
         assert costs.replays.keys() == known.replays.keys() | {budget}
         return costs.bytes_per_row
 

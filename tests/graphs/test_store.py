@@ -264,7 +264,7 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
     encoder = attention_encoder(spec=SHAPED).capture()
     with encoder.pool.exclusive():
         for budget in encoder.budgets:
-            encoder._in_use.put_out(budget, "for a test")
+            encoder.executor.store.budgets.disable(budget, "for a test")
     for lengths in ([6], [60, 60], [300]):
         rows = rows_for(lengths)
         for layout in (lengths, torch.tensor(lengths)):
@@ -298,11 +298,11 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
         ([DRAWS], None, None),
         ([INVALIDATED, DRAWS], None, None),
         ([DRAWS, SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
-        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_failures.py.*in capture_once: .*no \.item"),
+        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_store.py.*in capture_once: .*no \.item"),
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
-    """Which errors of CUDA that are; real ones are in tests/gpu/test_failures.py."""
+    """Which errors of CUDA that are; real ones are in tests/gpu/test_store.py."""
     left, drawn = [*errors], []
 
     def capture_once(self, run, name, draws):

@@ -162,14 +162,14 @@ def test_adapters_are_switched_off_and_on_and_merged():
     for one in (model, original):
         one.set_adapter("first")
     assert torch.equal(check(), first)
-    captured = len(encoder_of(model)._captured)
+    captured = len(encoder_of(model).executor.store)
     for one in (model, original):
         one.base_model.merge_adapter()
     assert distance(check(), first) < 1e-4
     for one in (model, original):
         one.base_model.unmerge_adapter()
     check()
-    assert len(encoder_of(model)._captured) == captured + 1  # back to graphs there were
+    assert len(encoder_of(model).executor.store) == captured + 1  # back to graphs there were
     assert isinstance(model, peft.PeftModel)
     assert not encoder_of(model).stats.eager
 

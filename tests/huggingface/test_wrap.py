@@ -114,9 +114,9 @@ def test_the_towers_of_an_omni_model_are_found_in_its_thinker():
 
 def test_nothing_is_captured_before_the_first_call(plain):
     wrapped(plain)
-    assert len(vg.encoders(plain)["model.visual"]._captured) == 0
+    assert len(vg.encoders(plain)["model.visual"].executor.store) == 0
     vg.encoders(plain)["model.visual"].capture()
-    assert len(vg.encoders(plain)["model.visual"]._captured) == 3
+    assert len(vg.encoders(plain)["model.visual"].executor.store) == 3
 
 
 def test_each_call_returns_an_object_of_its_own(plain):

@@ -82,7 +82,7 @@ def test_budgets_do_not_come_and_go(group_of_one):
                 change()
         assert alone.encoder.budgets == budgets
         alone(torch.randn(8, 8), lengths=[5, 3])
-        assert len(alone.encoder._captured) == len(budgets)
+        assert len(alone.encoder.executor.store) == len(budgets)
 
 
 def test_without_a_process_group_the_error_says_how_to_make_one():
@@ -161,11 +161,11 @@ def test_after_the_deadline_the_group_is_aborted_and_graphs_are_freed(group_of_o
     encoder, aborted = attention_encoder(), threading.Event()
     alone = vg.parallel.TensorParallelEncoder(encoder, deadline=7)
     alone(torch.randn(8, 8), lengths=[5, 3])
-    assert len(encoder._captured)
+    assert len(encoder.executor.store)
     alone._ranks.abort = aborted.set
     alone._give_up()  # what the deadline calls
     assert aborted.wait(30)
-    assert not len(encoder._captured)
+    assert not len(encoder.executor.store)
     for call in (lambda: alone(torch.randn(8, 8), lengths=[8]), alone.check, alone.capture):
         with pytest.raises(vg.RankError, match="no call ended for 7 s, so the group was aborted: a rank of the group"):
             call()

@@ -1,15 +1,17 @@
 """Costs: which budgets are worth using, what a split costs at least, and when a call is faster without graphs."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support import strategies
+from tests.support.encoders import attention_encoder
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.in_use import InUse
-from varlen_graphs.routing.packing import Pack
-from varlen_graphs.routing.planner import Planner
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.routing.router import Router
+from varlen_graphs.spec.call import Call
 
 
 @given(strategies.costs(6))
@@ -50,8 +52,7 @@ def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
     few, many = vg.Budget(4096, items=4, segments=512), vg.Budget(4096, items=512)
     costs = Costs({few: 10.0, many: 20.0}, host=1.0, eager_factor=1.1)
     layout = vg.layout.Layout(((1, 1, 8),) * 512)
-    assert planner(costs).packs(layout)[0].budget == many
-    assert not planner(costs).eager_is_faster(replay_of(many, 512), layout)
+    assert [pack.budget for pack in routed(layout, costs).packs] == [many]
 
 
 @given(strategies.costs(6), st.integers(1, 2000))
@@ -106,13 +107,16 @@ def test_a_smaller_budget_that_was_not_timed_is_worth_wanting():
     assert not costs.dropped
 
 
-def planner(costs):
+def routed(layout, costs, budgets=None):
+    """The route of a call of these items, with the budgets and costs as measured for calls like it."""
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
-    return Planner(spec, InUse(costs), "eager", 1)
+    router = Router(spec, budgets or EnabledBudgets(costs), "eager", 1)
+    call = Call(torch.zeros(layout.total, 1), {}, {}, (), {}, None, layout)
+    return router.route(call, router.budgets.costs, timed=True)
 
 
-def replay_of(budget, items=1):
-    return [Pack(budget, range(items))]
+def runs_eager_because_it_is_faster(layout, costs):
+    return routed(layout, costs).reason == "faster without padding"
 
 
 @pytest.mark.parametrize(
@@ -129,44 +133,42 @@ def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows
     per_square = 1.0 if squares_matter else 0.0
     costs = Costs({small: 5.0, large: 10.0}, per_square, host)
     layout = vg.layout.Layout(((1, 1, rows),))
-    assert planner(costs).eager_is_faster(replay_of(large), layout) is expected
+    assert runs_eager_because_it_is_faster(layout, costs) is expected
 
 
 def test_a_call_that_is_larger_than_every_budget_is_split_for_the_memory_it_takes_otherwise():
     small, large = vg.Budget(512), vg.Budget(1024)
-    packs = [Pack(large, (at,)) for at in range(10)]
     costs = Costs({small: 5.0, large: 10.0}, host=1.0)
-    assert planner(costs).eager_is_faster(packs[:1], vg.layout.Layout(((1, 1, 600),)))
-    assert not planner(costs).eager_is_faster(packs, vg.layout.Layout(((1, 1, 600),) * 10))
+    assert runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 600),)), costs)
+    assert not runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 600),) * 10), costs)
 
 
 def test_nothing_runs_eager_for_speed_before_something_was_measured():
     budget = vg.Budget(1024)
     costs = Costs.in_rows([budget])
     assert not costs.measured
-    assert not planner(costs).eager_is_faster(replay_of(budget), vg.layout.Layout(((1, 1, 1),)))
+    assert not runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 1),)), costs)
 
 
 def test_frames_are_squared_one_by_one():
-    spec = planner(Costs.in_rows([vg.Budget(8)])).spec
+    spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
     assert spec.needs.squares(vg.layout.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
     whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
     assert whole.needs.squares(vg.layout.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
 @given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
-def test_budgets_out_of_use_are_in_no_plan(costs, rows, data):
-    plan, layout = planner(costs), vg.layout.Layout(tuple((1, 1, n) for n in rows))
-    before = plan.packs(layout)
-    out = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
-    for budget in out:
-        plan.in_use.put_out(budget, "wrong")
-    packs = plan.packs(layout)
-    assert sorted(i for one in packs for i in one.items) == [*range(len(rows))]
-    assert not out & {one.budget for one in packs}
-    assert not plan.eager_is_faster([Pack(None, range(len(rows)))], layout)
-    plan.in_use.put_all_in()
-    assert plan.packs(layout) == before
+def test_disabled_budgets_are_in_no_route(costs, rows, data):
+    budgets, layout = EnabledBudgets(costs), vg.layout.Layout(tuple((1, 1, n) for n in rows))
+    before = routed(layout, costs, budgets)
+    disabled = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
+    for budget in disabled:
+        budgets.disable(budget, "wrong")
+    packs = routed(layout, costs, budgets).packs
+    assert not packs or sorted(i for one in packs for i in one.items) == [*range(len(rows))]
+    assert not disabled & {one.budget for one in packs}
+    budgets.enable_all()
+    assert routed(layout, costs, budgets) == before
 
 
 def test_a_report_shows_budgets_times_and_counts():
@@ -178,7 +180,11 @@ def test_a_report_shows_budgets_times_and_counts():
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
     stats.count_eager("larger than every budget")
-    text = report("the encoder", InUse(costs), stats, {"captured in": 1.25})
+    encoder = attention_encoder([small, large, useless])
+    encoder.costs = costs
+    store = encoder.executor.store
+    store.capturer.seconds["captured in"] = 1.25
+    text = report("the encoder", store, stats)
     assert "captured in 1.25 s" in text
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
@@ -187,17 +193,12 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes 9.00 ms or more" in text
     assert "take 56,000 bytes for each row" in text
     assert "2.3% padding" in text
-    assert "1 runs without a graph: larger than every budget" in text
-    assert report("new", InUse(Costs.in_rows([small])), Stats(), {}).splitlines()[3].split() == [
-        "512",
-        "8",
-        "8",
-        "-",
-        "0",
-    ]
+    assert "1 eager runs: larger than every budget" in text
+    new = attention_encoder([small]).report().splitlines()
+    assert new[2].split() == ["512", "8", "8", "-", "0"]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():
     costs = Costs({vg.Budget(16_384): 60.0}, host=10.0)
     layout = vg.layout.Layout(((1, 8, 8),))
-    assert planner(costs).eager_is_faster(replay_of(costs.budgets[0]), layout)
+    assert runs_eager_because_it_is_faster(layout, costs)

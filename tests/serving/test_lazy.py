@@ -20,7 +20,7 @@ from tests.support.towers import distance, equal_bits
 from tests.watch.test_guard import rows_for
 from varlen_graphs.attention import timing
 from varlen_graphs.capture.tape import Tape
-from varlen_graphs.routing import recent
+from varlen_graphs.routing.eviction import recent
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 SIZES = (32, 96, 160, 256)
@@ -43,7 +43,7 @@ def check(encoder, lengths, unseen=False, **statics):
 
 
 def captured(encoder):
-    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
+    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
 
 
 # Lazy capture
@@ -86,7 +86,7 @@ def test_what_stands_in_is_faster_than_eager_where_times_are_known():
     encoder.capture_wanted()
     for host, replays in ((100.0, 1), (0.5, 0)):
         costs = vg.routing.Costs({encoder.budgets[0]: 1.0, encoder.budgets[1]: 3.0}, host=host)
-        encoder._in_use.learn(costs)
+        encoder.costs = costs
         before = encoder.stats.replays.total()
         check(encoder, [500])
         assert encoder.stats.replays.total() - before == replays
@@ -397,7 +397,7 @@ def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder()
     check(encoder, [20])
     wait_for(encoder, [SMALL])
     with encoder.pool.exclusive():  # nothing is at work
-        alive = weakref.ref(encoder._captured)
+        alive = weakref.ref(encoder.executor.store)
         del encoder
     gc.collect()
     assert again.result(60) is None
@@ -428,8 +428,8 @@ def test_threads_that_call_capture_and_release_at_once_get_right_outputs():
 
 def test_the_interpreter_ends_quietly_while_a_thread_captures():
     printed, errors = run_script("""
-    encoder = attention_encoder(spec=spec, module=Slow(), lazy=True)
-    waiting = attention_encoder(spec=spec, lazy=True)
+    encoder = attention_encoder(spec=spec, module=Slow(), capture=vg.Capture(lazy=True))
+    waiting = attention_encoder(spec=spec, capture=vg.Capture(lazy=True))
     encoder(rows, lengths=[6])
     futures = [one.capture_in_background() for one in (encoder, waiting)]
     Slow.capturing.wait()
@@ -467,16 +467,16 @@ def test_budgets_come_and_go_while_serving(lazy):
         check(encoder, [90])
         fill()
     check(encoder, [20])
-    arena = encoder._captured.arena
+    arena = encoder.executor.store.arena
     assert encoder.add_budget(SMALL) == SMALL
     assert encoder.budgets == BUDGETS[:3]
     check(encoder, [20])
     fill()
     check(encoder, [20])
     assert encoder.stats.replays[SMALL] == (1 if lazy else 2)
-    assert encoder._captured.arena is arena
+    assert encoder.executor.store.arena is arena
     encoder.add_budget(LARGEST)
-    assert len(encoder._captured.arena.rows) == 256
+    assert len(encoder.executor.store.arena.rows) == 256
     assert captured(encoder) >= {SMALL, BUDGETS[1]}  # again
     check(encoder, [250])
     fill()
@@ -528,7 +528,7 @@ def test_more_items_than_the_arena_has_room_for_are_held_by_a_new_one():
 def test_a_budget_that_came_has_graphs_for_all_static_arguments():
     encoder = attention_encoder(BUDGETS[1:], spec=SHAPED).capture().capture(scale=2.0)
     encoder.add_budget(SMALL)
-    assert len(encoder._captured) == 8
+    assert len(encoder.executor.store) == 8
     for scale in (1.0, 2.0):
         check(encoder, [20], scale=scale)
     assert encoder.stats.replays == {SMALL: 2}
@@ -599,7 +599,7 @@ def test_without_calls_the_largest_budgets_go():
     encoder = attention_encoder(BUDGETS, spec=SHAPED, memory=limit)
     check(encoder, [20])
     assert captured(encoder) == set(BUDGETS[:3])
-    assert len(encoder._captured.arena.rows) == BUDGETS[2].rows
+    assert len(encoder.executor.store.arena.rows) == BUDGETS[2].rows
     check(encoder, [200])
     assert encoder.stats.eager == {"larger than every budget in use": 1}
     assert encoder.stats.evicted == {LARGEST: 1}
@@ -858,7 +858,7 @@ def test_a_ladder_for_a_memory_is_what_fits_of_the_default_one():
 
 
 def measured(encoder):
-    encoder._in_use.learn(vg.routing.Costs({b: b.rows / 100 for b in encoder.budgets}, 1e-6, 5.0, 1.5, 77.0))
+    encoder.costs = vg.routing.Costs({b: b.rows / 100 for b in encoder.budgets}, 1e-6, 5.0, 1.5, 77.0)
     return encoder
 
 
@@ -871,7 +871,7 @@ def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     first.save_warmup(path)
     second = lazy_encoder(capture=vg.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.costs.as_json()
-    assert second._in_use.known == set(BUDGETS)
+    assert second.executor.store.budgets.known == set(BUDGETS)
     assert second.capture_wanted(None) == [SMALL]  # which calls used
     check(second, [20])
     assert second.stats.replays == {SMALL: 1}
@@ -923,7 +923,7 @@ def test_encoders_may_write_one_file_at_once(tmp_path):
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
     other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
-    assert other._in_use.known == set(BUDGETS) & set(other.budgets)
+    assert other.executor.store.budgets.known == set(BUDGETS) & set(other.budgets)
     assert other.costs.measured
     assert set(other.costs.replays) == set(other.budgets)
 

@@ -82,7 +82,7 @@ def every_item_is_encoded_once(rank, ranks):
 def items_are_spread_by_what_rank_0_measured(rank, ranks):
     encoder = attention_encoder()
     slower = 1 + rank  # no two ranks measure the same
-    encoder._in_use.learn(Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0))
+    encoder.costs = Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0)
     both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
     rows, before = rows_of(lengths), encoder.stats.items
     check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))

@@ -226,7 +226,7 @@ def hooks_of_others_run_eager(rank, ranks):
 def ranks_plan_by_what_rank_0_measured(rank, ranks):
     def learn(encoder):
         slower = (1.0, 100.0, 0.01)[rank]  # rank 1 would split calls, or run them without a graph
-        encoder._in_use.learn(Costs({b: slower**i * b.rows for i, b in enumerate(BUDGETS)}, 1e-9, host=50.0 / slower))
+        encoder.costs = Costs({b: slower**i * b.rows for i, b in enumerate(BUDGETS)}, 1e-9, host=50.0 / slower)
 
     alone, both = encoders()
     learn(both.encoder)
@@ -245,7 +245,7 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     path = Path(told(tempfile.mkdtemp() if rank == 0 else None)[0], "warm.json")
     _, before = encoders()
     if rank == 0:
-        before.encoder._in_use.learn(costs)
+        before.encoder.costs = costs
         before.encoder.save_warmup(path)
     dist.barrier()
     module = Block()
@@ -256,7 +256,7 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     )
     assert encoder.costs.measured is (rank == 0)
     both = vg.parallel.TensorParallelEncoder(encoder)
-    assert encoder._in_use.known == set(BUDGETS)
+    assert encoder.executor.store.budgets.known == set(BUDGETS)
     assert encoder.costs.as_json() == costs.as_json()
     with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
         alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
@@ -293,7 +293,7 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
             _, both = encoders(Fails((rows,) if rank == 1 else (), run, error), budgets=OTHER_BUDGETS)
             with pytest.warns(UserWarning, match=f"graph of {rows} rows could not be captured and is out of use"):
                 both.capture()
-            (reason,) = both.encoder._in_use.out.values()
+            (reason,) = both.encoder.disabled.values()
             assert str(error or "no luck") in reason
             assert ("rank 1" in reason) is (rank != 1)
             for lengths in ([5, 6], [90, 90], [150]):

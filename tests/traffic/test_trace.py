@@ -131,7 +131,7 @@ def test_costs_come_along_as_they_are_known_in_the_end():
     measured = vg.routing.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0)
     with encoder.record() as trace:
         assert trace.costs is encoder.costs
-        encoder._in_use.learn(measured)
+        encoder.costs = measured
     assert trace.costs is encoder.costs is measured
 
 
@@ -140,19 +140,19 @@ def test_what_was_measured_is_in_a_trace_that_is_saved_inside_of_the_block(tmp_p
     costs = [vg.routing.Costs(dict(zip(encoder.budgets, (ms, 9.0), strict=True)), host=5.0) for ms in (1.0, 2.0)]
     with encoder.record() as trace:
         encoder(rows_for([5]), lengths=[5])
-        encoder._in_use.learn(costs[0])
+        encoder.costs = costs[0]
         trace.save(path)
         assert vg.traffic.Trace.load(path).costs.as_json() == costs[0].as_json()
         assert vg.traffic.plan(trace).measured
         now = trace.copy()
-    encoder._in_use.learn(costs[1])
+    encoder.costs = costs[1]
     assert now.costs is trace.costs is costs[0]
 
 
 def test_what_was_measured_is_in_a_trace_also_where_no_budget_is_in_use_any_more(tmp_path):
     encoder, path = attention_encoder(memory=100), tmp_path / "trace.json"
     measured = vg.routing.Costs(dict(zip(encoder.budgets, (1.0, 2.0), strict=True)), host=5.0, bytes_per_row=1000.0)
-    encoder._in_use.learn(measured)  # as it is on a GPU before the limit is looked at
+    encoder.costs = measured  # as it is on a GPU before the limit is looked at
     with encoder.record() as trace, pytest.warns(UserWarning, match="no graph fits"):
         encoder(rows_for([20, 7]), lengths=[20, 7])
     assert not encoder.costs.replays

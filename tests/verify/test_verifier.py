@@ -631,7 +631,7 @@ def test_whatever_calls_come_none_is_answered_wrongly(layouts):
     encoder = encoder_of(WrongAt64(), verify=1)
     for call in calls_of(*layouts):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
-    assert encoder.stats.wrong.total() == len(encoder._in_use.out)
+    assert encoder.stats.wrong.total() == len(encoder.disabled)
 
 
 def test_recipes_take_the_options():

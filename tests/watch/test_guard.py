@@ -301,7 +301,7 @@ def test_what_happens_to_other_modules_costs_no_look_at_all_memory(monkeypatch):
 def test_a_released_encoder_is_not_told_any_more():
     encoder, rows = attention_encoder([64]), rows_for([6])
     encoder(rows, lengths=[6])
-    watched = weakref.ref(encoder._captured._guard._events)
+    watched = weakref.ref(encoder.executor.store.capturer.dependencies.guard._events)
     encoder.release()
     gc.collect()
     assert watched() is None

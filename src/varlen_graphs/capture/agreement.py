@@ -1,7 +1,8 @@
 """What ranks that share a module do alike while they capture."""
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
@@ -26,38 +27,56 @@ class Failure(NamedTuple):
         return cls(error, "memory" if is_out_of_memory(error) else "other")
 
 
-class Agreement:
-    """One process, which has to agree with nobody. `TensorParallelEncoder` puts that of its ranks in the place.
+class Attempt:
+    """An attempt that all ranks make: `failure` is set if it failed on any of them."""
 
-    Attributes:
-        alone: Whether it is one process.
-    """
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
 
-    alone = True
+    def take(self) -> Failure | None:
+        """Return the failure and forget it, because an error keeps all that the frames of its traceback hold."""
+        failure, self.failure = self.failure, None
+        return failure
 
-    def attempt(self, run: Callable[[], object]) -> Failure | None:
-        """Run something on every rank: what went wrong, of the same kind on all ranks if it did on any."""
-        try:
-            run()
-        except Exception as error:
-            return Failure.of(error)
-        return None
-
-    def must(self, run: Callable[[], Value]) -> Value:
-        """Run something on every rank. What goes wrong on any raises on all."""
-        came: list[Value] = []
-        failure = self.attempt(lambda: came.append(run()))
+    def check(self) -> None:
+        """Raise the error, if the attempt failed."""
+        failure = self.take()
         try:
             if failure is not None:
                 raise failure.error
         finally:
-            del failure  # or the error would refer to itself, and keep what its frames hold
-        return came[0]
+            del failure  # or the error would refer to itself
 
-    def rehearse(self, run: Callable[[], Value]) -> Value:
-        """Run what has collectives, without other ranks, so that nobody waits for a rank where it fails."""
-        return run()
+
+class Agreement:
+    """The agreement of one process with itself. `TensorParallelEncoder` replaces it by the agreement of its ranks.
+
+    Attributes:
+        alone: True for one process.
+    """
+
+    alone = True
+
+    @contextmanager
+    def attempt(self) -> Iterator[Attempt]:
+        """Run the block on every rank. An error in it ends the block, on all ranks with the same kind of failure."""
+        attempt = Attempt()
+        try:
+            yield attempt
+        except Exception as error:
+            attempt.failure = Failure.of(error)
+
+    def must(self, run: Callable[[], Value]) -> Value:
+        """Run a function on every rank. An error on any rank raises on all."""
+        with self.attempt() as attempt:
+            value = run()
+        attempt.check()
+        return value
+
+    def rehearsal(self) -> AbstractContextManager[Any]:
+        """Return a context in which collectives run without other ranks, so that nobody waits for a rank that fails."""
+        return nullcontext()
 
     def same(self, value: Value) -> Value:
-        """The value of the first rank, on all."""
+        """Return the value of the first rank, on all ranks."""
         return value

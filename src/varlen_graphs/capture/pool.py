@@ -61,7 +61,7 @@ class Pool:
         Raises:
             StaleGraphError: This process was forked from that one.
         """
-        if self._inherited:
+        if self.device is not None and self._forks != _forks.count:
             raise StaleGraphError(
                 "this process was forked from one where the encoder, or another one of its pool, was in use; graphs and"
                 " CUDA do not survive that: start workers with multiprocessing's 'spawn', or make the encoder in the"
@@ -102,7 +102,8 @@ class Pool:
         Raises:
             StaleGraphError: The pool was in use before this process was forked; its lock may be held for good.
         """
-        self.check_process()
+        if self._forks != _forks.count:
+            self.check_process()
         with self.lock:
             if self.device is None or self.device.type != "cuda":
                 yield

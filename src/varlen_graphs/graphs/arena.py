@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
-from varlen_graphs.graphs.pinned_ring import Ring
+from varlen_graphs.graphs.pinned_ring import PinnedRing
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
@@ -49,10 +49,11 @@ class Arena:
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self._rows_at: dict[Budget, Tensor] = {}
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
+        self._pads = not dtype.is_floating_point and not spec.row_extent.gaps  # the graph itself clears gaps
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
-        self._ring = Ring(HEADER + len(self._padding), device)
+        self._ring = PinnedRing(HEADER + len(self._padding), device)
         self._flat = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
         self.header, self.table = self._flat[:HEADER], self._flat[HEADER:].view(most_items, self._width)
         self._host = {
@@ -73,17 +74,19 @@ class Arena:
         enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
 
-    def check(self, rows: Tensor) -> None:
-        """Whether rows could be copied in.
+    def check_row_shape(self, shape: torch.Size) -> None:
+        """Check that rows of this shape, `[rows, ...]` or `[batch, length, ...]`, can be copied in.
 
         Raises:
-            InputError: Another row shape than was captured.
+            InputError: A row has another shape than was captured.
         """
-        packed, extent, captured = self._spec.packed, self._extent, self.rows.shape[1:]
-        if extent.rest(rows) != captured:
+        captured = self.rows.shape[1:]
+        if shape[len(self._extent.dims) :] != captured:
+            packed = self._spec.packed
+            dims = [*map(str, shape[: len(self._extent.dims)])]
             raise InputError(
-                f"{packed.name} is {list(packed.as_argument(rows).shape)}: expected "
-                f"{packed.describe(extent.dims, captured)}, as captured"
+                f"{packed.name} is [{', '.join(packed.argument_shape(dims, shape[len(dims) :]))}]: expected "
+                f"{packed.describe(self._extent.dims, captured)}, as captured"
             )
 
     def poison(self) -> None:
@@ -124,15 +127,17 @@ class Arena:
 
         Floating rows are cast to the dtype of the arena.
         """
+        target, place = self._at(budget), self._extent.place
         for there, here in spans:
-            self.part(here, budget).copy_(self._extent.part(rows, there), non_blocking=True)
+            target[place(here)].copy_(rows[place(there)], non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
         """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
 
         The padding of integer rows is written too.
         """
-        self._pad_rows(layout.total, budget)
+        if self._pads:
+            self._pad_rows(layout.total, budget)
         self._load_items(layout)
         for buffer in self._spec.host_buffers:
             value = buffer.compute(layout, budget).flatten()
@@ -154,13 +159,13 @@ class Arena:
         self._spec.layout.write(description[self._spec.layout.name], table)
         for at, column in enumerate(self._spec.layout.columns, start=3):
             table[:, at].copy_(description[column.name])
-        self._pad_rows(active, budget)
+        if self._pads:
+            self._pad_rows(active, budget)
         self._ring.upload(array("q", (call, items, active, 1)), self.header)
 
     def _pad_rows(self, active: int, budget: Budget) -> None:
-        """Write the declared pad past the active rows, if they are integers; the graph itself clears gaps."""
-        if not self.rows.is_floating_point() and not self._extent.gaps:
-            self.rows[active : budget.rows].fill_(self._spec.packed.pad)
+        """Write the declared pad past the active rows."""
+        self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """One item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -194,7 +199,7 @@ class Arena:
             self._host[buffer.name].fill_(buffer.pad)
 
     def _load_items(self, layout: Layout) -> None:
-        values = array("q", (0, len(layout), layout.total, 0))
+        values = array("q", (0, len(layout.items), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
         self._ring.upload(values, self._flat)

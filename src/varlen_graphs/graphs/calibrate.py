@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.errors import warn
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.graphs.graph_set import Graphs
+from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.samples import sample_layout
@@ -29,7 +28,7 @@ REPEATS_MS = 2.0
 
 
 def measure(
-    graphs: Graphs,
+    graphs: GraphSet,
     forward: Forward,
     budgets: Sequence[Budget],
     statics: dict[str, Any],
@@ -40,7 +39,7 @@ def measure(
     """Time budgets, and the forward without a graph. Synchronizes with the device.
 
     Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
-    of the module's own. What longer segments cost was timed on attention itself (`Graphs.per_square`). Floating rows
+    of the module's own. What longer segments cost was timed on attention itself (`GraphSet.per_square`). Floating rows
     are random: a chip is faster on zeros.
 
     Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
@@ -63,7 +62,9 @@ def measure(
         return Costs.in_rows(budgets)
 
 
-def _replays(graphs: Graphs, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement) -> dict[Budget, float]:
+def _replays(
+    graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement
+) -> dict[Budget, float]:
     """Milliseconds of a replay of each budget, attention aside."""
     arena = graphs.arena
     if arena.rows.is_floating_point():
@@ -78,7 +79,7 @@ def _replays(graphs: Graphs, spec: BufferSpec, budgets: Sequence[Budget], agreem
 
 
 def _eager(
-    graphs: Graphs, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
+    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
 ) -> tuple[float, float]:
     """Milliseconds that the host needs for a call, and what one costs in proportion to a graph of exactly its size."""
     spec = forward.spec
@@ -98,7 +99,7 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     """Items of about `FEW_ROWS` rows, or as many as a budget has."""
     rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
     few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
-    few = replace(few, items=min(few.items, budget.items), segments=min(few.segments, budget.segments))
+    few = few._replace(items=min(few.items, budget.items), segments=min(few.segments, budget.segments))
     return sample_layout(spec.layout, few, spec.needs.windows)
 
 
@@ -122,7 +123,9 @@ def _between_events(run: Callable[[], object]) -> float:
 
 def _host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
     """The longer of two runs after a first one, which may compile kernels: what a call can count on."""
-    agreement.must(lambda: agreement.rehearse(run))
+    with agreement.attempt() as attempt, agreement.rehearsal():
+        run()
+    attempt.check()
     times = []
     for _ in range(2):
         torch.cuda.current_stream().synchronize()

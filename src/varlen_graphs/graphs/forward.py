@@ -1,4 +1,4 @@
-"""The one forward: what eager calls, warm-up and capture run, so that they cannot drift."""
+"""The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +19,7 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
+from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
 
 
@@ -27,16 +28,16 @@ class Forward:
 
     Args:
         module: The module.
-        function: What to run in its place, called as `function(module, **arguments)`; `None` is the module itself.
+        function: Function that runs in its place, called as `function(module, **arguments)`; `None` runs the module.
         spec: The declaration.
-        signature: Which arguments there are.
-        compile: Whether graphs capture what torch's compiler makes of it. The compiler sees what follows the buffers.
+        signature: The arguments of the encoder.
+        compile: If True, graphs capture the output of torch's compiler, which sees the forward behind the buffers.
 
     Attributes:
         module: As given.
         function: As given.
         spec: As given.
-        compiled: What the compiler made of it, if it was asked for.
+        compiled: The compiled forward, if there is one.
     """
 
     def __init__(
@@ -56,18 +57,18 @@ class Forward:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the module is now, as its first parameter or buffer tells."""
+        """The device of the module's first parameter or buffer; `None` if it has none."""
         first = next(chain(self.module.parameters(), self.module.buffers()), None)
         return None if first is None else first.device
 
     @property
     def row_dtype(self) -> torch.dtype:
-        """The dtype in which rows are kept, which is that in which the module sees them unless they are normalised."""
+        """The dtype of rows in the arena: the one the module gets, unless rows are normalised."""
         return self.spec.packed.dtype or self.module_dtype
 
     @property
     def module_dtype(self) -> torch.dtype:
-        """The dtype of the first floating parameter of the module."""
+        """The dtype of the module's first floating parameter."""
         floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
@@ -79,7 +80,7 @@ class Forward:
         statics: dict[str, Any],
         compiled: bool = False,
     ) -> Any:
-        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`; gives padding too."""
+        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included."""
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
         if spec.packed.normalize is not None:
@@ -92,18 +93,15 @@ class Forward:
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         if compiled and self.compiled:
             return self.compiled(table.budget, **arguments)
-        return self._run(**arguments)
-
-    def _run(self, **arguments: Any) -> Any:
-        return self.function(self.module, **arguments) if self.function else self._call_module(**arguments)
+        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
 
     def exact(
         self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
     ) -> Any:
-        """Run some items without padding, and give their entries; as a batch if these are the rows of one of `length`.
+        """Run items without padding; return a batch if the rows are those of one padded to `length`.
 
         Raises:
-            SpecError: The output is not what was declared (not asked where a call is `beyond` the declaration).
+            SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
         """
         spec = self.spec
         budget = spec.exact_budget(layout)
@@ -111,7 +109,7 @@ class Forward:
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             items = ItemTable(table, budget, spec.layout)
-            # As of graphs, the caller's rows are neither written to nor handed back.
+            # As with graphs, the caller's rows are neither written to nor returned.
             output = self(rows.to(self.row_dtype, copy=True), items, host, statics)
             if beyond:
                 return output
@@ -123,29 +121,29 @@ class Forward:
             active = parts.active(Span.of(layout))
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
-    def without_graph(self, call: Call, layout: Layout, hooked: bool) -> Any:
-        """Run a call: by the original module where the function in its place would miss something."""
+    def eager(self, call: Call, hooked: bool) -> Any:
+        """Run a call eager: by the original module if the function in its place would miss something."""
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
-                "arguments than it does: hooks on parts that this function does not call see nothing"
+                "arguments: hooks on parts that this function does not call see nothing"
             )
-        return self.exact(call.rows, layout, call.statics, call.beyond, call.length)
+        return self.exact(call.rows, read_layout(self.spec, call), call.statics, call.beyond, call.length)
 
-    def reference(self, call: Call, layout: Layout) -> Any:
-        """What a call is to give: by the module itself where it takes the call, by what is captured elsewhere.
+    def reference(self, call: Call) -> Any:
+        """Return the correct output of a call: by the module itself if it takes the call, else by the forward.
 
-        Of rows of its own: what is run may write into them.
+        The rows are copied first: the module may write into them.
         """
         if not self._signature.original_answers(call):
-            return self.exact(call.rows, layout, call.statics, length=call.length)
+            return self.exact(call.rows, read_layout(self.spec, call), call.statics, length=call.length)
         name = self.spec.packed.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}))
 
     def original(self, call: Call) -> Any:
-        """Run the module itself with the arguments as they came, rows cast and normalised as for graphs."""
+        """Run the module itself with the caller's arguments, rows cast and normalised as for graphs."""
         packed = self.spec.packed
         arguments = dict(call.original)
         arguments[packed.name] = arguments[packed.name].to(self.row_dtype)
@@ -156,18 +154,23 @@ class Forward:
             if not isinstance(arguments[name], Tensor):
                 arguments[name] = torch.tensor(arguments[name], device=call.rows.device)
         with torch.no_grad():
-            return self._call_module(**arguments)
+            return self._callable(**arguments)
+
+    def _run(self, **arguments: Any) -> Any:
+        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
 
     def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
-        """Rows that lie in these dimensions, one after another or in a batch, as the module takes them."""
         return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
 
-    def _call_module(self, **arguments: Any) -> Any:
-        """Run the module, also where an encoder of it was put in the place of its `forward`.
+    @property
+    def _callable(self) -> Callable[..., Any]:
+        """The module, or its own forward if an encoder of it was put in the place of that.
 
-        Accelerate keeps as `_old_forward` what it put a forward of its own around.
+        Accelerate keeps the forward that it wraps as `_old_forward`.
         """
         own = vars(self.module)
-        found = (getattr(own.get(name), "module", None) for name in ("forward", "_old_forward"))
-        installed = any(module is self.module for module in found)
-        return self._module_forward(**arguments) if installed else self.module(**arguments)
+        for name in ("forward", "_old_forward"):
+            installed = own.get(name)
+            if getattr(getattr(installed, "__self__", installed), "module", None) is self.module:
+                return self._module_forward
+        return self.module

@@ -1,4 +1,4 @@
-"""Checks of layouts that the host has not seen: done on the GPU, told at the next call."""
+"""Checks of layouts that the host has not seen: validated on the GPU, reported at the next call."""
 
 from ctypes import c_int64
 
@@ -6,25 +6,27 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.errors import LayoutError
+from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 
-class Deferred:
-    """Keeps what graphs find wrong with layouts on the device until the host looks there.
+class GpuChecks:
+    """Validates layouts on the device, and keeps the findings until the host looks.
 
     Args:
-        spec: The declaration the items are checked against.
-        device: Where the tables are.
+        spec: The declaration that items are checked against.
+        device: The device of the item tables.
 
     Attributes:
         device: As given.
-        calls: How many calls had such layouts.
+        calls: Number of calls with such layouts.
         veil: float32 `[]`, written by every replay: NaN if its items were wrong and -0.0 otherwise, to be added to
             floating outputs.
-        veils: The same as float32, float16 and bfloat16: of both numbers the upper half is the same in a half format.
+        veils: `veil` as float32, float16 and bfloat16: the upper half of both numbers is the same in a half format.
     """
 
     def __init__(self, spec: BufferSpec, device: torch.device) -> None:
@@ -44,26 +46,28 @@ class Deferred:
 
     @property
     def memory(self) -> list[Tensor]:
-        """What graphs read and write here."""
+        """Tensors that graphs read and write here."""
         return [self.veil, self._padding, self._status]
 
-    def check(self, header: Tensor, table: Tensor, budget: Budget) -> None:
-        """Check the table of a budget as its header asks for: the first operation of a graph.
+    def view(self, arena: Arena, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        """Return the rows, items and host buffers of a budget, the items checked as the arena's header asks.
 
-        Where it is wrong the table becomes all padding, so that every index computed from it is valid.
+        The check is the first operation of a graph. A wrong item table becomes all padding, so that every index
+        computed from it is valid.
         """
         spec = self._spec
         check_items(
-            header, table, self._padding, self._status, self.veil, spec.layout.merge, spec.row_multiple,
-            budget.segments, budget.max_seqlen, *spec.needs.by_kind,
+            arena.header, arena.table[: budget.items], self._padding, self._status, self.veil, spec.layout.merge,
+            spec.row_multiple, budget.segments, budget.max_seqlen, *spec.needs.by_kind,
         )  # fmt: skip
+        return arena.view(budget)
 
     def fetch(self) -> None:
-        """Copy what was found to where the host looks. Queued on the current stream; no sync."""
+        """Copy the findings to the host. Queued on the current stream; no sync."""
         self._seen.copy_(self._status, non_blocking=True)
 
-    def tell(self) -> None:
-        """Raise what was found by the checks that have run, once: of several wrong calls the last one.
+    def raise_findings(self) -> None:
+        """Raise the finding of the checks that have run, once: of several wrong calls the last one.
 
         Raises:
             LayoutError: The items of an earlier call made no sense, did not match its rows, or broke a promise.

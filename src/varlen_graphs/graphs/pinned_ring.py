@@ -13,7 +13,7 @@ BLOCKS = 16
 """How many blocks are pinned at once: pinning takes longer than a whole call."""
 
 
-class Ring:
+class PinnedRing:
     """Sends small arrays of integers to the device, each through a block of pinned memory of its own.
 
     A block is written again only after the copy from it has run, as its event tells. Where all blocks are still in

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
@@ -28,8 +29,14 @@ LARGEST_STEP = 4
 """A larger ratio is a mistake: a number of rows, most likely."""
 
 
-@dataclass(frozen=True, order=True, init=False)
-class Budget:
+class _Capacities(NamedTuple):
+    rows: int
+    items: int
+    segments: int
+    max_seqlen: int
+
+
+class Budget(_Capacities):
     """The capacity of one graph.
 
     Attributes:
@@ -42,15 +49,12 @@ class Budget:
         BudgetError: A capacity below one: no item could use such a budget.
     """
 
-    rows: int
-    items: int
-    segments: int
-    max_seqlen: int
-    _hash: int = field(init=False, repr=False, compare=False)
+    __slots__ = ()
 
-    def __init__(
-        self, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
-    ) -> None:
+    def __new__(
+        cls, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
+    ) -> "Budget":
+        """Fill in the defaults, and check the capacities."""
         typical = max(FEWEST_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else FEWEST_ITEMS
         items = typical if items is None else items
         capacities = {
@@ -64,8 +68,7 @@ class Budget:
                 raise BudgetError(
                     f"Budget({name}={capacity!r}): no item could use it; expected {name} to be an integer of at least 1"
                 )
-            object.__setattr__(self, name, capacity)
-        object.__setattr__(self, "_hash", hash(tuple(capacities.values())))
+        return super().__new__(cls, **capacities)
 
     @classmethod
     def padded(cls, batch: int, length: int) -> "Budget":
@@ -75,9 +78,6 @@ class Budget:
             BudgetError: One of them is below one.
         """
         return cls(cls(length).rows * cls(batch).rows, items=batch, segments=batch, max_seqlen=length)
-
-    def __hash__(self) -> int:  # of every dictionary that a call looks into
-        return self._hash
 
     def holds(self, rows: int, items: int, segments: int, longest: int) -> bool:
         """Whether `items` items of together `rows` rows and `segments` segments, none over `longest`, fit."""

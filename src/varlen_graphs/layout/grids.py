@@ -1,6 +1,7 @@
 """What describes the items of packed rows: grids of images and videos, and lengths."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -37,7 +38,7 @@ class GridTHW(LayoutArgument):
         if not isinstance(self.merge, Integral) or self.merge < 1:
             raise SpecError(f"GridTHW(merge={self.merge!r}): expected an integer of at least 1")
 
-    @property
+    @cached_property
     def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
         """What the rows of every frame are divisible by."""
         return self.merge**2

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Literal
 
 Order = Literal["raster", "merge_block"]
-"""How the rows of a frame are ordered: row by row, or so that the rows of each merge block adjoin."""
+"""Order of the rows of a frame: line by line, or merge block by merge block."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Layout:
 
     Attributes:
         items: One tuple an item: `(t, h, w, *columns)`, in rows before any merging.
-        length: To how many rows each item is padded, in a padded batch; 0 where rows are packed.
-        grouped: Whether adjoining items may belong together: the last number of an item is then 1 where it begins a
-            group, and 0 where it belongs to the one before.
+        length: Length to which each item is padded, in a padded batch; 0 for packed rows.
+        grouped: If True, adjoining items may belong together: the last number of an item is 1 if it begins a group,
+            and 0 if it belongs to the group of the item before.
     """
 
     items: tuple[tuple[int, ...], ...]
@@ -28,7 +28,10 @@ class Layout:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Rows of each item, `t * h * w`."""
-        return tuple([item[0] * item[1] * item[2] for item in self.items])
+        rows = []
+        for item in self.items:  # a loop, because a comprehension costs a call of its own
+            rows.append(item[0] * item[1] * item[2])  # noqa: PERF401
+        return tuple(rows)
 
     @cached_property
     def total(self) -> int:
@@ -42,7 +45,7 @@ class Layout:
 
     @cached_property
     def group_of(self) -> Sequence[int]:
-        """The group of each item; without groups each is alone."""
+        """The group of each item; without groups each item is one."""
         if not self.grouped:
             return range(len(self.items))
         return [begun - 1 for begun in accumulate(item[-1] for item in self.items)]

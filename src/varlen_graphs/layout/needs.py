@@ -1,4 +1,4 @@
-"""What items need of a budget."""
+"""The capacities that items need of a budget."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,7 +10,7 @@ from varlen_graphs.layout.segments import Per, Windows, segments_of
 
 
 class Demand(NamedTuple):
-    """What one item needs of a budget, or some that stay together."""
+    """Capacities needed by one item, or by items that stay together."""
 
     rows: int
     segments: int
@@ -19,7 +19,7 @@ class Demand(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What some items together need of a budget."""
+    """Capacities needed by several items together."""
 
     rows: int = 0
     items: int = 0
@@ -27,7 +27,7 @@ class Load(NamedTuple):
     longest: int = 0
 
     def add(self, demand: Demand) -> "Load":
-        """With this as well."""
+        """Return the load with one more demand."""
         return Load(
             self.rows + demand.rows,
             self.items + demand.items,
@@ -37,10 +37,10 @@ class Load(NamedTuple):
 
 
 class Needs:
-    """Counts what items need of a budget, by the kinds of segments that a declaration uses.
+    """Computes the capacities that items need, by the kinds of segments that a declaration uses.
 
     Args:
-        layout: What describes the items.
+        layout: The layout argument.
         kinds: The kinds of segments.
 
     Attributes:
@@ -52,7 +52,7 @@ class Needs:
         self.kinds = kinds
 
     def demand(self, *items: Sequence[int]) -> Demand:
-        """What an item, or a group of them, needs of a budget, by the segments that are declared."""
+        """Return the demand of an item, or of a group of items."""
         rows = sum([item[0] * item[1] * item[2] for item in items])
         kinds = [[segments_of(item, per, self._layout.merge) for per in self.kinds] for item in items]
         segments = sum([max((count for count, _ in own), default=0) for own in kinds])
@@ -60,49 +60,52 @@ class Needs:
         return Demand(rows, segments, rows if "group" in self.kinds else longest, len(items))
 
     def load(self, layout: Layout) -> Load:
-        """What all items together need of a budget: the sum of their demands."""
+        """Return the load of all items together: the sum of their demands."""
         frames, whole, _ = self.by_kind
         segments = longest = 0
         if whole:
-            segments = len(layout)  # a group takes as many as it has items
+            segments = len(layout.items)  # a group takes as many as it has items
             longest = max(layout.group_rows if "group" in self.kinds else layout.rows)
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
-            segments = sum([item[0] for item in layout.items])
-            longest = longest or max([item[1] * item[2] for item in layout.items])
+            segments = frame = 0
+            for item in layout.items:
+                segments += item[0]
+                frame = max(frame, item[1] * item[2])
+            longest = longest or frame
         if self.windows:  # a frame has no fewer windows than one, and none is longer than it
             cut = [segments_of(item, self.windows, self._layout.merge) for item in layout.items]
             segments = sum([count for count, _ in cut])
             longest = longest or max([length for _, length in cut])
-        return Load(layout.total, len(layout), segments, longest)
+        return Load(layout.total, len(layout.items), segments, longest)
 
     def squares(self, layout: Layout) -> int:
-        """The sum of squared segment lengths, which attention costs follow; of the longest kind there is."""
+        """Return the sum of squared segment lengths, which the cost of attention follows, for the longest kind."""
         frames, whole, window = self.by_kind
         if whole:
             lengths = layout.rows if "item" in self.kinds or not layout.grouped else layout.group_rows
             return sum([rows * rows for rows in lengths])
         if frames:
             return sum([item[0] * (item[1] * item[2]) ** 2 for item in layout.items])
-        return sum([item[0] * item[1] * item[2] for item in layout.items]) * window**2  # as if none were cut by an edge
+        return layout.total * window**2  # as if no window were cut by an edge
 
     @cached_property
     def by_kind(self) -> tuple[bool, bool, int]:
-        """Whether frames are segments, whether items are, and how many rows a side windows have that are; or 0."""
+        """True if frames are segments, True if items are, and the side of windows in rows if they are, else 0."""
         window = self.windows.side * self._layout.merge if self.windows else 0
         return "frame" in self.kinds, bool(self.kinds & {"item", "clip", "group"}), window
 
     @cached_property
     def windows(self) -> Windows | None:
-        """The windows that are segments, if some are."""
+        """The windows that are segments, if any."""
         return next((per for per in self.kinds if isinstance(per, Windows)), None)
 
     def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
-        """The most that so many items of together so many rows can need of a budget, whatever they are.
+        """Return the largest load that `items` items with `rows` rows in all can have.
 
         Args:
             rows: Rows of all items.
-            items: Items.
-            min_segment_rows: What segments are promised to have on average, at least.
+            items: Number of items.
+            min_segment_rows: Promised average length of segments, at least.
         """
         frames, whole, window = self.by_kind
         segments = longest = 0

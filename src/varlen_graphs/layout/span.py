@@ -1,4 +1,4 @@
-"""Adjoining items, and where their rows lie."""
+"""Adjoining items, and the place of their rows."""
 
 from typing import NamedTuple
 
@@ -6,17 +6,17 @@ from varlen_graphs.layout.items import Layout
 
 
 class Span(NamedTuple):
-    """Adjoining items of a call that also adjoin in a replay, and where they are in one of the two.
+    """Items that adjoin in a call and in a replay, and their place in one of the two.
 
     Attributes:
-        row: Their first row.
-        rows: How many rows they have.
-        item: The first of them.
-        items: How many they are.
-        length: Of a padded batch, how many rows of each take part; 0 where rows are packed.
-        all_items: Every item that there is, not only these; empty where the host has not seen them.
-        group: The first of their groups.
-        groups: How many groups they are; 0 where the host has not seen the items.
+        row: First row.
+        rows: Number of rows.
+        item: First item.
+        items: Number of items.
+        length: In a padded batch, the rows of each item that take part; 0 for packed rows.
+        all_items: All items of the call or the replay; empty if only the GPU has seen them.
+        group: First group.
+        groups: Number of groups; 0 if only the GPU has seen the items.
     """
 
     row: int
@@ -30,5 +30,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":
-        """All items of a call or a replay."""
-        return cls(0, layout.total, 0, len(layout), layout.length, layout.items, 0, layout.group_of[-1] + 1)
+        """Return the span of all items of a call or a replay."""
+        items = layout.items
+        groups = layout.group_of[-1] + 1 if layout.grouped else len(items)
+        return cls(0, layout.total, 0, len(items), layout.length, items, 0, groups)

@@ -42,7 +42,10 @@ def check_numbers(name: str, value: Any, rows: int) -> None:
         LayoutError: It holds more than three for each row.
     """
     entries = value if isinstance(value, list | tuple) else [value]
-    numbers = sum(_numbers(entry) for entry in entries if not isinstance(entry, list | tuple | int))
+    numbers = 0
+    for entry in entries:
+        if not isinstance(entry, list | tuple | int):
+            numbers += _numbers(entry)
     if numbers > 3 * rows:
         raise LayoutError(
             f"{name} holds {numbers} numbers, which cannot describe the items of {rows} rows: expected one or three for"

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.capture.state import autocast_dtype
+from varlen_graphs.capture.mode import autocast_dtype
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.needs import Load
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.routing.packing import Pack, cheapest
-from varlen_graphs.serving.collect import Collected
-from varlen_graphs.spec.call import Call, static_key
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.serving.results import Collected
+from varlen_graphs.serving.row_checks import check_rows
+from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, flatten, with_padding
+from varlen_graphs.spec.reading import read_layout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -71,7 +72,7 @@ class DataParallelEncoder:
             raise SpecError(f"inputs={inputs!r}: expected 'whole' or 'spread'")
         if not isinstance(encoder, GraphedEncoder):
             raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
-        if encoder._lends:
+        if encoder.executor.lends:
             raise SpecError("outputs are gathered, which copies them: expected an encoder with outputs='owned'")
         self.encoder = encoder
         self._ranks = Ranks(group)
@@ -115,7 +116,7 @@ class DataParallelEncoder:
 
     def _call_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call to which every rank brought all items."""
-        bind = partial(self.encoder._calls.bind, args, kwargs)
+        bind = partial(self._bind, args, kwargs)
         # A call that cannot be bound is of no kind: that others wait to be told of it is sure of the first one only.
         bound = bind() if self._met else None
         if bound is not None and (bound.beyond is None, kind := self._kind(bound)) in self._met:
@@ -144,11 +145,18 @@ class DataParallelEncoder:
         self._met.add((met[2] is not None, met[1]))
         return met
 
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Sort the arguments of a call; its items are read later, because errors in them may be told to all ranks."""
+        executor = self.encoder.executor
+        call = executor.signature.bind(args, kwargs)
+        check_rows(executor.store, call.rows.device, call.rows.dtype)
+        return call
+
     def _read_whole(self, call: Call) -> Layout | None:
         """The items of a call; `None` where nothing tells which of its entries belong to which item."""
         if call.beyond is not None:
             return None
-        layout = self.encoder._calls.read_layout(call)
+        layout = read_layout(self.encoder.spec, call)
         self._check_fits(layout, call)
         return layout
 
@@ -156,7 +164,7 @@ class DataParallelEncoder:
         """A call to which each rank brought its own items."""
 
         def read() -> tuple[Call, tuple[Layout, int, Kind]]:
-            call = self.encoder._calls.bind(args, kwargs)
+            call = self._bind(args, kwargs)
             if call.beyond is not None:
                 raise InputError(f"{call.beyond}: spread inputs have outputs that are declared; bring whole ones")
             check_statics(call.statics)
@@ -183,7 +191,7 @@ class DataParallelEncoder:
         """The items that this rank brought, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
-            return self.encoder._calls.read_layout(call)
+            return read_layout(spec, call)
         if spec.packed.padded_by is not None:
             call.rows = call.rows.flatten(0, 1)
         return Layout((), 0, spec.layout.grouped)
@@ -209,14 +217,14 @@ class DataParallelEncoder:
         collected = Collected(Span.of(layout))
         for share, tensors in zip(shares, gathered, strict=True):
             if tensors:
-                collected.take(tensors, form.extents, share.spans(layout))
+                collected.take(tensors, form.extents, share.spans(layout, collected.everything))
         self._ranks.tell()
         return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
 
     def _encode(self, call: Call, rows: Tensor, part: Layout) -> Parts:
         """The outputs of some items of a call; of a batch that was packed on its way in they are packed, too."""
-        own, calls = replace(call, rows=rows, original={}, length=0), self.encoder._calls
-        return flatten(calls.encode(own, part, *calls.choice.of(own)), self.encoder.spec.declared)
+        own = replace(call, rows=rows, layout=part, original={}, length=0)
+        return flatten(self.encoder.executor.answer(own), self.encoder.spec.declared)
 
     def _shares(self, layout: Layout) -> list[Pack]:
         """The items of each rank, the same on all of them."""
@@ -232,7 +240,7 @@ class DataParallelEncoder:
         if len(share.items) == len(layout):
             return call.rows
         extent = self.encoder.spec.row_extent
-        views = [extent.part(call.rows, there) for there, _ in share.spans(layout)]
+        views = [extent.part(call.rows, there) for there, _ in share.spans(layout, Span.of(layout))]
         return torch.cat(views) if len(views) > 1 else views[0]
 
     def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
@@ -244,7 +252,7 @@ class DataParallelEncoder:
 
         def learn() -> tuple[Parts, Weights]:
             form = self._encode_smallest(call, layout)
-            return form, Weights.of(self.encoder._planner.costs)
+            return form, Weights.of(self.encoder.costs)
 
         self._forms[kind], weights = self._ranks.exchange(self._device, learn)
         self._weights = weights[0]
@@ -261,7 +269,7 @@ class DataParallelEncoder:
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
         one = Pack(None, group).layout(layout)
         parts, two = self._encode_padding(call, one), replace(one, items=one.items * 2)
-        if self._fits(two.items):
+        if self.encoder.executor.router.fits(two.items):
             check_form(self._encode_padding(call, two), parts)
         return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
 
@@ -275,8 +283,8 @@ class DataParallelEncoder:
         """The kind of a call, before its items are read."""
         row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
         device_type = call.rows.device.type
-        state = self.encoder._state.change(device_type)
-        return Kind(static_key(call.statics), row_shape, state, autocast_dtype(device_type))
+        state = self.encoder.executor.mode.change(device_type)
+        return Kind(call.key, row_shape, state, autocast_dtype(device_type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
         """Whether budgets hold all items, also those of other ranks, where one that none holds is an error.
@@ -284,20 +292,13 @@ class DataParallelEncoder:
         Raises:
             BudgetError: None holds one.
         """
-        planner = self.encoder._planner
-        if planner.on_miss == "error" and self.encoder._calls.choice.backend(call.rows.device) is not None:
-            for group in layout.groups:
-                if not self._fits(layout.items[group.start : group.stop]):
-                    planner.packs(layout)  # which says so
-
-    def _fits(self, items: Sequence[Any]) -> bool:
-        """Whether some budget holds all of these."""
-        demand = self.encoder.spec.needs.demand(*items)
-        return cheapest(Load().add(demand), self.encoder._planner.costs) is not None
+        executor = self.encoder.executor
+        if executor.mode.backend(call.rows.device) is not None:
+            executor.router.check_misses(layout)
 
     @property
     def _device(self) -> torch.device:
-        return self.encoder._forward.device or torch.device("cpu")
+        return self.encoder.executor.forward.device or torch.device("cpu")
 
     def __repr__(self) -> str:
         return f"DataParallelEncoder({self.encoder!r}, rank {self._ranks.own} of {self._ranks.count})"

@@ -4,20 +4,21 @@ import logging
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from varlen_graphs.capture.agreement import Agreement, Failure, Kind
+from varlen_graphs.capture.agreement import Agreement, Attempt, Failure, Kind
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import RankError, SpecError, warn
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.kinds import check_same
 from varlen_graphs.parallel.ranks import Ranks
+from varlen_graphs.verify.in_service import VerifyingExecutor
 from varlen_graphs.watch.sharded import mesh_of
 
 if TYPE_CHECKING:
@@ -86,18 +87,18 @@ class TensorParallelEncoder:
             raise SpecError(f"deadline={deadline}: expected finite seconds above 0")
         if not isinstance(encoder, GraphedEncoder):
             raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
-        if len(encoder._captured):
+        if len(encoder.executor.store):
             raise SpecError("the encoder has captured already, by itself: expected a new one, or encoder.release()")
-        if encoder._calls.checks is not None:
+        if isinstance(encoder.executor, VerifyingExecutor):
             raise SpecError(
                 "verify takes budgets out of use on one rank alone: expected an encoder without it; call "
                 "encoder.verify(calls) on all ranks instead"
             )
-        if encoder._forward.compiled is not None:
+        if encoder.executor.forward.compiled is not None:
             raise SpecError("compile=True may put collectives in another order: expected an encoder without it")
-        if encoder._captured.lazy:
+        if encoder.executor.store.lazy:
             raise SpecError("lazy=True captures when one rank alone has time: expected an encoder without it")
-        if encoder._captured.limit is not None:
+        if encoder.executor.store.limit is not None:
             raise SpecError(
                 "memory= takes budgets out of use by what one rank alone holds: expected an encoder without it; choose "
                 "budgets that fit, for example by Ladder.auto(memory, bytes_per_row)"
@@ -111,7 +112,7 @@ class TensorParallelEncoder:
                 "the module divides it by itself: call torch's parallelize_module before you make the encoder"
             )
         self._lost: str | None = None
-        device = encoder._forward.device or torch.device("cpu")
+        device = encoder.executor.forward.device or torch.device("cpu")
         self._deadline: Deadline | None = None
         if device.type == "cuda":
             self._deadline = Deadline(deadline, device, _method(self._give_up))
@@ -120,9 +121,9 @@ class TensorParallelEncoder:
         agreement = _Ranks(self._ranks, device)
         _, budgets = self._ranks.exchange(device, lambda: (None, tuple(encoder.budgets)))
         check_same(budgets)
-        costs, encoder._in_use.known = agreement.same((encoder.costs, encoder._in_use.known))
-        encoder._in_use.learn(costs)
-        encoder._captured.agreement = agreement
+        store = encoder.executor.store
+        encoder.costs, store.budgets.known = agreement.same((encoder.costs, store.budgets.known))
+        store.capturer.agreement = agreement
 
     @property
     def module(self) -> nn.Module:
@@ -203,9 +204,15 @@ class _Ranks(Agreement):
         self._ranks = ranks
         self._device = device
 
-    def attempt(self, run: Callable[[], object]) -> Failure | None:
-        """Run something on every rank; what fails on another rank is a `RankError` that quotes it."""
-        failure = super().attempt(run)
+    @contextmanager
+    def attempt(self) -> Iterator[Attempt]:
+        """Run the block on every rank; a failure on another rank is a `RankError` that quotes it."""
+        with super().attempt() as attempt:
+            yield attempt
+        attempt.failure = self._agree(attempt.take())
+
+    def _agree(self, failure: Failure | None) -> Failure | None:
+        """Return the failure of this rank, of the worst kind on any rank, or that of another rank."""
         told: list[tuple[Kind, str] | None]
         mine = None if failure is None else (failure.kind, f"{type(failure.error).__name__}: {failure.error}")
         _, told = self._ranks.exchange(self._device, lambda: (None, mine))
@@ -218,10 +225,9 @@ class _Ranks(Agreement):
         rank, (_, message) = next(iter(failed.items()))
         return Failure(RankError(f"rank {rank} raised an error: {message}"), kind)
 
-    def rehearse(self, run: Callable[[], Value]) -> Value:
-        """Run without the other ranks."""
-        with Rehearsal():  # type: ignore[no-untyped-call]  # torch's own
-            return run()
+    def rehearsal(self) -> AbstractContextManager[Any]:
+        """Run collectives without the other ranks."""
+        return Rehearsal()  # type: ignore[no-untyped-call]  # torch's own
 
     def same(self, value: Value) -> Value:
         """The value of the first rank: small, and no tensors."""

@@ -1,7 +1,9 @@
 """How one call runs: packs of items with their budgets, or eager."""
 
 from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.memory_limit import Memory
 
 __all__ = [
     "Costs",
+    "Memory",
 ]

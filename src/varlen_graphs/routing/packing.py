@@ -1,9 +1,9 @@
 """Items into replays: which items share a budget, and which rows go where."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
+from typing import NamedTuple
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
@@ -21,36 +21,35 @@ OPEN_PACKS = 32
 """How many packs the heuristic keeps open, so that its time grows with the items, and not with their square."""
 
 
-@dataclass(frozen=True)
-class Pack:
+class Pack(NamedTuple):
     """The items of one replay.
 
     Attributes:
-        budget: The budget they run in; `None` when no budget holds the item, or the group, which then runs eager.
-        items: Indices of the call's items, in the order they have in the replay.
+        budget: The budget they run in; `None` if no budget holds the item, or the group, which then runs eager.
+        items: Indices of the call's items, in their order in the replay.
     """
 
     budget: Budget | None
     items: Sequence[int]
 
     def layout(self, layout: Layout) -> Layout:
-        """The items of this replay, out of those of the call."""
-        if len(self.items) == len(layout):
+        """Return the items of this replay, out of those of the call."""
+        if len(self.items) == len(layout.items):
             return layout
         return Layout(tuple(layout.items[i] for i in self.items), self._length(layout), layout.grouped)
 
-    def _length(self, layout: Layout) -> int:
-        """How many rows of each item of a padded batch take part: never fewer than are real."""
-        return min(layout.length, self.budget.max_seqlen if self.budget else max(layout.rows[i] for i in self.items))
+    def spans(self, layout: Layout, everything: Span) -> list[tuple[Span, Span]]:
+        """Return the places of rows and items in the call and in the replay, in as few pairs as possible.
 
-    def spans(self, layout: Layout) -> list[tuple[Span, Span]]:
-        """Where rows and items are in the call and in the replay, as few pairs as possible."""
-        length = self._length(layout)
-        if len(self.items) == len(layout):
-            everything = Span.of(layout)
-            if length != layout.length:
-                everything = everything._replace(length=length)
+        Args:
+            layout: The items of the call.
+            everything: Their span.
+        """
+        if len(self.items) == len(layout.items):
+            if layout.length:
+                everything = everything._replace(length=self._length(layout))
             return [(everything, everything)]
+        length = self._length(layout)
         spans = []
         starts = list(accumulate(layout.rows, initial=0))
         own = tuple([layout.items[i] for i in self.items])
@@ -69,6 +68,12 @@ class Pack:
             item += count
             group += groups
         return spans
+
+    def _length(self, layout: Layout) -> int:
+        """Return the rows of each item of a padded batch that take part: never fewer than are real."""
+        if not layout.length:
+            return 0
+        return min(layout.length, self.budget.max_seqlen if self.budget else max(layout.rows[i] for i in self.items))
 
 
 def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
@@ -113,10 +118,14 @@ def single(load: Load, costs: Costs) -> Budget | None:
 
 def cheapest(load: Load, costs: Costs) -> Budget | None:
     """The cheapest budget that holds `load` in one replay, if there is one."""
-    return next((budget for budget in costs.at_least(load.rows) if budget.holds(*load)), None)
+    _, items, segments, longest = load
+    for budget in costs.at_least(load.rows):
+        if items <= budget.items and segments <= budget.segments and longest <= budget.max_seqlen:
+            return budget
+    return None
 
 
-Groups = list[tuple[int, ...]]
+Split = list[tuple[int, ...]]
 
 
 class _Packer:
@@ -137,13 +146,13 @@ class _Packer:
             candidates += [[(item,) for item in items]]  # all alone: the bound that the runs of neighbours keep
         return min(map(self._packs, candidates), key=lambda packs: total_cost(packs, self._costs))
 
-    def _packs(self, groups: Groups) -> list[Pack]:
+    def _packs(self, groups: Split) -> list[Pack]:
         return [Pack(self._budget(group), tuple(sorted(group))) for group in groups]
 
     def _budget(self, group: Sequence[int]) -> Budget | None:
         return cheapest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._costs)
 
-    def _exact(self, items: list[int]) -> Groups:
+    def _exact(self, items: list[int]) -> Split:
         """The best partition, by dynamic programming over subsets (3^n steps)."""
         groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
         chosen = [self._budget(group) for group in groups[1:]]
@@ -166,7 +175,7 @@ class _Packer:
             mask ^= part
         return split
 
-    def _neighbours(self, items: list[int]) -> Groups:
+    def _neighbours(self, items: list[int]) -> Split:
         """The best partition into runs of neighbours; in the order of the call it also copies least."""
         best: list[tuple[float, int]] = [(0.0, 0)]
         for end in range(1, len(items) + 1):
@@ -185,7 +194,7 @@ class _Packer:
             end = start
         return split
 
-    def _first_fit(self, items: list[int]) -> Groups:
+    def _first_fit(self, items: list[int]) -> Split:
         """Each item into the first of the last groups that some budget holds with it."""
         groups: list[tuple[Load, list[int]]] = []
         for item in items:

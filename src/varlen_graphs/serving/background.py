@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.serving.lazy import Wanted
+from varlen_graphs.serving.lazy import Requests
 
 LOOKS = 0.05
 """Seconds after which a thread that waits for the pool's turn looks whether it is still needed."""
@@ -21,29 +21,29 @@ class Background(threading.Thread):
     """Captures what calls want until its future is cancelled, a capture fails, or the encoder or interpreter ends.
 
     Args:
-        wanted: What calls want; not held while there is nothing to do.
+        requests: The requests of calls; not held while there is nothing to do.
         pool: Whose turn a capture takes.
 
     Attributes:
         future: Pending as long as the thread works. Cancelling it ends the thread; it gets the error that ended it.
     """
 
-    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+    def __init__(self, requests: Requests, pool: Pool) -> None:
         super().__init__(name="varlen_graphs captures", daemon=True)
         self.future: Future[None] = Future()
-        self._wanted = weakref.ref(wanted, self._wake)
-        self._some = wanted.some
+        self._requests = weakref.ref(requests, self._wake)
+        self._pending = requests.pending
         self._pool = pool
         self.future.add_done_callback(self._wake)
 
     @classmethod
-    def of(cls, wanted: Wanted, pool: Pool) -> "Background":
+    def of(cls, requests: Requests, pool: Pool) -> "Background":
         """The thread that captures what is wanted, started now if there is none at work."""
         with _starting:
-            alive = (one for one in [*_running] if one._wanted() is wanted and one.is_alive())
+            alive = (one for one in [*_running] if one._requests() is requests and one.is_alive())
             thread = next((one for one in alive if not one.future.done()), None)
             if thread is None:
-                thread = cls(wanted, pool)
+                thread = cls(requests, pool)
                 thread.start()
                 _running.add(thread)
             return thread
@@ -52,7 +52,7 @@ class Background(threading.Thread):
         """Capture one budget after the other."""
         try:
             while True:
-                self._some.wait()
+                self._pending.wait()
                 if not self._capture_all():
                     break
         except BaseException as error:
@@ -71,12 +71,12 @@ class Background(threading.Thread):
             if not self._pool.lock.acquire(timeout=LOOKS):
                 continue
             try:
-                wanted = self._wanted()
-                if wanted is None:
+                requests = self._requests()
+                if requests is None:
                     return False
-                if not wanted.capture(1):
+                if not requests.capture(1):
                     return True
-                del wanted
+                del requests
             finally:
                 self._pool.lock.release()
         return False
@@ -89,7 +89,7 @@ class Background(threading.Thread):
                 self.future.set_exception(error)
 
     def _wake(self, *ended: object) -> None:
-        self._some.set()
+        self._pending.set()
 
 
 _running: "weakref.WeakSet[Background]" = weakref.WeakSet()

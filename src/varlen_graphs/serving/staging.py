@@ -2,18 +2,29 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import InputError
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.layout.padded import PaddedMask
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.router import Route
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.row_checks import check_rows, no_rows
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.reading import check_description, parse
 
 
 class Stage:
-    """What `GraphedEncoder.stage` hands out: rows to write, and the output of them.
+    """Rows to write, and the output of them: handed out by `GraphedEncoder.stage`.
 
     Args:
-        rows: Where the caller writes.
+        rows: Memory for the rows.
         run: Encodes them.
     """
 
@@ -25,12 +36,12 @@ class Stage:
 
     @property
     def rows(self) -> Tensor:
-        """The rows to write, shaped as in a call, in the module's dtype and on its device; they hold anything at first.
+        """The rows to write, shaped as in a call, in the module's dtype and on its device; uninitialised.
 
         A padded batch is as long as its longest item, and not contiguous.
 
         Raises:
-            InputError: The output was computed, or the block is over: the memory belongs to other calls now.
+            InputError: The output was computed, or the block has ended: the memory belongs to other calls now.
         """
         if self._run is None:
             raise InputError("stage.rows was read after stage.output or after the block: write rows before")
@@ -38,18 +49,18 @@ class Stage:
 
     @property
     def output(self) -> Any:
-        """The module's output, the caller's own: computed when it is first read, or at the end of the block.
+        """The module's output, owned by the caller: computed when it is first read, or at the end of the block.
 
         Raises:
             InputError: An error ended the block before there was one.
         """
         self.finish()
         if not self._computed:
-            raise InputError("there is no stage.output: an error ended the block before it was computed; stage anew")
+            raise InputError("there is no stage.output: an error ended the block before it was computed; stage again")
         return self._output
 
     def finish(self) -> None:
-        """Compute the output, unless that was done or the time for it is over."""
+        """Compute the output, unless it was computed or the block has ended."""
         if self._run is not None:
             run, self._run = self._run, None
             self._output = run()
@@ -61,11 +72,67 @@ class Stage:
 
 
 @contextmanager
-def staged(rows: Tensor, run: Callable[[], Any]) -> Iterator[Stage]:
-    """A block in which the caller writes `rows`, and at the end of which, at the latest, they are run."""
-    stage = Stage(rows, run)
+def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterator[Stage]:
+    """Let the caller write the rows of a call inside the block; see `GraphedEncoder.stage`."""
+    spec, store = executor.spec, executor.store
+    call = _bind(executor, layout, arguments)
+    assert call.layout is not None  # noqa: S101 - it was just read
+    executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
+    reason = call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
+    if reason is None:
+        with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive():
+            usable, route = executor.route(call)
+            reason = route.reason
+            if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
+                call.rows = usable.graphs.arena.part(Span.of(call.layout), route.packs[0].budget)
+                call.original[spec.packed.name] = rows = spec.packed.as_argument(call.rows)
+                store.staged = True
+                try:
+                    with _staged(rows, partial(_replay, executor, call, route, usable.graphs)) as staged:
+                        yield staged
+                finally:
+                    store.staged = False
+                return
+    rows = call.rows.new_empty(spec.argument_shape(call.layout, call.rows))
+    call.original[spec.packed.name], call.rows = rows, spec.packed.rows_first(rows)
+    with torch.no_grad(), _staged(rows, partial(executor.eager, call, reason)) as staged:
+        yield staged
+
+
+def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
+    """Bind a call whose rows come later."""
+    spec = executor.spec
+    packed = spec.packed
+    if packed.padded_by is not None:
+        raise InputError(
+            f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in "
+            "place; call the encoder with it"
+        )
+    if packed.name in arguments:
+        raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
+    example = packed.as_argument(no_rows(executor.store))
+    call = executor.signature.bind((), {**arguments, packed.name: example, spec.layout.name: layout})
+    check_rows(executor.store, call.rows.device, call.rows.dtype)
+    described = dict(call.description)
+    if isinstance(spec.layout, PaddedMask):  # which may be wider than what it marks
+        del described[spec.layout.name]
+    check_description(described, executor.router.budgets.budgets[-1].rows)
+    call.layout = parse(spec, call.description, ())
+    call.staged = True
+    return call
+
+
+def _replay(executor: Executor, call: Call, route: Route, graphs: GraphSet) -> Any:
+    executor.store.staged = False
+    return executor.run(call, route, graphs)
+
+
+@contextmanager
+def _staged(rows: Tensor, run: Callable[[], Any]) -> Iterator[Stage]:
+    """Let the caller write `rows`; run them at the end of the block, at the latest."""
+    staged = Stage(rows, run)
     try:
-        yield stage
-        stage.finish()
+        yield staged
+        staged.finish()
     finally:
-        stage.close()
+        staged.close()

@@ -28,7 +28,7 @@ FORMAT = "2"
 
 
 @dataclass
-class Warmup:
+class WarmupFile:
     """What was measured, and of what.
 
     Attributes:
@@ -58,7 +58,7 @@ class Warmup:
         write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "Warmup | None":
+    def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "WarmupFile | None":
         """Read what `save` wrote. `None` where there is none yet, and, with a warning, of something else.
 
         Raises:

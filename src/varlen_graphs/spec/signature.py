@@ -1,4 +1,4 @@
-"""From the arguments of a call to rows, items and static arguments."""
+"""Sort the arguments of a call into rows, items and static arguments."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call, _typed
+from varlen_graphs.spec.call import Call, static_key, typed
 
 OTHER_OUTPUTS = {
     "output_hidden_states": True,
@@ -17,36 +17,46 @@ OTHER_OUTPUTS = {
     "output_router_logits": True,
     "return_dict": False,
 }
-"""Arguments of transformers, settings too, and the values by which they ask for outputs that graphs do not give."""
+"""Arguments and settings of transformers, with the values that ask for outputs which graphs do not return."""
 
 _SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
-"""The same with the attributes of a configuration: some are properties, kept under a private name."""
+"""The same with the attributes of a configuration: some are properties, stored under a private name."""
 
 WITHOUT_EFFECT = ("use_cache",)
-"""What transformers hands on from `generate` to towers, and means nothing to an encoder."""
+"""Arguments that transformers hands on from `generate` to towers, and that mean nothing to an encoder."""
+
+ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+Off = Callable[[nn.Module], str | None]
+"""Returns the reason why a call made now must run eager, or `None`."""
 
 
 class Signature:
-    """Which arguments an encoder takes: the module's own, less those that are computed, plus those that describe items.
+    """The arguments an encoder takes: the module's own, without computed ones, plus those that describe the items.
 
     Args:
         module: The module.
-        forward: What runs in its place, called as `forward(module, **arguments)`; `None` is the module itself.
+        forward: Function that runs in place of the module, called as `forward(module, **arguments)`; `None` runs the
+            module itself.
         spec: The declaration.
+        off: Asked at each call; see `GraphedEncoder`.
 
     Raises:
         SpecError: A declared argument that the module (or `forward`) does not have.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec) -> None:
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec, off: Off | None = None
+    ) -> None:
         self._spec = spec
+        self._module = module
+        self._off = off
         self._who = type(module).__name__
         own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
         self._replaced = forward is not None
-        # Its own attributes, as they will be: those of transformers take a microsecond each to get.
+        # The dict itself: attributes of a transformers configuration take a microsecond each.
         self._settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
-        ordinary = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ordinary}
+        self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
         if forward is not None:
             captured = dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -67,46 +77,58 @@ class Signature:
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
-        self._optional = frozenset(column.name for column in spec.layout.columns if column.default is not None)
+        optional = {column.name for column in spec.layout.columns if column.default is not None}
+        self._expected = [name for name in self._positional if name in self._declared - optional]
         self._required = [
             name
             for name, parameter in captured.items()
             if parameter.default is inspect.Parameter.empty
-            and parameter.kind in ordinary
+            and parameter.kind in ORDINARY
             and name not in {*declared, *self._produced}
         ]
+        # True if something else than the module is captured, and the module takes the encoder's arguments too.
+        self.original_takes_call = self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
     def takes(self, name: str) -> bool:
-        """Whether what is captured takes an argument of this name."""
+        """Return True if the captured forward takes an argument of this name."""
         return name in self._captured or self._takes_any
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Sort the arguments of a call. Looks at no values, so nothing syncs.
+        """Sort the arguments of a call. Reads no values, so nothing syncs; `Call.layout` stays `None`.
 
         Raises:
             InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
         """
         arguments = self._named(args, kwargs)
         packed = self._spec.packed
-        argument = arguments[packed.name]
-        if not isinstance(argument, Tensor):
+        rows = arguments[packed.name]
+        if not isinstance(rows, Tensor):
             expected = packed.describe(self._spec.call_dims, packed.shape)
-            raise InputError(f"{packed.name} is a {type(argument).__name__}: expected a tensor {expected}")
-        self._check_shape(argument)
-        rows = packed.rows_first(argument)
-        description = {name: arguments.get(name) for name in self._spec.describing}
-        statics, beyond = self.bind_statics({n: v for n, v in arguments.items() if n not in self._declared})
-        return Call(rows, description, statics, arguments, beyond)
+            raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {expected}")
+        self._check_shape(rows.shape)
+        if packed.rows_dim:
+            rows = packed.rows_first(rows)
+        description = dict.fromkeys(self._spec.describing)
+        others = {}
+        for name, value in arguments.items():
+            if name in description:
+                description[name] = value
+            elif name != packed.name:
+                others[name] = value
+        statics, beyond = self.bind_statics(others)
+        if beyond is None and self._off is not None:
+            beyond = self._off(self._module)
+        return Call(rows, description, statics, static_key(statics) if statics else (), arguments, beyond)
 
     def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Sort arguments that are neither rows nor items.
 
         Returns:
-            Those that graphs are captured for, less those at their defaults, and why only the original module can
-            answer, if so.
+            The arguments that graphs are captured for, without those at their defaults; and the reason why only the
+            original module can answer, if there is one.
 
         Raises:
-            InputError: An argument is unknown, missing, an undeclared tensor, or cannot be hashed.
+            InputError: An argument is unknown, missing, an undeclared tensor, or not hashable.
         """
         statics: dict[str, Any] = {}
         beyond = None
@@ -114,7 +136,7 @@ class Signature:
             asks_other = value is not None and name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]
             reason = f"{name}={value}" if asks_other else f"argument {name!r}"
             if name in self._produced or name in self._declared:
-                raise InputError(f"argument {name!r} is no static argument: it is computed, or comes with each call")
+                raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
@@ -131,39 +153,35 @@ class Signature:
                 beyond = beyond if value is None else reason
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
-        missing = [name for name in self._required if name not in arguments]
-        if missing:
+        if self._required and (missing := [name for name in self._required if name not in arguments]):
             raise InputError(
                 f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
                 "in every call, or declare buffers of these names"
             )
-        return statics, beyond or self._asked_by_config(arguments)
-
-    @property
-    def original_takes_call(self) -> bool:
-        """Whether something else than the module is captured, and the module takes the encoder's arguments too."""
-        return self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
+        if beyond is None and self.original_takes_call:
+            beyond = self._asked_by_config(arguments)
+        return statics, beyond
 
     def original_answers(self, call: Call) -> bool:
-        """Whether the module itself, not what is captured in its place, can be run with the arguments of this call."""
-        came = call.original.keys()
-        takes = self._replaced and self._declared <= self._module_takes and self._module_needs <= came
-        return takes and (self._module_takes_any or came <= self._module_takes)
+        """Return True if something else is captured, and the module itself can run with the arguments of this call."""
+        names = call.original.keys()
+        takes = self._replaced and self._declared <= self._module_takes and self._module_needs <= names
+        return takes and (self._module_takes_any or names <= self._module_takes)
 
     def _original_takes(self, name: str) -> bool:
-        """Whether an argument that what is captured lacks could go to the module itself."""
+        """Return True if an argument that the captured forward lacks could go to the module itself."""
         return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
 
     def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
-        """Why only the original module can answer, where its configuration asks for what the call does not mention."""
-        if self.original_takes_call:
-            for name, private, other in _SETTINGS:
-                asked = self._settings.get(name, self._settings.get(private, not other))
-                if bool(asked) is other and name not in arguments:
-                    return f"config.{name}={other}"
+        """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
+        for name, private, other in _SETTINGS:
+            asked = self._settings.get(name, self._settings.get(private, not other))
+            if bool(asked) is other and name not in arguments:
+                return f"config.{name}={other}"
         return None
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name."""
         if len(args) > len(self._positional):
             raise InputError(f"got {len(args)} positional arguments; {self._who} takes {self._positional} here")
         arguments = dict(zip(self._positional, args, strict=False))
@@ -176,11 +194,11 @@ class Signature:
                     f"by {self._spec.layout.name!r}"
                 )
             arguments[name] = value
-        for name in self._positional:
-            if name in self._declared - self._optional and arguments.get(name) is None:
+        for name in self._expected:
+            if arguments.get(name) is None:
                 others = sorted(arguments.keys() - self._declared)
                 raise InputError(
-                    f"argument {name!r} is missing: the call needs {sorted(self._declared - self._optional)}"
+                    f"argument {name!r} is missing: the call needs {sorted(self._expected)}"
                     + (f", and got {others}" if others else "")
                 )
         return arguments
@@ -189,7 +207,7 @@ class Signature:
         if name not in self._captured:
             return False
         default = self._captured[name].default
-        return value is default or bool(_typed(value) == _typed(default))
+        return value is default or bool(typed(value) == typed(default))
 
     def _hashable(self, name: str, value: Any) -> Any:
         try:
@@ -201,11 +219,11 @@ class Signature:
             ) from None
         return value
 
-    def _check_shape(self, argument: Tensor) -> None:
-        packed, dims, came = self._spec.packed, self._spec.call_dims, argument.shape
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        packed, dims = self._spec.packed, self._spec.call_dims
         first, end = packed.rows_dim, packed.rows_dim + len(dims)
-        if len(came) < end or (packed.shape is not None and came[:first] + came[end:] != packed.shape):
+        if len(shape) < end or (packed.shape is not None and shape[:first] + shape[end:] != packed.shape):
             raise InputError(
-                f"{packed.name} is {list(came)}: expected {packed.describe(dims, packed.shape)}, "
+                f"{packed.name} is {list(shape)}: expected {packed.describe(dims, packed.shape)}, "
                 f"{self._spec.call_rows_are}"
             )

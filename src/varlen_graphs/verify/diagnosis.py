@@ -8,8 +8,6 @@ from torch import Tensor
 
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.spec.call import Call
@@ -51,9 +49,7 @@ class Diagnosis:
         forward: Runs it.
         arena: What graphs read.
         call: The call.
-        layout: Its items.
-        pack: Which of them are replayed.
-        budget: In which budget.
+        pack: The items that are replayed, and their budget.
         filling: Rows that padding holds in the one run; NaN in the other.
     """
 
@@ -62,15 +58,16 @@ class Diagnosis:
         forward: Forward,
         arena: Arena,
         call: Call,
-        layout: Layout,
         pack: Pack,
-        budget: Budget,
         filling: Tensor,
     ) -> None:
+        layout, budget = call.layout, pack.budget
+        assert layout is not None  # noqa: S101 - the call was bound for verification
+        assert budget is not None  # noqa: S101 - it was replayed
         self._forward = forward
         self._statics = call.statics
         self._part = pack.layout(layout)
-        spans = pack.spans(layout)
+        spans = pack.spans(layout, Span.of(layout))
         arena.load_layout(self._part, budget)
         own, self._table, self._host = arena.view(budget)
         self._padded = []

@@ -1,27 +1,25 @@
-"""Checks the first calls of each graph in service, and takes budgets out of use whose graphs are wrong."""
+"""Verify the first calls of each graph in service, and disable budgets whose graphs are wrong."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from varlen_graphs.capture.pool import Pool
+from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import LayoutError, VerificationError
-from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.graphs.store import Captured, Key
+from varlen_graphs.graphs.capturer import Key
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import pack_rows, pad_rows
-from varlen_graphs.routing.packing import Pack
-from varlen_graphs.routing.planner import Planner
-from varlen_graphs.serving.borrowed import Borrowed
-from varlen_graphs.serving.replay import planned_again
+from varlen_graphs.routing.router import Route, Router
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.spec.signature import Signature
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 from varlen_graphs.verify.options import Verify
@@ -31,157 +29,125 @@ LOGGER = logging.getLogger("varlen_graphs")
 MORE = "after encoder.release(), encoder.verify([call]) tells more"
 
 
-class InService:
-    """Compares what calls gave with what the module itself gives, run eager.
+class VerifyingExecutor(Executor):
+    """An executor that compares the first replays of each graph with the module itself, run eager.
 
-    A budget whose output is further from it than the tolerance goes out of use. If the forward that graphs
-    are captured of is wrong without a graph too, every budget is.
+    A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
+    is wrong eager too, all budgets are disabled.
 
     Args:
-        options: How many calls of each budget are compared, of each set of graphs, and what becomes of wrong ones.
-        captured: Tells which graphs answer a call.
-        forward: Runs the module.
-        planner: Plans calls; its budgets go out of use.
-        pool: Whose turn is kept until a call is compared.
-        stats: Counts.
+        signature, mode, router, store, stats, lends: As for `Executor`.
+        options: Number of calls to compare, and how.
     """
 
     def __init__(
         self,
-        options: Verify,
-        captured: Captured,
-        forward: Forward,
-        planner: Planner,
-        pool: Pool,
+        signature: Signature,
+        mode: Mode,
+        router: Router,
+        store: GraphStore,
         stats: Stats,
+        *,
+        lends: bool,
+        options: Verify,
     ) -> None:
-        self._distrusted = -1
-        self._calls = options.calls
-        self._strict = options.strict
-        self._tolerance = options.tolerance
-        self._captured = captured
-        self._forward = forward
-        self._planner = planner
-        self._pool = pool
-        self._stats = stats
-        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # graphs captured anew begin anew
+        super().__init__(signature, mode, router, store, stats, lends=lends)
+        self._options = options
+        self._distrusted = -1  # the release after which the forward itself was found wrong
+        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recaptured graph begins again
 
-    def run(self, call: Call, packs: Sequence[Pack], replay: Callable[[], Any], layout: Layout | None = None) -> Any:
-        """Replay, and compare if calls of the same graph are still to be compared: then this syncs.
-
-        Args:
-            call: The call.
-            packs: Its replays, as planned. A budget that went out of use since then is another one in the replay.
-            replay: Runs them.
-            layout: The items; `None` where they are on the GPU, and copied to the host here.
+    def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
+        """Replay a call, and compare its output if its graphs are still to be verified, which syncs.
 
         Returns:
-            What the replay gave; what the module itself gives if that is wrong.
+            The output of the replay; the module's own if that is wrong.
 
         Raises:
-            VerificationError: The replay is wrong, with `strict`.
+            VerificationError: The output is wrong, with `strict`.
         """
-        with torch.no_grad(), self._pool.exclusive():
-            budgets = {one.budget for one in packs if one.budget is not None}
-            if not (self._is_due(call, budgets) or self._any_without(call, budgets)):
-                return replay()
-            output = replay()
-            graphs = self._captured.find(call.statics)
-            if graphs is None:
-                return output  # of an eager run: what the call captured was given up for the limit of memory
-            if layout is None:
-                try:
-                    layout = self._forward.spec.read_layout(call.description, call.rows.shape)
-                except LayoutError:
-                    return output  # which is NaN, and the graph tells why
-            if not self._planner.in_use.settled:
-                packs = planned_again(packs, layout, self._planner, graphs)  # as the replay, which may have captured
-            came = output.output if isinstance(output, Borrowed) else output
-            right = self._compared(call, layout, packs, came)
-            if right is came:
-                return output
-            return Borrowed(right) if isinstance(output, Borrowed) else right
+        due = any(self._done[self._graph(call, graphs, pack.budget)] < self._options.calls for pack in route.packs)
+        if not due:
+            return super().run(call, route, graphs)
+        call = self._with_own_rows(call) if call.staged else call
+        output = super().run(call, route, graphs)
+        try:
+            layout = read_layout(self.spec, call)
+        except LayoutError:
+            return output  # which is NaN, and the graph tells why
+        returned = output.output if isinstance(output, Borrowed) else output
+        right = self._verified(call, layout, route, graphs, returned)
+        if right is returned:
+            return output
+        return Borrowed(right) if isinstance(output, Borrowed) else right
 
-    def run_stage(self, call: Call, layout: Layout, budget: Budget, rows: Tensor, replay: Callable[[], Any]) -> Any:
-        """The same for a stage, whose rows, as the argument of a call, the caller has written; if it is due."""
-        if not self._is_due(call, {budget}):
-            return replay()
-        packed = self._forward.spec.packed
-        if layout.length:  # what lies past the items was never written
+    def run_eager(self, call: Call) -> Any:
+        """Return the output of a call run eager: by the module itself if the forward was found wrong."""
+        if self._distrusted == self.store.releases:
+            return self.forward.reference(call)
+        return super().run_eager(call)
+
+    def _with_own_rows(self, call: Call) -> Call:
+        """Copy rows that lie in the arena, which the replay may overwrite."""
+        packed, layout = self.spec.packed, call.layout
+        rows = packed.as_argument(call.rows)
+        if layout is not None and layout.length:  # rows past the items were never written
             rows = pad_rows(pack_rows(rows, layout.rows), layout.rows, layout.length)
         rows = rows.clone()
-        call = replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
-        return self.run(call, [Pack(budget, range(len(layout)))], replay, layout)
+        return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
 
-    @property
-    def distrusts_forward(self) -> bool:
-        """Whether only the module itself is right."""
-        return self._distrusted == self._captured.releases
+    def _graph(self, call: Call, graphs: GraphSet, budget: Budget | None) -> tuple[int, Key, Budget | None, int]:
+        """Return the identity of the graph of a budget."""
+        times = 0 if budget is None else graphs.times[budget]
+        return self.store.losses, self.store.key(call.key), budget, times
 
-    def _is_due(self, call: Call, budgets: Iterable[Budget]) -> bool:
-        """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
-        return any(self._done[self._graph_of(call, budget)] < self._calls for budget in budgets)
-
-    def _any_without(self, call: Call, budgets: Iterable[Budget]) -> bool:
-        """Whether some of these budgets went out of use, or lost their graphs."""
-        graphs = None if self._planner.in_use.settled else self._captured.find(call.statics)
-        usable = graphs and graphs.usable(self._planner.costs).replays
-        return usable is not None and any(budget not in usable for budget in budgets)
-
-    def _graph_of(self, call: Call, budget: Budget | None) -> tuple[int, Key, Budget | None, int]:
-        """Which graph answers a call in a budget."""
-        graphs = self._captured.find(call.statics)
-        times = graphs.times[budget] if graphs is not None and budget is not None else 0
-        return self._captured.losses, self._captured.key(call.statics), budget, times
-
-    def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
-        """What a call gives: `output`, or what the module itself gives if that is something else."""
+    def _verified(self, call: Call, layout: Layout, route: Route, graphs: GraphSet, output: Any) -> Any:
+        """Return the output if it is right, else the module's own."""
         try:
-            expected = Expected(self._forward.reference(call, layout), layout, call.length)
+            expected = Expected(self.forward.reference(call), layout, call.length)
             found = self._differences(expected, call, layout, output)
         except Exception as error:  # of the module's own code, or the device's memory
-            if self._strict:
+            if self._options.strict:
                 raise
             LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
-            self._done.update(self._graph_of(call, one.budget) for one in packs)
+            self._done.update(self._graph(call, graphs, pack.budget) for pack in route.packs)
             return output
-        limit = limit_of(self._tolerance, self._forward, call.rows.device)
+        limit = limit_of(self._options.tolerance, self.forward, call.rows.device)
         wrong: dict[Budget, str] = {}
-        for one in packs:
-            if one.budget is not None:
-                worst = max(found[item] for item in one.items)
+        for pack in route.packs:
+            if pack.budget is not None:
+                worst = max(found[item] for item in pack.items)
                 right = worst.error <= limit
-                self._stats.count_check(one.budget, right)
+                self.stats.count_check(pack.budget, right)
                 if right:
-                    self._done[self._graph_of(call, one.budget)] += 1
-                else:  # and stays due, for calls of other threads that were planned before
-                    wrong[one.budget] = (
-                        f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "
+                    self._done[self._graph(call, graphs, pack.budget)] += 1
+                else:
+                    wrong[pack.budget] = (
+                        f"{worst.where} is {worst.error:.1e} from the output of the module itself (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
         if not wrong:
             return output
-        exact = self._forward.exact(call.rows.clone(), layout, call.statics, length=call.length)
-        self._refuse(wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
+        exact = self.forward.exact(call.rows.clone(), layout, call.statics, length=call.length)
+        self._disable(wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
         return expected.output
 
     def _differences(self, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
-        parts = flatten(output, self._forward.spec.declared)
+        parts = flatten(output, self.spec.declared)
         return expected.differences(parts, layout, range(len(layout)), call.length)
 
-    def _refuse(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
-        """Take budgets out of use, and tell of each once; all of them where graphs are not what is wrong."""
-        in_use = self._planner.in_use
+    def _disable(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
+        """Disable wrong budgets and log each once; disable all if graphs are not what is wrong."""
+        budgets = self.store.budgets
         for budget, why in wrong.items():
-            if budget not in in_use.out:
-                LOGGER.error("%s is out of use: %s; %s", budget, why, MORE)
-            in_use.put_out(budget, why)
+            if budget not in budgets.disabled:
+                LOGGER.error("%s is disabled: %s; %s", budget, why, MORE)
+            budgets.disable(budget, why)
         if not forward_is_right:
-            self._distrusted = self._captured.releases
+            self._distrusted = self.store.releases
             why = next(iter(wrong.values()))
-            LOGGER.error("no budget is used any more: without a graph the declared buffers and forward= give this too")
-            for budget in [*in_use.costs.replays, *wrong]:
-                in_use.put_out(budget, f"without a graph too, {why}")
-        if self._strict:
+            LOGGER.error("all budgets are disabled: the declared buffers and forward= are wrong eager, too")
+            for budget in [*budgets.costs.replays, *wrong]:
+                budgets.disable(budget, f"wrong eager, too: {why}")
+        if self._options.strict:
             budget, why = next(iter(wrong.items()))
-            raise VerificationError(f"{budget} is wrong, and out of use: {why}; {MORE}")
+            raise VerificationError(f"{budget} is wrong, and disabled: {why}; {MORE}")

@@ -6,20 +6,20 @@ from typing import Any, NoReturn
 
 import torch
 
-from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import InputError, VerificationError
-from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.graphs.store import Captured
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
-from varlen_graphs.routing.planner import Planner
-from varlen_graphs.serving.replay import Replays
+from varlen_graphs.routing.router import Route
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.diagnosis import DECLARED, PADDING, REPEATED, STATE, Diagnosis
-from varlen_graphs.verify.examples import Example, permuted
+from varlen_graphs.verify.examples import permuted
 
+Packs = Sequence[Pack]
 Why = Callable[[Diagnosis], str]
 
 
@@ -53,31 +53,22 @@ class Verifier:
     """Replays calls over NaN and over the rows of others, and compares with the module itself.
 
     Args:
-        captured: Where graphs and arena come from.
-        forward: Runs the module.
-        planner: Chooses budgets.
-        pool: Whose turn is kept.
-        tolerance: How far an output may be from the module's own; `None` is what the dtype asks for.
-        examples: The calls, each with another one of the same items and other rows.
+        executor: The executor whose graphs to verify; it counts nothing of this.
+        tolerance: Largest error of an output; `None` takes that of the dtype.
+        examples: The calls, each with another one of the same items and other rows; the host knows their items.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        forward: Forward,
-        planner: Planner,
-        pool: Pool,
-        tolerance: float | None,
-        examples: Sequence[tuple[Example, Example]],
-    ) -> None:
-        self._captured = captured
-        self._forward = forward
-        self._planner = planner
-        self._pool = pool
-        self._replays = Replays(captured, planner, forward, pool, Stats(), lends=False)
-        self._examples = sorted(examples, key=lambda pair: pair[0].layout.size)
+    def __init__(self, executor: Executor, tolerance: float | None, examples: Sequence[tuple[Call, Call]]) -> None:
+        self._store = executor.store
+        self._forward = executor.forward
+        self._spec = executor.spec
+        self._router = executor.router
+        self._executor = Executor(
+            executor.signature, executor.mode, executor.router, executor.store, Stats(), lends=False
+        )
+        self._examples = sorted(examples, key=lambda pair: layout_of(pair[0]).size)
         self._largest = self._examples[-1][1]
-        self._tolerance = limit_of(tolerance, forward, self._largest.call.rows.device)
+        self._tolerance = limit_of(tolerance, self._forward, self._largest.rows.device)
         self._error = 0.0  # the largest so far
 
     def verify(self) -> Verified:
@@ -89,115 +80,120 @@ class Verifier:
             StaleGraphError: Weights were moved or replaced since the capture.
         """
         checked = set[Budget]()
-        with torch.no_grad(), self._pool.exclusive():
-            self._captured.check_memory()
-            ways_of = [self._ways(example) for example, _ in self._examples]
-            for (example, _), ways in zip(self._examples, ways_of, strict=True):
-                if not ways:
-                    raise InputError(f"no budget holds {few(example.layout)}: expected calls that graphs answer")
-            for (example, other), ways in zip(self._examples, ways_of, strict=True):
-                expected = self._expected(example, self._over_nan(example, ways[0]))
-                expected_of_other = Expected(self._reference(other), other.layout, other.call.length)
-                for packs in ways:
-                    self._verify_replays(example, packs, expected)
+        with torch.no_grad(), self._store.pool.exclusive():
+            self._store.check_memory()
+            routes_of = [self._routes(call) for call, _ in self._examples]
+            for (call, _), routes in zip(self._examples, routes_of, strict=True):
+                if not routes:
+                    raise InputError(f"no budget holds {few(layout_of(call))}: expected calls that graphs answer")
+            for (call, other), routes in zip(self._examples, routes_of, strict=True):
+                expected = self._expected(call, self._over_nan(call, routes[0]))
+                expected_of_other = Expected(self._reference(other), layout_of(other), other.length)
+                for packs in routes:
+                    self._verify_replays(call, packs, expected)
                     self._check(other, packs, self._over_nan(other, packs), expected_of_other)
-                    checked.update(one.budget for one in packs if one.budget is not None)
-            self._captured.check_memory()
-        unchecked = self._planner.costs.replays.keys() - checked
+                    checked.update(pack.budget for pack in packs if pack.budget is not None)
+            self._store.check_memory()
+        unchecked = self._store.budgets.costs.replays.keys() - checked
         budgets = tuple(sorted(checked)), tuple(sorted(unchecked))
         return Verified(len(self._examples), *budgets, self._error, self._tolerance)
 
-    def _verify_replays(self, example: Example, packs: Sequence[Pack], expected: Expected) -> None:
+    def _verify_replays(self, call: Call, packs: Packs, expected: Expected) -> None:
         """Replay a call over NaN, again, over rows of another, and with its items in another order."""
-        over_nan = self._over_nan(example, packs)
-        self._check(example, packs, over_nan, expected)
-        again, over_rows = self._over_nan(example, packs), self._over_rows(example, packs)
-        self._check_same(example, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
-        self._check_same(example, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
-        order, shuffled = permuted(example)
-        shuffled_packs = [Pack(one.budget, sorted(map(order.index, one.items))) for one in packs]
+        over_nan = self._over_nan(call, packs)
+        self._check(call, packs, over_nan, expected)
+        again, over_rows = self._over_nan(call, packs), self._over_rows(call, packs)
+        self._check_same(call, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
+        self._check_same(call, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
+        order, shuffled = permuted(call, layout_of(call))
+        shuffled_packs = [Pack(pack.budget, sorted(map(order.index, pack.items))) for pack in packs]
         self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
 
-    def _ways(self, example: Example) -> list[Sequence[Pack]]:
-        """The ways to replay a call: whole in every budget that holds it, and split if its plan is to split it."""
-        load, everything = self._forward.spec.needs.load(example.layout), range(len(example.layout))
-        budgets = [budget for budget in sorted(self._planner.costs.replays) if budget.holds(*load)]
-        ways: list[Sequence[Pack]] = [[Pack(budget, everything)] for budget in budgets]
-        packs = self._planner.packs(example.layout)
-        return [packs, *ways] if len(packs) > 1 and any(one.budget for one in packs) else ways
+    def _routes(self, call: Call) -> list[Packs]:
+        """Return the ways to replay a call: whole in every budget that holds it, and split if its route splits it."""
+        layout, costs = layout_of(call), self._store.budgets.costs
+        load, everything = self._spec.needs.load(layout), range(len(layout))
+        budgets = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+        ways: list[Packs] = [[Pack(budget, everything)] for budget in budgets]
+        packs = self._router.route(call, costs, timed=False).packs
+        return [packs, *ways] if len(packs) > 1 else ways
 
-    def _reference(self, example: Example) -> Any:
+    def _reference(self, call: Call) -> Any:
         try:
-            return self._forward.reference(example.call, example.layout)
+            return self._forward.reference(call)
         except Exception as error:
             error.add_note("varlen_graphs ran the module itself with a call to verify; give calls that it answers")
             raise
 
-    def _expected(self, example: Example, form: Parts) -> Expected:
-        """What the module itself gives of a call, in the form of a replay of it: the same whenever it is asked."""
+    def _expected(self, call: Call, form: Parts) -> Expected:
+        """Return the module's own output, in the form of a replay; check that it is the same whenever it is asked."""
         state = dict([*self._forward.module.named_parameters(), *self._forward.module.named_buffers()])
         versions = {name: tensor._version for name, tensor in state.items() if not tensor.is_inference()}
-        expected, again = [Expected(self._reference(example), example.layout, example.call.length) for _ in range(2)]
+        expected, again = [Expected(self._reference(call), layout_of(call), call.length) for _ in range(2)]
         changed = [name for name, version in versions.items() if state[name]._version != version]
         if changed:
             raise VerificationError(
-                f"the module changes {', '.join(changed)} in place, so what it gives depends on the calls before; call "
-                "module.eval(), or compute anew in each call what depends on the call"
+                f"the module changes {', '.join(changed)} in place, so its output depends on the calls before; call "
+                "module.eval(), or compute again in each call what depends on the call"
             )
         if expected.differs_from(again, form) > self._tolerance:
             raise VerificationError(STATE)
         return expected
 
-    def _replay(self, example: Example, packs: Sequence[Pack]) -> Parts:
-        output = self._replays.run(example.call, example.layout, packs, example.backend)
-        return flatten(output, self._forward.spec.declared)
+    def _replay(self, call: Call, packs: Packs) -> Parts:
+        graphs = self._store.find(call.key)
+        if graphs is None:
+            raise InputError("there is nothing to verify: no graph is left")
+        return flatten(self._executor.run(call, Route(packs), graphs), self._spec.declared)
 
-    def _over_nan(self, example: Example, packs: Sequence[Pack]) -> Parts:
+    def _over_nan(self, call: Call, packs: Packs) -> Parts:
         """Replay with NaN in all padding and in the pool."""
-        self._captured.poison()
-        return self._replay(example, packs)
+        self._store.poison()
+        return self._replay(call, packs)
 
-    def _over_rows(self, example: Example, packs: Sequence[Pack]) -> Parts:
+    def _over_rows(self, call: Call, packs: Packs) -> Parts:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
-        self._replay(self._largest, self._ways(self._largest)[-1])
-        if self._captured.arena is not None:
-            self._captured.arena.fill(self._largest.call.rows)
-        return self._replay(example, packs)
+        self._replay(self._largest, self._routes(self._largest)[-1])
+        if self._store.arena is not None:
+            self._store.arena.fill(self._largest.rows)
+        return self._replay(call, packs)
 
-    def _check(
-        self, example: Example, packs: Sequence[Pack], came: Parts, expected: Expected, order: Sequence[int] = ()
-    ) -> None:
-        """Whether a replay gave what is expected of a call, whose items it may have in another order."""
-        items = order or range(len(example.layout))
-        found = expected.furthest(came, example.layout, items, example.call.length)
+    def _check(self, call: Call, packs: Packs, output: Parts, expected: Expected, order: Sequence[int] = ()) -> None:
+        """Check the output of a replay of a call, whose items it may have in another order."""
+        layout = layout_of(call)
+        items = order or range(len(layout))
+        found = expected.furthest(output, layout, items, call.length)
         self._error = max(self._error, found.error)
         if found.error > self._tolerance:
-            what = f"{found.where} is {found.error:.1e} from what the module itself gives (tolerance "
+            what = f"{found.where} is {found.error:.1e} from the output of the module itself (tolerance "
             what += f"{self._tolerance:.0e}{', items in another order' if order else ''})"
-            pack = next(one for one in packs if items.index(found.item) in one.items)
+            pack = next(pack for pack in packs if items.index(found.item) in pack.items)
 
             def why(diagnosis: Diagnosis) -> str:
                 return diagnosis.of_error(expected, [items[i] for i in pack.items], self._tolerance)
 
-            self._refuse(example, pack, what, why)
+            self._refuse(call, pack, what, why)
 
-    def _check_same(
-        self, example: Example, packs: Sequence[Pack], one: Parts, other: Parts, what: str, why: Why
-    ) -> None:
-        """Whether two replays of a call gave the same bits."""
-        call, layout = example.call, example.layout
+    def _check_same(self, call: Call, packs: Packs, one: Parts, other: Parts, what: str, why: Why) -> None:
+        """Check that two replays of a call gave the same bits."""
+        layout = layout_of(call)
         first = Expected(one.rebuild(one.tensors), layout, call.length)
         found = first.furthest(other, layout, range(len(layout)), call.length)
         if found.error > 0:
             pack = next(pack for pack in packs if found.item in pack.items)
-            self._refuse(example, pack, f"{what}: {found.where} by {found.error:.1e}", why)
+            self._refuse(call, pack, f"{what}: {found.where} by {found.error:.1e}", why)
 
-    def _refuse(self, example: Example, pack: Pack, what: str, why: Why) -> NoReturn:
-        call, arena = example.call, self._captured.arena
-        where = f"a run without a graph, of items {few(example.layout)}"
+    def _refuse(self, call: Call, pack: Pack, what: str, why: Why) -> NoReturn:
+        layout, arena = layout_of(call), self._store.arena
+        where = f"an eager run of items {few(layout)}"
         cause = DECLARED
         if pack.budget is not None and arena is not None:
-            where = f"{pack.budget}, replaying items {few(pack.layout(example.layout))}"
-            filling = self._largest.call.rows
-            cause = why(Diagnosis(self._forward, arena, call, example.layout, pack, pack.budget, filling))
+            where = f"{pack.budget}, replaying items {few(pack.layout(layout))}"
+            cause = why(Diagnosis(self._forward, arena, call, pack, self._largest.rows))
         raise VerificationError(f"wrong in {where}: {what}\n{cause}")
+
+
+def layout_of(call: Call) -> Layout:
+    """Return the items of an example call, which the host knows."""
+    assert call.layout is not None  # noqa: S101 - examples are bound so
+    return call.layout

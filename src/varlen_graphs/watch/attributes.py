@@ -58,4 +58,5 @@ def _same(now: Any, value: Any) -> bool:
 def _own_forward(module: nn.Module) -> Any:
     """What was put in the place of a module's forward, unless that is an encoder of it."""
     forward = vars(module).get("forward")
-    return None if type(forward).__module__.startswith("varlen_graphs.") else forward
+    owner = getattr(forward, "__self__", forward)
+    return None if type(owner).__module__.startswith("varlen_graphs.") else forward

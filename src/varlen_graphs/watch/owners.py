@@ -253,9 +253,9 @@ def _content(cell: Any) -> tuple[Any, ...]:
 
 def _is_ours(value: Any) -> bool:
     """Whether this is an encoder in the place of a forward, or part of one."""
-    name = type(value).__module__
+    name = type(getattr(value, "__self__", value)).__module__  # an encoder's bound method is its own
     return name.startswith("varlen_graphs.") and not name.startswith(
-        ("varlen_graphs.buffers", "varlen_graphs.normalize")
+        ("varlen_graphs.buffers", "varlen_graphs.spec.normalize")
     )
 
 

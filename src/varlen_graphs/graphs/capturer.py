@@ -1,0 +1,154 @@
+"""Capture sets of graphs, time them, and watch what they depend on."""
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.capture.mode import Mode
+from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.errors import SpecError, warn
+from varlen_graphs.graphs.arena import Arena
+from varlen_graphs.graphs.bound_forward import BoundForward
+from varlen_graphs.graphs.calibrate import measure
+from varlen_graphs.graphs.dependencies import Dependencies
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.gpu_checks import GpuChecks
+from varlen_graphs.graphs.graph_set import GraphSet, reason_of
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.spec.call import StaticKey
+from varlen_graphs.watch.sharded import mesh_of
+
+MANY_KEYS = 8
+"""Number of sets of static arguments at which a warning tells their price."""
+
+Key = tuple[StaticKey, Hashable]
+"""Key of a set of graphs: static arguments, and the active adapters."""
+
+
+class CaptureInputs(NamedTuple):
+    """Inputs that a set of graphs is captured for, with any adapters."""
+
+    statics: dict[str, Any]
+    row_shape: tuple[int, ...]
+    device: torch.device
+
+
+class Capturer:
+    """Captures sets of graphs over one arena.
+
+    Args:
+        forward: The forward to capture.
+        mode: The mode to capture in.
+        pool: The pool to capture into.
+        budgets: The budgets. It learns costs, and disables budgets that cannot be captured.
+
+    Attributes:
+        sets: The set of graphs of each key.
+        inputs: The inputs that each set was captured for.
+        arena: Static inputs of all graphs; `None` before the first capture.
+        checks: Validates layouts on the GPU; kept when graphs are dropped.
+        dependencies: Watches what the graphs depend on.
+        agreement: Agreement with other ranks that capture the module.
+        seconds: Duration of each part of the first captures.
+        failure: Reason why the last capture gave no graph at all, if it did not.
+    """
+
+    def __init__(self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets) -> None:
+        self.sets: dict[Key, GraphSet] = {}
+        self.inputs: dict[Key, CaptureInputs] = {}
+        self.arena: Arena | None = None
+        self.checks: GpuChecks | None = None
+        self.dependencies = Dependencies(forward)
+        self.agreement = Agreement()
+        self.seconds: dict[str, float] = {}
+        self.failure: str | None = None
+        self._forward = forward
+        self._mode = mode
+        self._pool = pool
+        self._budgets = budgets
+
+    def capture(self, key: Key, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
+        """Capture these budgets, which have no graph yet."""
+        statics, row_shape, device = inputs
+        backend = self._mode.backend(device)
+        assert backend is not None  # noqa: S101 - calls run eager without one
+        self._check_agreement()
+        self._mode.warn_of_training()
+        attributes, spec, compiled = self.dependencies.attributes, self._forward.spec, self._forward.compiled
+        forward = BoundForward(self._forward, statics, self._mode, attributes.run)
+        with self._pool.capturing(), torch.inference_mode(False), torch.no_grad(), on_device(device):
+            start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
+            if self.checks is None or self.checks.device != device:
+                self.checks = GpuChecks(spec, device)
+            arena = self.arena or Arena(spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device)
+            graphs = self.sets.get(key) or GraphSet(arena, self.checks, self.agreement, timed=is_first)
+            if is_new and compiled is not None:
+                compiled.begin()
+            self._pool.advance()
+            try:
+                graphs.capture(budgets, forward, backend)
+            except Exception as error:
+                self.failure = reason_of(error) if is_first else self.failure
+                raise
+            self.failure = None
+            self.sets[key], self.inputs[key], self.arena = graphs, inputs, arena
+            self.dependencies.watch(self.sets.values(), attributes, backend)
+            self._disable_failed(graphs, budgets)
+            if graphs.timed:
+                self.seconds = {} if is_first else self.seconds
+                self._count_seconds("captured, kernels compiled, in", start)
+                if is_first and compiled is not None and compiled.seconds is not None:
+                    self.seconds["torch.compile took of that"] = compiled.seconds
+                self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
+        if is_new and len(self.sets) == MANY_KEYS:
+            warn(
+                f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
+                "and memory; what changes from call to call belongs in a buffer or a column of the layout"
+            )
+
+    def forget(self) -> None:
+        """Drop all graphs and the arena."""
+        for graphs in self.sets.values():
+            graphs.clear()  # whoever still has them does not keep the memory
+        self.sets.clear()
+        self.inputs.clear()
+        self.arena = None
+        self.dependencies.forget()
+
+    def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
+        """Time replays of budgets whose costs are not known from an earlier run."""
+        before = self._budgets.known
+        budgets = [budget for budget in budgets if budget not in before]
+        if budgets and graphs.arena.rows.is_cuda:
+            start = time.perf_counter()
+            known = None if is_first and not before else self._budgets.measured
+            held = self._pool.bytes()
+            self._budgets.learn(measure(graphs, self._forward, budgets, statics, held, self.agreement, known))
+            self._count_seconds("budgets timed in", start)
+        if (measured := self.agreement.same(self._budgets.measured)) is not None:
+            self._budgets.learn(measured)
+
+    def _count_seconds(self, part: str, start: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def _disable_failed(self, graphs: GraphSet, budgets: Sequence[Budget]) -> None:
+        for budget, reason in graphs.failed.items():
+            if budget in budgets:
+                self._budgets.disable(budget, reason)
+                warn(
+                    f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
+                    f"take its calls, and what none of them holds runs eager; {reason}"
+                )
+
+    def _check_agreement(self) -> None:
+        module = self._forward.module
+        mesh = mesh_of(module)
+        if mesh is not None and mesh.size() > 1 and self.agreement.alone:
+            raise SpecError(
+                f"the weights of {type(module).__name__} are sharded over {mesh.size()} ranks, which must capture and "
+                "replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
+            )

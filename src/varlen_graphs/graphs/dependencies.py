@@ -1,0 +1,76 @@
+"""The memory and Python state that graphs depend on, watched for changes."""
+
+import gc
+from collections.abc import Collection
+from typing import Any
+
+from varlen_graphs.capture.backend import Backend
+from varlen_graphs.errors import warn
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.watch.attributes import Attributes
+from varlen_graphs.watch.guard import Guard
+from varlen_graphs.watch.owners import with_owners
+
+
+class Dependencies:
+    """Watches what graphs read and freeze outside of their own memory.
+
+    Args:
+        forward: The forward that graphs are captured from.
+
+    Attributes:
+        guard: Compares memory and Python state with the last capture; `None` before the first.
+        kept: Descriptions of tensors that were made during captures and are still referenced.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self.guard: Guard | None = None
+        self.kept: list[str] = []
+        self._forward = forward
+        self._attributes: Attributes | None = None
+        self._unowned: list[str] = []
+
+    @property
+    def attributes(self) -> Attributes:
+        """The Python attributes of the module that graphs freeze, as of the first capture."""
+        return self._attributes or Attributes(self._forward.module)
+
+    def watch(self, sets: Collection[GraphSet], attributes: Attributes, backend: Backend) -> None:
+        """Watch all that these graphs depend on, once the module's caches are filled; warn of what cannot be."""
+        forward, spec = self._forward, self._forward.spec
+        read = [tensor for graphs in sets for tensor in graphs.read]
+        state = [tensor for graphs in sets for tensor in graphs.state]
+        also: dict[str, Any] = {buffer.name: buffer for buffer in spec.buffers}
+        also |= {"normalize": spec.packed.normalize, "forward": forward.function}
+        self._attributes = attributes
+        self.guard = Guard(forward.module, read, state, also, attributes)
+        self._warn_of_unowned(self.guard.unowned)
+        self._warn_of_kept(sets, backend)
+
+    def forget(self) -> None:
+        """Stop watching."""
+        self.guard = None
+        self.kept = []
+        self._attributes = None
+
+    def _warn_of_kept(self, sets: Collection[GraphSet], backend: Backend) -> None:
+        graphs = [graph for each in sets for graph in each]
+        if backend.kept(graphs):
+            gc.collect()  # nobody keeps what only a cycle refers to
+        before, self.kept = self.kept, with_owners(backend.kept(graphs), self._forward.module)
+        if set(self.kept).difference(before):
+            warn(
+                f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
+                "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "
+                "anything else; return what is needed as an output, and drop the rest"
+            )
+
+    def _warn_of_unowned(self, unowned: list[str]) -> None:
+        before, self._unowned = self._unowned, unowned
+        if set(unowned).difference(before):
+            warn(
+                f"graphs read {len(unowned)} tensors that nothing the module reaches owns: {'; '.join(unowned)}; they "
+                "are held, but if they are replaced later, graphs go on reading what is held, and nothing reports it; "
+                "register them, or the modules they belong to, as parts of the module"
+            )

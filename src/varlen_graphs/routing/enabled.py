@@ -1,0 +1,100 @@
+"""The budgets of an encoder: enabled ones, their costs, and why others are disabled."""
+
+from collections.abc import Iterable
+
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.needs import Demand, Load
+from varlen_graphs.routing.costs import Costs
+
+
+class EnabledBudgets:
+    """Enabled budgets, their costs, and why others are disabled.
+
+    Calls that a disabled budget would have held use other budgets, or run eager if none holds them. This holds for all
+    static arguments, until the graphs are released. Changed under the pool's lock only; each change makes new `costs`.
+
+    Args:
+        costs: All budgets, and the assumed costs of their replays.
+
+    Attributes:
+        budgets: All budgets, ascending.
+        costs: The enabled budgets, and the costs of their replays.
+        measured: The measured costs, disabled budgets included; `None` before anything was measured.
+        disabled: The disabled budgets, and why.
+        known: Budgets whose costs need not be measured.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.budgets = tuple(sorted(costs.replays))
+        self.costs = costs
+        self.measured: Costs | None = None
+        self.disabled: dict[Budget, str] = {}
+        self.known: frozenset[Budget] = frozenset()
+        self._over_limit: set[Budget] = set()
+        self._assumed = costs
+
+    @property
+    def enabled(self) -> list[Budget]:
+        """The enabled budgets, ascending."""
+        return [budget for budget in self.budgets if budget not in self.disabled]
+
+    def learn(self, costs: Costs) -> None:
+        """Use these costs from now on."""
+        self.measured = costs
+        self._renew()
+
+    def disable(self, budget: Budget, reason: str) -> None:
+        """Disable a budget."""
+        self.disabled[budget] = reason
+        self._renew()
+
+    def disable_over_limit(self, budget: Budget, most: int) -> None:
+        """Disable a budget that does not fit into a memory limit of so many bytes."""
+        self._over_limit.add(budget)
+        self.disable(budget, f"with it graphs hold more than the limit of {most:,} bytes")
+
+    def enable_all(self) -> None:
+        """Enable all budgets again."""
+        self._over_limit.clear()
+        if self.disabled:
+            self.disabled = {}
+            self._renew()
+
+    def add(self, budget: Budget) -> None:
+        """Add a budget."""
+        self._change((*self.budgets, budget))
+
+    def drop(self, budget: Budget) -> None:
+        """Remove a budget; at least one must remain."""
+        self.disabled.pop(budget, None)
+        self._over_limit.discard(budget)
+        self._change([one for one in self.budgets if one != budget])
+
+    @property
+    def why_none(self) -> str | None:
+        """Reason why no budget is enabled, if a memory limit is that reason."""
+        return "no graph fits the memory limit" if self._over_limit and not self.costs.replays else None
+
+    def holds(self, needed: Demand | Load) -> bool:
+        """Return True if some budget, enabled or not, holds what is needed."""
+        return any(one.holds(needed.rows, needed.items, needed.segments, needed.longest) for one in self.budgets)
+
+    def why_disabled(self, budget: Budget) -> str:
+        """Return the reason why a budget is disabled, for the end of a message; empty if it is enabled."""
+        reason = self.disabled.get(budget)
+        return "" if reason is None else f", but disabled until encoder.release(): {reason}"
+
+    def describe(self) -> str:
+        """Return the reach of the budgets, for messages."""
+        largest = f"the largest budget is {self.costs.budgets[-1]}" if self.costs.budgets else "no budget is enabled"
+        reasons = [f"; {budget} is disabled: {reason}" for budget, reason in self.disabled.items()]
+        return "".join([largest, *reasons])
+
+    def _change(self, budgets: Iterable[Budget]) -> None:
+        self.budgets = tuple(sorted(budgets))
+        self._assumed = self._assumed.over(self.budgets)
+        self._renew()
+
+    def _renew(self) -> None:
+        costs = self._assumed if self.measured is None else self.measured.over(self.budgets)
+        self.costs = costs.without(self.disabled)

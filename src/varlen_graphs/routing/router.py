@@ -1,0 +1,173 @@
+"""Choose how a call runs: as packs of items with their budgets, or eager."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Literal, NamedTuple
+
+from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.needs import Load
+from varlen_graphs.routing.costs import MARGIN, Costs
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_cost
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.reading import read_layout
+
+TOO_LARGE = "larger than every budget"
+TOO_LARGE_ENABLED = "larger than every enabled budget"
+EAGER_IS_FASTER = "faster without padding"
+
+
+_BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
+
+
+class Route(NamedTuple):
+    """How one call runs.
+
+    Attributes:
+        packs: The items of each replay, with its budget; none if the call runs eager.
+        reason: The reason why it runs eager, if it does.
+    """
+
+    packs: Sequence[Pack] = ()
+    reason: str = ""
+
+
+class Router:
+    """Chooses the packs of calls.
+
+    Args:
+        spec: The declaration.
+        budgets: The budgets, and the costs of their replays.
+        on_miss: `"eager"` or `"error"`, for an item that no budget holds.
+        min_segment_rows: Promised average length of frames or windows that the host cannot see.
+
+    Attributes:
+        budgets: As given.
+
+    Raises:
+        SpecError: `min_segment_rows` is below 1.
+    """
+
+    def __init__(
+        self, spec: BufferSpec, budgets: EnabledBudgets, on_miss: Literal["eager", "error"], min_segment_rows: int
+    ) -> None:
+        if min_segment_rows < 1:
+            raise SpecError(f"min_segment_rows={min_segment_rows}: expected an integer of at least 1")
+        self.budgets = budgets
+        self._spec = spec
+        self._on_miss = on_miss
+        self._min_segment_rows = min_segment_rows
+
+    def why_wait(self, call: Call) -> str | None:
+        """Return the reason why a call must not wait for the pool, but run eager; `None` if it may wait."""
+        return None
+
+    def route(self, call: Call, costs: Costs, timed: bool) -> Route:
+        """Choose packs at the least cost.
+
+        Items that only the GPU has seen stay there if one budget holds them whatever they are; else they are copied to
+        the host, which syncs.
+
+        Args:
+            call: The call.
+            costs: The budgets it may use, and their costs.
+            timed: True if costs were measured for calls like this one.
+
+        Raises:
+            BudgetError: An item that no budget holds, enabled or not, with `on_miss="error"`; or staged rows that no
+                single budget holds.
+        """
+        if call.layout is None:
+            rows = call.rows.shape[0]
+            items = len(call.description[self._spec.layout.name])
+            if rows <= self._spec.largest:  # else some item may be too large
+                budget = cheapest(Load(rows, items), costs)
+                # A budget that holds less than the items may need would make a legal call come out as NaN, and another
+                # one than the cheapest costs more than a look at them.
+                if budget is not None and budget.holds(*self._spec.needs.most(rows, items, self._min_segment_rows)):
+                    return Route((Pack(budget, range(items)),))
+            read_layout(self._spec, call)
+        layout = call.layout
+        assert layout is not None  # noqa: S101 - it was just read
+        if call.staged:
+            budget = self.single_budget(layout, costs)
+            return Route(reason=self.too_large) if budget is None else Route((Pack(budget, range(len(layout.items))),))
+        packs = self._packs(layout, costs)
+        if not any(map(_BUDGET, packs)):
+            return Route(reason=self.too_large)
+        if timed and costs.measured and self._eager_is_faster(packs, layout, costs):
+            return Route(reason=EAGER_IS_FASTER)
+        return Route(packs)
+
+    def single_budget(self, layout: Layout, costs: Costs) -> Budget | None:
+        """Return the budget of one replay of all items; `None` if the budgets that would hold them are disabled.
+
+        Raises:
+            BudgetError: No budget, enabled or not, holds them.
+        """
+        load = self._spec.needs.load(layout)
+        budget = cheapest(load, costs)
+        if budget is None and not self.budgets.holds(load):
+            raise BudgetError(
+                f"a stage is one replay, but no budget holds {load}: {self.budgets.describe()}; add a larger one, "
+                "stage fewer items at a time, or call the encoder with the rows, which splits them"
+            )
+        return budget
+
+    def check_misses(self, layout: Layout) -> None:
+        """Check that budgets hold all items, where an item that none holds is an error.
+
+        Raises:
+            BudgetError: None holds one, with `on_miss="error"`.
+        """
+        if self._on_miss == "error":
+            self._packs(layout, self.budgets.costs)
+
+    def fits(self, items: Sequence[Sequence[int]]) -> bool:
+        """Return True if some enabled budget holds all of these items."""
+        return cheapest(Load().add(self._spec.needs.demand(*items)), self.budgets.costs) is not None
+
+    def most(self, call: Call) -> Load:
+        """Return the largest load that a call can have, by its rows and items and by what is promised."""
+        return self._spec.needs.most(call.rows.shape[0], call.items, self._min_segment_rows)
+
+    @property
+    def too_large(self) -> str:
+        """Reason why an item that no budget holds runs eager."""
+        return self.budgets.why_none or (TOO_LARGE_ENABLED if self.budgets.disabled else TOO_LARGE)
+
+    def _packs(self, layout: Layout, costs: Costs) -> Sequence[Pack]:
+        one = single(self._spec.needs.load(layout), costs)
+        if one is not None:
+            return (Pack(one, range(len(layout.items))),)
+        demands = [self._spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
+        packs = pack(demands, costs)
+        misses = [one.items[0] for one in packs if one.budget is None and not self.budgets.holds(demands[one.items[0]])]
+        if misses and self._on_miss == "error":
+            group = layout.groups[misses[0]]
+            sizes = [layout.items[i][:3] for i in group]
+            what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
+            raise BudgetError(
+                f"{what} and needs {demands[misses[0]]}, but {self.budgets.describe()}; add a larger budget, or set "
+                "on_miss='eager'"
+            )
+        if not layout.grouped:
+            return packs
+        return [Pack(one.budget, [i for group in one.items for i in layout.groups[group]]) for one in packs]
+
+    def _eager_is_faster(self, packs: Sequence[Pack], layout: Layout, costs: Costs) -> bool:
+        """Return True if the call takes clearly less time eager and without padding, as far as times were measured.
+
+        Never for more rows than the largest budget has, which bounds the memory that a call takes.
+        """
+        rows = layout.size
+        if not all(map(_BUDGET, packs)) or rows > costs.budgets[-1].rows:
+            return False
+        graphed = (1 - MARGIN) * total_cost(packs, costs)
+        if graphed <= costs.exact(rows):  # attention is the same for both
+            return False
+        squares = self._spec.needs.squares(layout)
+        return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)

@@ -1,0 +1,193 @@
+"""The path of a call: bound, routed, and replayed or run eager."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.capture.mode import Mode
+from varlen_graphs.capture.pool import on_device
+from varlen_graphs.errors import CaptureError
+from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.store import GraphStore, Usable
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.router import Route, Router
+from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
+from varlen_graphs.serving.results import Borrowed, Collected, Lent
+from varlen_graphs.serving.row_checks import check_rows, no_rows
+from varlen_graphs.spec.call import Call, StaticKey
+from varlen_graphs.spec.outputs import flatten, with_padding
+from varlen_graphs.spec.reading import only_on_device, read_layout
+from varlen_graphs.spec.signature import Signature
+from varlen_graphs.stats import Stats
+from varlen_graphs.traffic.trace import Size, Trace
+
+
+class Executor:
+    """Answers calls: by replays of graphs, or eager.
+
+    Args:
+        signature: Binds arguments.
+        mode: Says why a call must run eager.
+        router: Chooses the packs of a call.
+        store: The graphs.
+        stats: The counters.
+        lends: If True, outputs are `Borrowed`.
+
+    Attributes:
+        signature, mode, router, store, stats, lends: As given.
+        forward, pool, spec: Those of the store.
+        traces: Open recordings of the sizes of calls.
+        used: Number of replays of each budget, by static arguments.
+    """
+
+    def __init__(
+        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool = False
+    ) -> None:
+        self.signature = signature
+        self.mode = mode
+        self.router = router
+        self.store = store
+        self.stats = stats
+        self.lends = lends
+        self.forward = store.forward
+        self.pool = store.pool
+        self.spec = store.forward.spec
+        self.traces: list[Trace] = []
+        self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Sort the arguments of a call, and read its items where the host has to see them.
+
+        Raises:
+            InputError: An argument is missing, unknown, undeclared, or on the wrong device.
+            LayoutError: Impossible items, or items that do not match the rows.
+        """
+        call = self.signature.bind(args, kwargs)
+        check_rows(self.store, call.rows.device, call.rows.dtype)
+        if not only_on_device(self.spec, call.description, call.rows.device):
+            read_layout(self.spec, call)
+        return call
+
+    def answer(self, call: Call) -> Any:
+        """Return the output of a call."""
+        reason = call.beyond or self.mode.why_eager(call.rows.device)
+        if reason is None and self.store.lazy:
+            reason = self.router.why_wait(call)
+        if reason is not None:
+            return self.eager(call, reason)
+        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive():
+            usable, route = self.route(call)
+            if usable.graphs is not None and route.packs:
+                return self.run(call, route, usable.graphs)
+        return self.eager(call, route.reason)
+
+    def route(self, call: Call) -> tuple[Usable, Route]:
+        """Choose the packs of a call, after capturing what it needs and calls capture."""
+        usable = self.store.usable(call.key)
+        route = self.router.route(call, usable.costs, usable.timed)
+        if route.packs and not usable.complete:
+            self.store.capture(self.store.inputs(call))
+            usable = self.store.usable(call.key)
+            route = self.router.route(call, usable.costs, usable.timed)
+        return usable, route
+
+    def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
+        """Replay the packs of a call. Borrowed outputs of the pool become invalid."""
+        arena = graphs.arena
+        arena.check_row_shape(call.rows.shape)
+        self.pool.advance()
+        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout)
+        self.stats.count_call(items.everything.items)
+        if self.traces:
+            self._trace(call)
+        collected = Collected(items.everything)
+        for pack in route.packs:
+            spans, budget = items.spans(pack), pack.budget
+            if budget is None:
+                outputs = self._run_eager(call, pack, spans[0][0])
+            else:
+                if not call.staged:
+                    arena.load_rows(call.rows, spans, budget)
+                active = items.load(arena, pack)
+                self.stats.count_replay(budget, active)
+                self.used[call.key][budget] += 1
+                outputs = graphs.replay(budget)
+                if self.lends and len(route.packs) == 1 and items.veils is None and not (call.length or call.staged):
+                    return Lent(graphs, outputs, items.everything, self.pool)
+            collected.take(outputs, graphs.extents, spans, items.veils)
+        items.finish()
+        tensors = collected.tensors
+        if call.length and call.layout is not None:
+            tensors = with_padding(tensors, graphs.extents, call.layout.rows, call.length)
+        output = graphs.rebuild(tensors)
+        return Borrowed(output) if self.lends and not call.staged else output
+
+    def eager(self, call: Call, reason: str) -> Any:
+        """Return the output of a call run eager, and count it."""
+        read_layout(self.spec, call)
+        self.stats.count_call(call.items)
+        if self.traces:
+            self._trace(call)
+        self.stats.count_eager(reason)
+        output = self.run_eager(call)
+        return Borrowed(output) if self.lends and not call.staged else output
+
+    def run_eager(self, call: Call) -> Any:
+        """Return the output of a call run eager."""
+        return self.forward.eager(call, self.mode.has_hooks())
+
+    def check_earlier_calls(self) -> None:
+        """Raise the findings about layouts that only the GPU has seen, as far as they are known by now.
+
+        Raises:
+            LayoutError: A layout was wrong.
+            StaleGraphError: The graphs belong to a process from which this one was forked.
+        """
+        self.pool.check_process()
+        if (checks := self.store.capturer.checks) is not None:
+            checks.raise_findings()
+
+    def capture_inputs(self, statics: dict[str, Any]) -> CaptureInputs | None:
+        """Return the inputs to capture for calls with these static arguments; `None` if there are no graphs here.
+
+        Raises:
+            SpecError: The shape of rows is not known yet.
+            InputError: A static argument the module does not take.
+            CaptureError: Calls with these arguments, or in this mode of the module, run eager.
+        """
+        example = no_rows(self.store)
+        bound, beyond = self.signature.bind_statics(statics)
+        if reason := beyond or self.mode.change(example.device.type):
+            raise CaptureError(
+                f"nothing to capture: calls run eager now ({reason}); capture in the mode of construction"
+            )
+        if self.mode.backend(example.device) is None:
+            return None
+        return CaptureInputs(bound, tuple(self.spec.row_extent.rest(example)), example.device)
+
+    def _run_eager(self, call: Call, pack: Pack, span: Span) -> list[Tensor]:
+        """Run the item of a pack without a budget."""
+        self.stats.count_eager(self.router.too_large)
+        part = pack.layout(read_layout(self.spec, call))
+        output = self.forward.exact(self.spec.row_extent.part(call.rows, span), part, call.statics)
+        return flatten(output, self.spec.declared).tensors
+
+    def _trace(self, call: Call) -> None:
+        """Record the size of a call in open traces."""
+        layout, squares = call.layout, 0
+        if layout is not None:
+            size = Size(*self.spec.needs.load(layout), largest=max(layout.group_rows))
+            squares = self.spec.needs.squares(layout)
+        else:  # the most that it can need, and of its largest item what is known: no less than the mean
+            most, items = self.router.most(call), call.items
+            if not 0 < items * self.spec.row_multiple <= most.rows:
+                return  # wrong, as the GPU finds
+            size = Size(*most, largest=max(most.longest, -(-most.rows // items)))
+        for trace in self.traces:
+            trace.count(size, squares)

@@ -1,0 +1,267 @@
+"""The operation of an encoder: captures, budgets, memory, reports."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.layout.budgets import Budget, resolve_budgets
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.serving.background import Background
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.html import page
+from varlen_graphs.serving.lazy import LazyRouter, Requests
+from varlen_graphs.serving.report import report
+from varlen_graphs.serving.stand_in import StandIn
+from varlen_graphs.serving.warm_start import WarmStart
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.checks import check_budgets
+from varlen_graphs.stats import Stats
+from varlen_graphs.traffic.trace import Trace
+
+Self = TypeVar("Self", bound="OperatedEncoder")
+
+
+class OperatedEncoder(StandIn):
+    """An encoder in operation: its captures, budgets, memory and reports.
+
+    Args:
+        module: The module.
+        executor: The path of a call.
+        identity: Options that measurements depend on.
+
+    Attributes:
+        module, executor: As given.
+        spec, pool, stats: Those of the executor.
+    """
+
+    def __init__(self, module: nn.Module, executor: Executor, identity: tuple[object, ...]) -> None:
+        super().__init__(module)
+        self.executor = executor
+        self.spec: BufferSpec = executor.spec
+        self.pool: Pool = executor.pool
+        self.stats: Stats = executor.stats
+        self._budgets: EnabledBudgets = executor.store.budgets
+        self._warm_start = WarmStart(executor, identity)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """All budgets, ascending."""
+        return self._budgets.budgets
+
+    @property
+    def disabled(self) -> dict[Budget, str]:
+        """The disabled budgets, and why."""
+        return dict(self._budgets.disabled)
+
+    @property
+    def costs(self) -> Costs:
+        """Costs of the enabled budgets: measured after the first capture on a GPU, assumed before.
+
+        Assign `Costs` to use others.
+        """
+        return self._budgets.costs
+
+    @costs.setter
+    def costs(self, costs: Costs) -> None:
+        with self.pool.exclusive():
+            self._budgets.learn(costs)
+
+    @contextmanager
+    def record(self) -> Iterator[Trace]:
+        """Record the sizes of calls, to plan budgets from them.
+
+            with encoder.record() as trace:
+                serve()
+            trace.save("trace.json")
+
+        Eager calls are recorded, too. A call whose items only the GPU has seen is recorded as the most that so many
+        rows and items may need.
+
+        Raises:
+            SpecError: Calls bring padded batches that stay padded, whose budgets do not follow from rows alone.
+        """
+        if self.spec.layout.padded:
+            raise SpecError(
+                "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
+                "PackedRows(padded_by=...)"
+            )
+        trace = Trace(lambda: self._budgets.measured or self.costs)  # disabled budgets too: a plan may enable them
+        self.executor.traces.append(trace)
+        try:
+            yield trace
+        finally:
+            self.executor.traces.remove(trace)
+            trace.costs = trace.costs  # as they are now, whatever the encoder measures later
+
+    def check(self) -> None:
+        """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
+
+        Checks all memory that graphs read, of which a call checks a part.
+
+        Raises:
+            LayoutError: The items of a call were impossible, did not match its rows, or broke a promise.
+            StaleGraphError: Memory that graphs read was moved or changed its dtype since the capture. With
+                `Capture(on_change="recapture")` the graphs are released instead, and the next call recaptures.
+        """
+        self.pool.synchronize()
+        self.executor.check_earlier_calls()
+        with self.pool.exclusive():
+            self.executor.store.check_memory()
+
+    def capture(self: Self, **statics: Any) -> Self:
+        """Capture the graphs now, for calls with these static arguments.
+
+        Does nothing if calls run eager, for example because no graph fits `memory`. Allocates the arena and the graphs'
+        pool. Synchronizes with the host.
+
+        Raises:
+            SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
+            InputError: A static argument the module does not take.
+            CaptureError: The module cannot be captured, or its mode is not that of construction.
+        """
+        self.pool.check_process()
+        inputs = self.executor.capture_inputs(statics)
+        if inputs is not None:
+            with self.pool.exclusive():
+                if self._budgets.why_none is None:
+                    self.executor.store.capture(inputs)
+        return self
+
+    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+        """Capture budgets that calls requested but that have no graph yet, the most requested first.
+
+        For the time between calls, with `Capture(lazy=True)`: takes the pool's turn for one budget at a time. The first
+        one comes with the largest budget, which sizes the memory that all share.
+
+        Args:
+            most: Largest number of budgets; `None` is all.
+
+        Returns:
+            The budgets that were captured, or disabled because they could not be.
+
+        Raises:
+            SpecError: The encoder is not lazy, so its calls capture.
+            CaptureError, StaleGraphError, and errors of the module: As for `capture`. Calls go on eager.
+        """
+        self.pool.check_process()
+        return self._lazy().capture(most)
+
+    def capture_in_background(self) -> "Future[None]":
+        """Capture requested budgets in a thread of its own, with `Capture(lazy=True)`, one after the other.
+
+        Calls do not wait meanwhile, unless they began before the capture: they run eager while a graph is captured, and
+        use the existing graphs in between.
+
+        Returns:
+            A future that is pending as long as the thread works: the same for all callers meanwhile. `cancel()` ends
+            it, and so do the end of the encoder and of the interpreter. An error ends it too, and is its `exception()`.
+
+        Raises:
+            SpecError: The encoder is not lazy.
+        """
+        self.pool.check_process()
+        return Background.of(self._lazy(), self.pool).future
+
+    def add_budget(self, budget: int | Budget) -> Budget:
+        """Add a budget while serving, from any thread.
+
+        It is captured now, or with `Capture(lazy=True)` when calls request it. If it needs more rows or items than the
+        arena has, all graphs are recaptured in a larger arena: calls meanwhile wait, or run eager if the encoder is
+        lazy. With `memory` it may be evicted at once.
+
+        Args:
+            budget: Rows, or a `Budget`.
+
+        Returns:
+            The budget, its rows rounded up as those of the others.
+
+        Raises:
+            BudgetError: It exists already, or no item could use it.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+            CaptureError, StaleGraphError, and errors of the module: As for `capture`; the budget stays.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        check_budgets(self.spec, [one])
+        with self.pool.exclusive():
+            if one in self.budgets:
+                raise BudgetError(f"{one} is a budget of the encoder already{self._budgets.why_disabled(one)}")
+            self.executor.store.add(one)
+        return one
+
+    def drop_budget(self, budget: int | Budget) -> None:
+        """Remove a budget while serving, from any thread. Its calls use others, or run eager.
+
+        Waits for the last replay, and frees what its graph alone takes. Memory that graphs share stays as large as the
+        largest budget needed until `release`.
+
+        Args:
+            budget: Rows, or a `Budget`, as for `add_budget`.
+
+        Raises:
+            BudgetError: There is no such budget, or no other one.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+        """
+        self.pool.check_process()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple)
+        with self.pool.exclusive():
+            if one not in self.budgets:
+                raise BudgetError(f"{one} is not a budget of the encoder: expected one of encoder.budgets")
+            if len(self.budgets) == 1:
+                raise BudgetError(f"{one} is the only budget: add another one first")
+            self.executor.store.drop(one)
+
+    def save_warmup(self, path: str | os.PathLike[str]) -> None:
+        """Write measurements of this run, and the budgets its calls used, for `Capture(warmup=path)` in the next run.
+
+        Budgets are saved for each set of static arguments that JSON holds: numbers, texts, booleans and `None`. Others
+        are left out. Compiled kernels are not part of it: Triton and torch's compiler keep them in files of their own.
+        """
+        self._warm_start.save(path)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return budgets, their measured times, replays, padding and eager runs as a table for people.
+
+        With a path, such as `"report.html"`, it is also written there as a page with figures.
+        """
+        text = report(repr(self), self.executor.store, self.stats)
+        if path is not None:
+            Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
+        return text
+
+    def release(self) -> None:
+        """Free graphs and arena once all queued work has run: this waits for the last replay.
+
+        The next call recaptures, with the weights as they are then. Memory that torch keeps for cuBLAS by stream (32
+        MiB on an H200) stays.
+        """
+        with self.pool.exclusive():
+            self.executor.store.release()
+
+    def bytes(self) -> int:
+        """Return the bytes that graphs, arena and pool hold. A shared pool counts in full; tapes share no memory."""
+        with self.pool.exclusive():
+            return self.executor.store.bytes()
+
+    def poison(self) -> None:
+        """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.
+
+        Padding rows keep the NaN until a replay writes them; no active row may change because of it.
+        """
+        with self.pool.exclusive():
+            self.executor.store.poison()
+
+    def _lazy(self) -> Requests:
+        router = self.executor.router
+        if not isinstance(router, LazyRouter):
+            raise SpecError("calls of this encoder capture what they need: expected one with Capture(lazy=True)")
+        self._warm_start.request_used(router.requests)
+        return router.requests

@@ -1,0 +1,83 @@
+"""The items of a call as its replays take them: known to the host, or to the GPU only."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.graphs.arena import Arena
+from varlen_graphs.graphs.gpu_checks import GpuChecks
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.spec.call import Call
+
+
+class HostItems:
+    """Items that the host knows.
+
+    Args:
+        layout: The items.
+
+    Attributes:
+        everything: The span of all items.
+        veils: See `Collected.take`.
+    """
+
+    veils: Mapping[torch.dtype, Tensor] | None = None
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.everything = Span.of(layout)
+        self._all = [(self.everything, self.everything)]
+
+    def spans(self, pack: Pack) -> Sequence[tuple[Span, Span]]:
+        """Return the places of the rows and items of a pack in the call and in its replay."""
+        if len(pack.items) == len(self.layout.items) and not self.layout.length:
+            return self._all
+        return pack.spans(self.layout, self.everything)
+
+    def load(self, arena: Arena, pack: Pack) -> int:
+        """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
+        assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
+        part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
+        arena.load_layout(part, pack.budget)
+        return part.total
+
+    def finish(self) -> None:
+        """Called when all packs were replayed."""
+
+
+class DeviceItems:
+    """Items that only the GPU has seen: one pack, whose graph checks them.
+
+    Args:
+        call: The call.
+        checks: Keeps the findings.
+
+    Attributes:
+        everything: The span of all items.
+        veils: Added to outputs, so that a wrong call does not pass for a right one.
+    """
+
+    def __init__(self, call: Call, checks: GpuChecks) -> None:
+        self.everything = Span(0, call.rows.shape[0], 0, call.items)
+        self.veils: Mapping[torch.dtype, Tensor] | None = checks.veils
+        self._description = call.description
+        self._checks = checks
+
+    def spans(self, pack: Pack) -> Sequence[tuple[Span, Span]]:
+        """Return the places of the rows and items of a pack in the call and in its replay."""
+        return [(self.everything, self.everything)]
+
+    def load(self, arena: Arena, pack: Pack) -> int:
+        """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
+        assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
+        self._checks.calls += 1
+        _, rows, _, items, *_ = self.everything
+        arena.load_table(self._description, self._checks.calls, items, rows, pack.budget)
+        return rows
+
+    def finish(self) -> None:
+        """Queue the copy of the findings to the host."""
+        self._checks.fetch()

@@ -1,0 +1,180 @@
+"""Outputs of a call: collected from the static memory of graphs, or borrowed from it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.errors import StaleOutputError
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.entries import Extent
+
+
+class Collected:
+    """The outputs of one call, filled run by run.
+
+    Args:
+        everything: All rows and items of the call.
+
+    Attributes:
+        everything: As given.
+        tensors: One for each tensor of the output, with an entry for every active one; empty before the first run.
+    """
+
+    def __init__(self, everything: Span) -> None:
+        self.everything = everything
+        self.tensors: list[Tensor] = []
+
+    def take(
+        self,
+        outputs: Sequence[Tensor],
+        extents: Sequence[Extent],
+        spans: Sequence[tuple[Span, Span]],
+        veils: Mapping[torch.dtype, Tensor] | None = None,
+    ) -> None:
+        """Copy what a run gave to its places, in one launch for each dtype. Queued on the current stream; no sync.
+
+        Args:
+            outputs: The outputs of the run, padding included.
+            extents: What each of them is.
+            spans: Where its rows and items are in the call, and where in the run.
+            veils: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
+        """
+        if spans[0][0] == self.everything:
+            here, active = spans[0][1], []
+            for extent, output in zip(extents, outputs, strict=True):
+                active.append(extent.part(output, here))
+            self.tensors = copies(active, veils)
+            return
+        self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
+        targets, sources = [], []
+        for there, here in spans:
+            targets += [extent.part(own, there) for own, extent in zip(self.tensors, extents, strict=True)]
+            sources += [extent.part(out, here) for out, extent in zip(outputs, extents, strict=True)]
+        for at in _by_dtype(sources):
+            torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
+
+    def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
+        make = output.new_zeros if extent.gaps else output.new_empty
+        return make(extent.resize(output.shape, extent.size(self.everything)))
+
+
+def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
+    """New contiguous tensors of the same values, in one launch for each dtype. Queued on the current stream; no sync.
+
+    Zeros keep their signs; a NaN may become another NaN.
+
+    Args:
+        tensors: What to copy.
+        veils: A scalar to add to floating ones, by dtype; float32 stands for all that are not there.
+    """
+    made: list[Tensor] = [*tensors]
+    for at in _by_dtype(tensors):
+        some = [tensors[i] for i in at]
+        floating, dtype = some[0].is_floating_point(), some[0].dtype
+        if veils is not None and floating:
+            veil = veils[dtype] if dtype in veils else veils[torch.float32]
+            if dtype.itemsize == 1:  # torch adds no float8
+                new: Sequence[Tensor] = [(x.float() + veil).to(dtype).contiguous() for x in some]
+            else:  # by name: the overload for numbers would sync
+                new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], veil.to(dtype))
+        elif floating and dtype.itemsize > 1 and all(map(Tensor.is_contiguous, some)):
+            new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
+        else:
+            new = [tensor.clone(memory_format=torch.contiguous_format) for tensor in some]
+        for i, tensor in zip(at, new, strict=True):
+            made[i] = tensor
+    return made
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
+    """Return the indices of tensors of each dtype."""
+    indices: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        indices.setdefault(tensor.dtype, []).append(index)
+    return [*indices.values()]
+
+
+class Borrowed:
+    """The output of a call with `outputs="borrowed"`, in the memory where its graph wrote it.
+
+    Any later replay or capture in the same pool, of whatever encoder, may write there: from then on the handle refuses.
+    Read what is borrowed on the stream of the call; a later replay on another stream waits for what was queued on this
+    one. What no single graph computed (a call that was split, that ran eager, or whose layout came on the GPU; a batch
+    padded further than its budget, or packed on its way in) is the caller's own, and stays valid.
+    """
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    @property
+    def valid(self) -> bool:
+        """Whether the output may still be read."""
+        return True
+
+    @property
+    def output(self) -> Any:
+        """The module's output, with the active rows only. Copies nothing.
+
+        Raises:
+            StaleOutputError: A later replay or capture in the pool may have written there.
+        """
+        return self._output
+
+    def clone(self) -> Any:
+        """The output as the caller's own: copied in one launch, on the current stream, if it is borrowed. No sync.
+
+        Raises:
+            StaleOutputError: A later replay or capture in the pool may have written there.
+        """
+        return self._output
+
+
+class Lent(Borrowed):
+    """Borrowed from one graph.
+
+    Args:
+        graphs: What ran; it holds the memory.
+        outputs: Its outputs, padding included.
+        everything: The active rows and items.
+        pool: Tells whether anything was run since.
+    """
+
+    def __init__(self, graphs: GraphSet, outputs: Sequence[Tensor], everything: Span, pool: Pool) -> None:
+        self._graphs = graphs
+        self._outputs = outputs
+        self._everything = everything
+        self._pool = pool
+        self._turn = pool.lend()
+
+    @property
+    def valid(self) -> bool:
+        """As of `Borrowed`."""
+        return self._pool.turn == self._turn
+
+    @property
+    def output(self) -> Any:
+        """As of `Borrowed`."""
+        self._check()
+        extents = self._graphs.extents
+        active = [extent.part(out, self._everything) for out, extent in zip(self._outputs, extents, strict=True)]
+        return self._graphs.rebuild(active)
+
+    def clone(self) -> Any:
+        """As of `Borrowed`."""
+        own = Collected(self._everything)
+        with torch.no_grad(), on_device(self._outputs[0].device), self._pool.exclusive():
+            self._check()
+            own.take(self._outputs, self._graphs.extents, [(self._everything, self._everything)])
+        return self._graphs.rebuild(own.tensors)
+
+    def _check(self) -> None:
+        if not self.valid:
+            raise StaleOutputError(
+                f"a borrowed output was read {self._pool.turn - self._turn} calls or captures later, which write to "
+                "the same memory; read it before the next call of any encoder of this pool, call clone() in time, or "
+                "use outputs='owned'"
+            )

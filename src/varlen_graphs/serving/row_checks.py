@@ -1,0 +1,52 @@
+"""Check the rows of a call against the rows that graphs read."""
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.graphs.store import GraphStore
+
+
+def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> None:
+    """Check that rows have the device and dtype that the module takes.
+
+    Raises:
+        InputError: Rows on another device, or of a dtype that is not cast.
+        StaleGraphError: The module was moved to another device since the capture.
+    """
+    forward, arena = store.forward, store.capturer.arena  # which another thread may release
+    name = forward.spec.packed.name
+    if arena is not None:
+        here, expected = arena.rows.device, arena.rows.dtype
+    else:
+        here, expected = forward.device or device, forward.row_dtype
+    if device != here:
+        with store.pool.exclusive():
+            store.check_memory()
+        here = forward.device or device
+    if device != here:
+        raise InputError(f"{name} is on {device}, the module on {here}; move it first, for example {name}.to('{here}')")
+    if dtype != expected and not (dtype.is_floating_point and expected.is_floating_point):
+        raise InputError(
+            f"{name} is {dtype}: expected {expected}; floating rows are cast, others are not: convert them, or declare "
+            f"rows=PackedRows({name!r}, dtype={dtype})"
+        )
+
+
+def no_rows(store: GraphStore) -> Tensor:
+    """Return no rows, `[0, ...]`, with the dtype and device of rows.
+
+    Raises:
+        SpecError: These are not known yet.
+    """
+    arena, forward = store.arena, store.forward
+    packed, device = forward.spec.packed, forward.device
+    none = (0,) * len(forward.spec.row_extent.dims)
+    if arena is not None:
+        return arena.rows.new_empty(*none, *arena.rows.shape[1:])
+    if packed.shape is None or device is None:
+        raise SpecError(
+            f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell its"
+            f" device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
+        )
+    return torch.empty(*none, *packed.shape, dtype=forward.row_dtype, device=device)

@@ -1,0 +1,67 @@
+"""Start from the measurements of an earlier run."""
+
+import os
+from typing import Any
+
+from varlen_graphs.attention import timing
+from varlen_graphs.errors import CaptureError, InputError, SpecError
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.routing.eviction.recent import share_of_each
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.lazy import Requests
+from varlen_graphs.serving.warmup_file import WarmupFile, identity_of
+from varlen_graphs.spec.call import statics_of
+
+
+class WarmStart:
+    """Loads and saves the measurements of an encoder.
+
+    Args:
+        executor: The executor of the encoder.
+        options: Options that measurements depend on.
+    """
+
+    def __init__(self, executor: Executor, options: tuple[object, ...]) -> None:
+        self._executor = executor
+        self._options = options
+        self._used: list[tuple[dict[str, Any], dict[Budget, float]]] = []
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take in a file of an earlier run, if it is there and of this encoder."""
+        known = WarmupFile.load(path, self._identity())
+        if known is None:
+            return
+        budgets, device = self._executor.store.budgets, self._executor.forward.device
+        if known.costs is not None and (timed := known.costs.replays.keys() & {*budgets.budgets}):
+            budgets.known = frozenset(timed)
+            budgets.learn(known.costs)
+        if device is not None:
+            timing.learn(known.attention, device)
+        each = share_of_each(sum(sum(calls.values()) for _, calls in known.used))
+        self._used = [(statics, {budget: n * each for budget, n in calls.items()}) for statics, calls in known.used]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the measurements of this run."""
+        device, costs = self._executor.forward.device, self._executor.store.budgets.measured
+        costs = costs if costs is not None and costs.measured else None
+        timed = timing.as_json(device) if device is not None else []
+        used = [(statics_of(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
+        WarmupFile(self._identity(), costs, used, timed).save(path)
+
+    def request_used(self, requests: Requests) -> None:
+        """Request the budgets that calls used in the earlier run, once."""
+        used, self._used = self._used, []
+        for statics, calls in used:
+            try:
+                inputs = self._executor.capture_inputs(statics)
+            except InputError:  # the module does not take these any more
+                continue
+            except (SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: try again later
+                self._used.append((statics, calls))
+                continue
+            if inputs is not None:
+                requests.add(inputs, calls)
+
+    def _identity(self) -> dict[str, str]:
+        forward = self._executor.forward
+        return identity_of(forward.module, forward.spec, forward.device, *self._options)

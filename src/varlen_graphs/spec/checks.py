@@ -1,0 +1,136 @@
+"""Check a declaration for mistakes that show before any call."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from varlen_graphs.buffers import Buffer, HostBuffer
+from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.segments import Windows
+from varlen_graphs.spec.entries import Groups, Rows
+from varlen_graphs.spec.outputs import extents
+from varlen_graphs.spec.rows import PackedRows
+
+if TYPE_CHECKING:
+    from varlen_graphs.spec.buffer_spec import BufferSpec
+
+
+def check_types(spec: "BufferSpec") -> None:
+    """Check that rows, layout and buffers are declarations.
+
+    Raises:
+        SpecError: One of them is something else.
+    """
+    if not isinstance(spec.rows, str | PackedRows):
+        raise SpecError(f"rows={spec.rows!r}: expected the name of one argument, or a PackedRows")
+    if not isinstance(spec.layout, LayoutArgument):
+        raise SpecError(
+            f"layout={spec.layout!r}: expected a declaration of the argument that describes the items, such as "
+            "Lengths('lengths') or GridTHW('grid_thw')"
+        )
+    if not isinstance(spec.buffers, Sequence) or not all(isinstance(b, Buffer | HostBuffer) for b in spec.buffers):
+        raise SpecError(f"buffers={spec.buffers!r}: expected a list of declarations, such as [CuSeqlens('cu_seqlens')]")
+
+
+def check_names(spec: "BufferSpec") -> None:
+    """Check that each argument is declared once, by a string.
+
+    Raises:
+        SpecError: A name is no string, declared twice, or two columns describe groups.
+    """
+    names = [spec.packed.name, *spec.describing]
+    names += [column.name for column in spec.layout.columns if column.function is not None]
+    names += [buffer.name for buffer in spec.buffers]
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise SpecError(f"{wrong} declared as arguments: expected their names, as strings")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(f"{twice} declared more than once: expected one declaration for each argument, got {names}")
+    nested = [column.name for column in spec.layout.columns if column.groups]
+    if len(nested) > 1:
+        raise SpecError(f"columns {nested} would all describe the groups: expected one NestedColumn")
+
+
+def check_rows(spec: "BufferSpec") -> None:
+    """Check that buffers and outputs suit the rows: packed ones, or those of a padded batch.
+
+    Raises:
+        SpecError: One does not.
+    """
+    if spec.layout.padded and spec.packed.padded_by:
+        raise SpecError(
+            f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
+            "declare a layout of packed rows, such as Lengths"
+        )
+    kind = "padded" if spec.layout.padded else "packed"
+    for buffer in spec.buffers:
+        if buffer.for_rows not in (kind, None):
+            raise SpecError(
+                f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
+                "KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for packed rows"
+            )
+    if spec.batched and spec.packed.rows_dim:
+        raise SpecError(f"{spec.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
+    if spec.batched and any(isinstance(extent, Rows) and extent != Rows() for extent in extents(spec.outputs)):
+        raise SpecError(
+            f"{spec.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
+        )
+
+
+def check_segments(spec: "BufferSpec") -> None:
+    """Check that the layout has the segments, windows and groups that buffers and outputs use.
+
+    Raises:
+        SpecError: It does not, or windows have several sizes.
+    """
+    for buffer in spec.segmented:
+        if buffer.per not in ("frame", "item", "clip", "group") and not isinstance(buffer.per, Windows):
+            raise SpecError(f"{buffer!r}: expected per='frame', 'item', 'clip', 'group' or Windows(side)")
+        if buffer.per == "group":
+            _check_grouped(spec, buffer, "per='item'")
+        elif buffer.per != "item" and not spec.layout.has_frames:
+            raise SpecError(
+                f"{buffer!r} needs items with frames, which {type(spec.layout).__name__} does not describe; use "
+                "per='item'"
+            )
+    orders = [getattr(buffer, name, None) for buffer in spec.buffers for name in ("windows", "order")]
+    sizes = {per for per in (*spec.needs.kinds, *orders) if isinstance(per, Windows)}
+    if len(sizes) > 1:
+        raise SpecError(f"got {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
+    for extent in extents(spec.outputs):
+        if isinstance(extent, Groups):
+            _check_grouped(spec, extent, "Items(...)")
+
+
+def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
+    """Check that some item could use each budget.
+
+    Raises:
+        BudgetError: `max_seqlen` is below the shortest segment an item can have; or batches are padded, and a budget
+            does not describe one.
+    """
+    if spec.layout.padded:
+        for budget in budgets:
+            if budget.rows != budget.items * budget.max_seqlen:
+                raise BudgetError(
+                    f"{budget} does not describe a padded batch: expected rows = items * max_seqlen; write "
+                    "Budget.padded(batch, length), or a PaddedLadder"
+                )
+    _, whole, _ = spec.needs.by_kind
+    shortest = spec.row_multiple if whole else spec.layout.row_multiple
+    for budget in budgets:
+        if spec.needs.kinds and budget.max_seqlen < shortest:
+            raise BudgetError(
+                f"no item could use {budget}: the shortest segment has {shortest} rows (merge size "
+                f"{spec.layout.merge}, and the ratios of the outputs); raise max_seqlen"
+            )
+
+
+def _check_grouped(spec: "BufferSpec", declaration: object, instead: str) -> None:
+    if not spec.layout.grouped:
+        raise SpecError(
+            f"{declaration!r} needs groups of items, which {spec.layout.name!r} does not describe: declare a "
+            f"NestedColumn, or use {instead}"
+        )

@@ -1,0 +1,127 @@
+"""Read the items of a call on the host."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from varlen_graphs.errors import LayoutError
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.padded import PaddedMask, check_batch, check_marks, pack_rows
+from varlen_graphs.layout.values import check_numbers, is_integers
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+
+
+def read_layout(spec: BufferSpec, call: Call) -> Layout:
+    """Return the items of a call, and keep them in `call.layout`. Costs a sync if only the GPU has seen them.
+
+    A padded batch to pack is packed here.
+
+    Raises:
+        LayoutError: Impossible items, items that do not match the rows, or an item that an output ratio cuts.
+    """
+    if call.layout is None:
+        call.layout = parse(spec, call.description, call.rows.shape)
+        if spec.packed.padded_by is not None:
+            call.length = call.rows.shape[1]
+            with torch.no_grad():
+                call.rows = pack_rows(call.rows, call.layout.rows)
+    return call.layout
+
+
+def only_on_device(spec: BufferSpec, description: Mapping[str, Any], device: torch.device) -> bool:
+    """Return True if the device alone needs to see the items, which are described by tensors there."""
+    if spec.needs_layout:
+        return False
+    table = description[spec.layout.name]
+    if not spec.layout.is_table(table) or table.device != device:
+        return False
+    for column in spec.layout.columns:
+        values = description[column.name]
+        if not is_integers(values, 1) or len(values) != len(table) or values.device != device:
+            return False
+    return True
+
+
+def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]) -> Layout:
+    """Return the items, checked against the shape of the rows.
+
+    Args:
+        spec: The declaration.
+        description: The layout argument and the columns, by name.
+        shape: Shape of the rows, `[rows, ...]`; empty if there are none yet.
+
+    Raises:
+        LayoutError: Impossible items, items that do not match the rows, or an item that an output ratio cuts.
+    """
+    argument = spec.layout
+    if shape:
+        check_description(description, math.prod(shape[:2]))
+    value = description[argument.name]
+    sizes = argument.parse(value)
+    layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))
+    if shape:  # before any function of the user's sees the items
+        if spec.packed.padded_by is None:
+            argument.check_rows(layout, shape, spec.packed.name)
+        else:
+            _check_batch_to_pack(spec, layout, description, shape)
+    if argument.columns:
+        layout = _with_columns(spec, layout, description)
+    if spec.row_multiple != argument.row_multiple:  # otherwise the layout argument has checked it
+        _check_ratios(spec, layout)
+    if spec.limited:
+        _check_sizes(spec, layout)
+    return layout
+
+
+def check_description(description: Mapping[str, Any], rows: int) -> None:
+    """Check that no description is longer than so many rows can need.
+
+    Raises:
+        LayoutError: One is.
+    """
+    for name, value in description.items():
+        check_numbers(name, value, rows)
+
+
+def _with_columns(spec: BufferSpec, layout: Layout, description: Mapping[str, Any]) -> Layout:
+    items = list(layout.items)
+    for column in spec.layout.columns:
+        given = description[column.name] if column.function is None else column.function(layout)
+        values = column.parse(given, len(items))
+        items = [(*item, value) for item, value in zip(items, values, strict=True)]
+        if column.groups:
+            begins = column.begins(given, len(items))
+    if spec.layout.grouped:
+        items = [(*item, begin) for item, begin in zip(items, begins, strict=True)]
+    return Layout(tuple(items), layout.length, spec.layout.grouped)
+
+
+def _check_batch_to_pack(
+    spec: BufferSpec, layout: Layout, description: Mapping[str, Any], shape: Sequence[int]
+) -> None:
+    name, mask = spec.layout.name, str(spec.packed.padded_by)
+    check_batch(name, layout, shape, spec.packed.name)
+    check_marks(PaddedMask(mask), description[mask], name, layout, shape)
+
+
+def _check_sizes(spec: BufferSpec, layout: Layout) -> None:
+    for buffer, largest in spec.limited:
+        for index, item in enumerate(layout.items):
+            if buffer.size(item) > largest:
+                raise LayoutError(
+                    f"{spec.layout.name}[{index}] has a size of {buffer.size(item)}, but buffer {buffer.name!r} has "
+                    f"entries up to {largest}: resize the input, or declare the buffer with a larger largest="
+                )
+
+
+def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
+    multiple = spec.row_multiple
+    for index, count in enumerate(layout.rows):
+        if count % multiple:
+            raise LayoutError(
+                f"{spec.layout.name}[{index}] has {count} rows: expected a multiple of {multiple}, because the outputs "
+                "are declared with that ratio; pad the item"
+            )
