@@ -32,7 +32,7 @@ from benchmarks.common import (
     time_kernels,
     write_json,
 )
-from varlen_graphs.attention import reference
+from varlen_graphs.attention.kernel import reference
 
 HEADS = 16
 LARGEST = 8192

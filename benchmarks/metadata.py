@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import facts, gpu_microseconds_each, headline, table, write_json
-from varlen_graphs.attention.config import tile_rows
+from varlen_graphs.attention.kernel.config import tile_rows
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.tile_schedule.op import tile_schedule
 from varlen_graphs.kernels.check.op import check_items

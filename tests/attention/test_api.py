@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.segments import boundaries, naive_attention, random_qkv
-from varlen_graphs.attention import op, reference
-from varlen_graphs.attention.config import configuration, split, tile_rows
+from varlen_graphs.attention import backends, op
+from varlen_graphs.attention.inputs import AttentionInputs
+from varlen_graphs.attention.kernel import reference
+from varlen_graphs.attention.kernel.config import configuration, split, tile_rows
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 
@@ -216,10 +219,10 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
         (
             {"k": torch.zeros(5, 2, 8)},
             "varlen_attention got q torch.float32 [12, 2, 8] on cpu, k torch.float32 [5, 2, 8] on cpu, v torch.float32 "
-            "[12, 2, 8] on cpu: expected [rows, heads, head_dim] of one floating dtype and device, k and v alike, with",
+            "[12, 2, 8] on cpu: expected [rows, heads, head_dim] of one floating dtype and device, k and v of one shape",
         ),
         ({name: torch.zeros(12, 2, 8, dtype=torch.int64) for name in "qkv"}, "of one floating dtype and device"),
-        ({"q": torch.zeros(12, 3, 8)}, "heads that divide those of q"),
+        ({"q": torch.zeros(12, 3, 8)}, "with a number of heads that divides that of q"),
         ({"q": torch.zeros(12, 2, 8, dtype=torch.float16)}, "of one floating dtype and device"),
         ({"q": torch.zeros(12, 2, 8, device="meta")}, "q torch.float32 [12, 2, 8] on meta"),
         ({"k": torch.zeros(12, 0, 8), "v": torch.zeros(12, 0, 8)}, "k torch.float32 [12, 0, 8]"),
@@ -234,16 +237,16 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
             {"cu_seqlens_k": torch.zeros(3, dtype=torch.int32)},
             "cu_seqlens_k is [3], cu_seqlens [2]: expected as many segments of keys as of queries",
         ),
-        ({"scale": 0.0}, "scale=0.0, window=(-1, -1): expected a scale above 0, and sizes of at least -1"),
+        ({"scale": 0.0}, "scale=0.0, window=(-1, -1): expected scale > 0 and window sizes of at least -1"),
         ({"scale": float("nan")}, "scale=nan"),
         ({"window": (-2, 0)}, "window=(-2, 0)"),
         (
             {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=100, heads=2, head_dim=8)},
-            "the schedule is one of 100 query rows, and there are 12: compute it with rows=12",
+            "the schedule was computed for 100 query rows, but q has 12: compute it with rows=12",
         ),
         (
             {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
-            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and would win over them",
+            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and its segments would be used",
         ),
         ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')"),
         (
@@ -293,6 +296,29 @@ def test_a_schedule_of_other_segments_than_attention_is_refused():
     assert encoder("frame")(x, grid=grid).shape == x.shape
     with pytest.raises(vg.InputError, match="declare AttentionSchedule with the per= and queries= of CuSeqlens"):
         encoder("item")(x, grid=grid)
+
+
+def test_a_backend_is_two_functions_and_an_entry_in_the_registry(monkeypatch):
+    assert get_args(backends.AttentionBackend) == ("auto", *backends.BACKENDS)
+    assert [*backends.BACKENDS][-1] == "reference"
+
+    class Ones:
+        def refusal(self, inputs):
+            return "too many heads" if inputs.q.shape[1] > 2 else None
+
+        def run(self, inputs):
+            return torch.ones_like(inputs.q)
+
+    def inputs(heads):
+        tensors = random_qkv([3], heads=heads), boundaries([3])
+        return AttentionInputs(*tensors[0], tensors[1], tensors[1], None, 0, 3, 3, 1.0, -1, -1)
+
+    monkeypatch.setitem(backends.BACKENDS, "ones", Ones())
+    assert (backends.run(inputs(2), "ones") == 1).all()
+    assert (backends.run(inputs(2), "auto") == 1).all()
+    assert torch.equal(backends.run(inputs(3), "auto"), backends.run(inputs(3), "reference"))
+    with pytest.raises(vg.InputError, match="backend 'ones' got too many heads; use backend='auto' or 'reference'"):
+        backends.run(inputs(3), "ones")
 
 
 def test_boundaries_may_be_a_column():

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.segments import boundaries, naive_attention, random_qkv, relative
-from varlen_graphs.attention import reference
-from varlen_graphs.attention.config import split
+from varlen_graphs.attention.kernel import reference
+from varlen_graphs.attention.kernel.config import split
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.tile_schedule import triton as schedule_kernel
 
@@ -17,7 +17,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 
 
 def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1):
-    from varlen_graphs.attention import triton
+    from varlen_graphs.attention.kernel import triton
 
     tiles = schedule_kernel.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block)
     return triton.attention(q, k, v, tiles, block, scale, left, right)
@@ -115,7 +115,7 @@ def test_half_precision(head_dim):
     ],
 )
 def test_blocks_begin_where_sectors_of_memory_begin(head_dim, dtype, heads, begin, ahead):
-    from varlen_graphs.attention import triton
+    from varlen_graphs.attention.kernel import triton
 
     lengths = [100, 70]
     q, k, v = random_qkv(lengths, lengths, 2 * heads, heads, head_dim, padding=5, dtype=dtype)

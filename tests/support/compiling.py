@@ -13,9 +13,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tests.support.segments import boundaries
+from varlen_graphs.attention.kernel.triton import attention
 from varlen_graphs.attention.tile_schedule import reference
 from varlen_graphs.attention.tile_schedule.triton import tile_schedule
-from varlen_graphs.attention.triton import attention
 from varlen_graphs.kernels.antialias.triton import antialias
 from varlen_graphs.kernels.check.triton import check_items
 from varlen_graphs.kernels.cu_seqlens.triton import cu_seqlens

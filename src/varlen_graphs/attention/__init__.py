@@ -1,4 +1,4 @@
-"""Attention within segments."""
+"""Attention within segments of packed rows."""
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
 

@@ -1,8 +1,7 @@
-"""Attention within segments: one entry, several backends, and the tile schedule that all layers share.
+"""Public functions of attention: `varlen_attention`, and `tile_schedule` for layers that share one schedule.
 
-Every backend promises: rows after `cu_seqlens[-1]` are padding, they may hold anything, NaN included, and no other row
-changes by a bit because of them. What a backend leaves in the padding rows of its own output differs: zeros (`triton`
-and `reference`), or anything (`torch`).
+Every backend guarantees: rows after `cu_seqlens[-1]` are padding and may hold anything, NaN included, and no other row
+changes by a bit because of them. Padding rows of the output are zero (`triton` and `reference`) or arbitrary (`torch`).
 """
 
 from dataclasses import dataclass
@@ -12,25 +11,25 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.attention import op
-from varlen_graphs.attention.backends import Backend
-from varlen_graphs.attention.config import tile_rows
+from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.attention.kernel.config import tile_rows
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.errors import InputError
 
 Window = tuple[int, int]
-"""How many keys before and after its own place a query sees; -1: all."""
+"""Number of keys before and after its own position that a query sees; -1 means all."""
 
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """Which tile of queries is which part of which segment: computed once a forward, used by all layers.
+    """Assignment of tiles of query rows to segments, computed once per forward and used by all layers.
 
     Attributes:
-        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.kernels.tile_schedule.reference`.
-        block: Query rows a tile.
+        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.attention.tile_schedule.reference`.
+        block: Query rows per tile.
         rows: Query rows, padding included.
-        cu_seqlens: The segments of the queries that it was computed from.
-        cu_seqlens_k: Those of the keys.
+        cu_seqlens: Segments of the queries that it was computed from, int32 `[segments + 1]`.
+        cu_seqlens_k: Segments of the keys that it was computed from, int32 `[segments + 1]`.
     """
 
     tiles: Tensor
@@ -49,24 +48,29 @@ def tile_schedule(
     head_dim: int,
     cu_seqlens_k: Tensor | None = None,
 ) -> TileSchedule:
-    """Compute the schedule that `varlen_attention` would otherwise compute for itself in every layer.
+    """Compute the schedule that `varlen_attention` otherwise computes in every layer.
 
-    One small launch, no sync. The number of tiles stays on the device.
+    One small launch and one small allocation. Never syncs with the host: the number of tiles stays on the device. The
+    rows per tile follow from the other arguments and are frozen at capture.
 
     Args:
-        cu_seqlens: int32 `[segments + 1]`, the segments of the queries.
-        max_seqlen: At least the rows of the longest segment.
+        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends, the tail may repeat the last
+            value.
+        max_seqlen: Upper bound on the rows of the longest segment.
         rows: Query rows, padding included.
         heads: Query heads.
-        head_dim: Channels a head.
-        cu_seqlens_k: int32 `[segments + 1]`, the segments of keys and values; `None`: those of the queries.
+        head_dim: Channels per head.
+        cu_seqlens_k: Segments of keys and values, int32 `[segments + 1]`. If `None`, those of the queries.
+
+    Returns:
+        The schedule, for `schedule=` of `varlen_attention` with the very same `cu_seqlens` and `cu_seqlens_k`.
 
     Raises:
-        InputError: Boundaries of another dtype or shape.
+        InputError: `cu_seqlens` or `cu_seqlens_k` has another dtype, shape or device.
     """
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
-    # Torch's compiler would compile once for each side of each number of rows at which the choice changes.
+    # A choice by size would make torch.compile guard on it, and recompile at every number of rows where it changes.
     block = 64 if torch.compiler.is_compiling() else tile_rows(head_dim, heads, rows, max_seqlen)
     tiles = schedule_op.tile_schedule(*_contiguous(cu_seqlens, cu_seqlens_k), rows, block)
     return TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
@@ -85,41 +89,52 @@ def varlen_attention(
     causal: bool = False,
     window: Window = (-1, -1),
     schedule: TileSchedule | None = None,
-    backend: Backend = "auto",
+    backend: AttentionBackend = "auto",
 ) -> Tensor:
-    """Softmax attention of each packed row over the rows of its segment. Never syncs with the host.
+    """Compute softmax attention of each packed row over the rows of its segment.
 
-    For inference: there are no gradients on CUDA.
+    Never syncs with the host, except when an encoder times backends before a capture. Allocates the output. For
+    inference: there are no gradients on CUDA.
+
+    Rows after `cu_seqlens[-1]` are padding. They may hold anything, NaN included, and change no other row by a bit.
 
     Args:
-        q: Queries, `[rows, heads, head_dim]`.
-        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.
-        v: Values, as `k`.
-        cu_seqlens: int32 `[segments + 1]`: starts at 0, ascends up to at most the rows there are (which nobody looks
-            at), the tail may repeat the last value.
-        max_seqlen: At least the rows of the longest segment. Frozen at capture, so an upper bound.
-        cu_seqlens_k: The segments of keys and values, where they are not those of the queries; a segment without keys
-            gives zeros.
-        max_seqlen_k: At least the longest of those.
-        scale: Factor on the scores, above 0; default `head_dim ** -0.5`.
-        causal: No query sees keys after its own place. The last query of a segment is level with the last key.
-        window: How many keys before and after its own place a query sees, `(left, right)`; -1: all.
-        schedule: What `tile_schedule` gave for these very tensors `cu_seqlens` and `cu_seqlens_k`; `None`: computed
-            here, if the backend needs one.
-        backend: `"triton"` (CUDA; our kernel, whose cost follows the rows that are there), `"torch"`
-            (`torch.nn.attention.varlen`, CUDA, float16 and bfloat16), `"reference"` (any device and dtype, memory that
-            grows with the square of the rows), or `"auto"`: the fastest as measured when graphs are captured, our
-            kernel where nothing was measured, and the reference where neither takes these inputs.
+        q: Queries, `[rows, heads, head_dim]`, floating.
+        k: Keys, `[rows_k, heads_k, head_dim]`, dtype of `q`; `heads_k` divides `heads`, and each key head serves
+            `heads / heads_k` query heads.
+        v: Values, `[rows_k, heads_k, head_dim]`, dtype of `q`.
+        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends up to at most `rows` (not
+            checked, because that would sync), the tail may repeat the last value.
+        max_seqlen: Upper bound on the rows of the longest segment. Frozen at capture.
+        cu_seqlens_k: Segments of keys and values, int32 `[segments + 1]`. If `None`, those of the queries. The output
+            of a segment without keys is zero.
+        max_seqlen_k: Upper bound on the keys of the longest segment, frozen at capture. If `None`, `max_seqlen`.
+        scale: Factor on the scores, above 0. If `None`, `head_dim ** -0.5`.
+        causal: If True, a query sees no key after its own position. The last query of a segment is aligned with the
+            last key. Overrides the right side of `window`.
+        window: Number of keys before and after its own position that a query sees, `(left, right)`; -1 means all.
+        schedule: Result of `tile_schedule` for these very tensors `cu_seqlens` and `cu_seqlens_k`. If `None`, it is
+            computed here if the backend needs one.
+        backend: One of
+
+            - `"triton"`: the kernel of this package, whose cost follows the active rows (CUDA; float16, bfloat16 and
+              float32; `head_dim` up to 256);
+            - `"torch"`: `torch.nn.attention.varlen` (CUDA; float16 and bfloat16; `head_dim` a multiple of 8 up to 256;
+              `heads_k` equal to `heads`);
+            - `"reference"`: plain torch operations (any device and dtype; memory grows with the square of the rows);
+            - `"auto"`: the fastest of the first two for this size, as timed when graphs are captured; the first that
+              supports the inputs if none was timed; the reference if neither does.
 
     Returns:
-        `[rows, heads, head_dim]`, dtype of `q`; padding rows hold what the backend leaves there (see above).
+        `[rows, heads, head_dim]` in the dtype of `q`. Padding rows are zero with `"triton"` and
+        `"reference"`, arbitrary with `"torch"`.
 
     Raises:
-        InputError: Shapes, devices or a schedule that do not belong together, boundaries of another dtype, or a backend
-            that does not take these inputs.
+        InputError: Shapes, dtypes or devices do not match, `cu_seqlens` is not int32, the schedule was computed from
+            other tensors, or the backend does not support these inputs.
     """
-    if backend not in get_args(Backend):
-        raise InputError(f"attention backend {backend!r}: expected one of {get_args(Backend)}")
+    if backend not in get_args(AttentionBackend):
+        raise InputError(f"attention backend {backend!r}: expected one of {get_args(AttentionBackend)}")
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
     _check_shapes(q, k, v)
@@ -129,9 +144,11 @@ def varlen_attention(
     if causal:
         right = 0
     if not scale > 0 or left < -1 or right < -1:
-        raise InputError(f"scale={scale}, window={window}: expected a scale above 0, and sizes of at least -1")
+        raise InputError(
+            f"scale={scale}, window={window}: expected scale > 0 and window sizes of at least -1 (all keys)"
+        )
     if schedule is None:
-        tiles, block = None, 0  # the operator chooses: a choice by size here would be one for the compiler to guard
+        tiles, block = None, 0  # the operator chooses: torch.compile would guard on a choice by size made here
     else:
         _check_schedule(schedule, q.shape[0], cu_seqlens, cu_seqlens_k)
         tiles, block = schedule.tiles, schedule.block
@@ -148,7 +165,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         described = ", ".join(f"{name} {x.dtype} {list(x.shape)} on {x.device}" for name, x in tensors)
         raise InputError(
             f"varlen_attention got {described}: expected [rows, heads, head_dim] of one floating dtype and device, k "
-            "and v alike, with heads that divide those of q"
+            "and v of one shape, with a number of heads that divides that of q"
         )
 
 
@@ -162,31 +179,31 @@ def _check_boundaries(cu_seqlens: Tensor, cu_seqlens_k: Tensor, device: torch.de
     if cu_seqlens.shape != cu_seqlens_k.shape:
         raise InputError(
             f"cu_seqlens_k is {list(cu_seqlens_k.shape)}, cu_seqlens {list(cu_seqlens.shape)}: expected as many "
-            "segments of keys as of queries; a segment without keys repeats its start"
+            "segments of keys as of queries; for a segment without keys, repeat its start"
         )
 
 
 def _contiguous(cu_seqlens: Tensor, cu_seqlens_k: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as kernels load them; one tensor where it was one."""
+    """Return both contiguous, as kernels load them; one tensor if both are one."""
     contiguous = cu_seqlens.contiguous()
     return contiguous, contiguous if cu_seqlens_k is cu_seqlens else cu_seqlens_k.contiguous()
 
 
 def _check_schedule(schedule: TileSchedule, rows: int, cu_seqlens: Tensor, cu_seqlens_k: Tensor) -> None:
-    """Whether a schedule was computed from these tensors: the values of others may differ, and cannot be looked at."""
+    """Check that the schedule was computed from these tensors: comparing the values of others would sync."""
     if schedule.rows != rows:
         raise InputError(
-            f"the schedule is one of {schedule.rows} query rows, and there are {rows}: compute it with rows={rows}"
+            f"the schedule was computed for {schedule.rows} query rows, but q has {rows}: compute it with rows={rows}"
         )
     if not _same(schedule.cu_seqlens, cu_seqlens) or not _same(schedule.cu_seqlens_k, cu_seqlens_k):
         raise InputError(
-            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and would win over them: "
-            "give tile_schedule these very tensors, or declare AttentionSchedule with the per= and queries= of "
-            "CuSeqlens; or leave the schedule out"
+            "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and its segments would be "
+            "used instead of theirs: pass these very tensors to tile_schedule, or declare AttentionSchedule with the "
+            "per= and queries= of CuSeqlens; or omit the schedule"
         )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a is b or torch.compiler.is_compiling():  # which cannot see where tensors are
+    if a is b or torch.compiler.is_compiling():  # the compiler cannot see data pointers
         return a is b
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()

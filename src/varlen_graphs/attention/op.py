@@ -1,10 +1,10 @@
-"""Attention, as an operator of torch."""
+"""Attention as a torch operator, opaque to `torch.compile`."""
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.attention import backends
-from varlen_graphs.attention.call import Call
+from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.kernels.operator import operator
 
 
@@ -23,8 +23,10 @@ def _attention(
     right: int,
     backend: str,
 ) -> Tensor:
-    call = Call(q, k, v, cu_seqlens_q, cu_seqlens_k, tiles, block, max_seqlen_q, max_seqlen_k, scale, left, right)
-    return backends.run(call, backend)
+    inputs = AttentionInputs(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, tiles, block, max_seqlen_q, max_seqlen_k, scale, left, right
+    )
+    return backends.run(inputs, backend)
 
 
 def _fake(q: Tensor, *_: object) -> Tensor:
@@ -32,4 +34,4 @@ def _fake(q: Tensor, *_: object) -> Tensor:
 
 
 attention = operator(_attention, fake=_fake)
-"""`reference.varlen_attention` by one of `backends`, whose docstrings say what they do with padding rows."""
+"""`kernel.reference.varlen_attention`, computed by one of `backends`; their `run` says what padding rows hold."""

@@ -1,4 +1,4 @@
-"""How fast backends are: timed while something is captured, once for each size of call."""
+"""Timing of attention backends: once per size of inputs, while graphs are captured."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.call import Call
+from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.files import number
 
-Run = Callable[[Call], Tensor]
+RunAttention = Callable[[AttentionInputs], Tensor]
 
 
 @dataclass
-class Attention:
-    """The attention of one run of a module.
+class AttentionCost:
+    """Attention cost of one run of a module.
 
     Attributes:
-        per_square: Milliseconds it takes for each squared row of a segment: the sum over all its calls.
+        per_square: Milliseconds per squared row of a segment, summed over all attention calls of the run.
     """
 
     per_square: float = 0.0
@@ -32,9 +32,9 @@ class _Timed(NamedTuple):
 
 
 class _Measuring(threading.local):
-    """What is being measured, by this thread: others may run attention meanwhile."""
+    """Measurement in progress on this thread; other threads may run attention meanwhile."""
 
-    now: Attention | None = None
+    now: AttentionCost | None = None
 
 
 _measuring = _Measuring()
@@ -42,12 +42,12 @@ _timed: dict[tuple[object, ...], _Timed] = {}
 
 
 @contextmanager
-def measuring() -> Iterator[Attention]:
-    """Inside, backends that take a call are timed, once for each size, and the fastest is remembered.
+def measuring() -> Iterator[AttentionCost]:
+    """Time the backends that support each attention call inside the block, once per size, and keep the fastest.
 
-    Synchronizes with the device. Outside, `fastest` is what was found, or the first backend where nothing was.
+    Syncs with the device. Outside the block `fastest` returns the stored result, or the first backend if there is none.
     """
-    before, now = _measuring.now, Attention()
+    before, now = _measuring.now, AttentionCost()
     _measuring.now = now
     try:
         yield now
@@ -55,14 +55,14 @@ def measuring() -> Iterator[Attention]:
         _measuring.now = before
 
 
-def fastest(call: Call, backends: Mapping[str, Run]) -> str:
-    """The name of the fastest of some backends for calls of this size."""
-    q, k = call.q, call.k
-    sizes = call.max_seqlen_q, call.max_seqlen_k, call.left, call.right
+def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> str:
+    """Return the name of the fastest backend for inputs of this size."""
+    q, k = inputs.q, inputs.k
+    sizes = inputs.max_seqlen_q, inputs.max_seqlen_k, inputs.left, inputs.right
     key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
     measured = _measuring.now
     if key not in _timed and measured is not None and not torch.cuda.is_current_stream_capturing():
-        _timed[key] = _time(call, backends)
+        _timed[key] = _time(inputs, backends)
     if key not in _timed:
         return next(iter(backends))
     if measured is not None:
@@ -71,7 +71,7 @@ def fastest(call: Call, backends: Mapping[str, Run]) -> str:
 
 
 def as_json(device: torch.device) -> list[Any]:
-    """What was found on a device, as JSON takes it."""
+    """Return the results for a device in a form that JSON can hold."""
     found = []
     for key, timed in [*_timed.items()]:
         where, dtype, q, k, *rest = key
@@ -81,21 +81,21 @@ def as_json(device: torch.device) -> list[Any]:
 
 
 def checked(value: Any) -> list[Any]:
-    """What `as_json` gave, as it came.
+    """Return `value`, read from a file, after checking that `as_json` can have written it.
 
     Raises:
-        ValueError, TypeError: It is something else.
+        ValueError, TypeError: It has another form.
     """
     for dtype, q, k, sizes, backends, name, per_square in value:
         _key(torch.device("cpu"), dtype, q, k, sizes, backends)
         if name not in backends:
-            raise ValueError(f"{name} of {backends}")
+            raise ValueError(f"fastest attention backend {name!r}: expected one of {backends}")
         number("per_square", per_square, zero=True)
     return list(value)
 
 
 def learn(value: list[Any], device: torch.device) -> None:
-    """Take in what `as_json` gave, for a device of the same kind; what was found here stays."""
+    """Store results of `as_json` from a device of the same kind; results measured in this process take precedence."""
     for dtype, q, k, sizes, backends, name, per_square in value:
         _timed.setdefault(_key(device, dtype, q, k, sizes, backends), _Timed(name, per_square))
 
@@ -105,29 +105,29 @@ def _key(
 ) -> tuple[object, ...]:
     of = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(of, torch.dtype) or len(sizes) != 4:
-        raise ValueError(f"{dtype} and {sizes}")
+        raise ValueError(f"attention of {dtype} with sizes {sizes}: expected a dtype of torch and four sizes")
     return device, of, torch.Size(q), torch.Size(k), *sizes, *backends
 
 
-def _time(call: Call, backends: Mapping[str, Run]) -> _Timed:
-    """Time backends on a call as it is, and with the longest segments."""
-    calls = [call, call.with_long_segments()] if call.is_self_attention else [call]
-    times = {name: [_milliseconds(run, one) for one in calls] for name, run in backends.items()}
+def _time(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> _Timed:
+    """Time backends on the inputs as they are, and with the longest segments."""
+    cases = [inputs, inputs.with_long_segments()] if inputs.is_self_attention else [inputs]
+    times = {name: [_milliseconds(run, case) for case in cases] for name, run in backends.items()}
     name = min(times, key=lambda name: sum(times[name]))
-    squares = [one.squares() for one in calls]
-    if squares[-1] <= 2 * squares[0]:  # windows, say, are of one length: the difference would be noise
+    squares = [case.squares() for case in cases]
+    if squares[-1] <= 2 * squares[0]:  # e.g. windows, which all have one length: the difference would be noise
         return _Timed(name, 0.0)
     return _Timed(name, max(0.0, (times[name][1] - times[name][0]) / (squares[1] - squares[0])))
 
 
-def _milliseconds(run: Run, call: Call, repeats: int = 5) -> float:
-    """Time on the device alone, as inside a graph: launches are queued behind a wait that outlasts them."""
-    run(call)
+def _milliseconds(run: RunAttention, inputs: AttentionInputs, repeats: int = 5) -> float:
+    """Return the device time alone, as inside a graph: launches are queued behind a wait that outlasts them."""
+    run(inputs)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
     start.record()
     for _ in range(repeats):
-        run(call)
+        run(inputs)
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / repeats

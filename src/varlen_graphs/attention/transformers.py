@@ -1,4 +1,4 @@
-"""Our attention inside unmodified transformers models."""
+"""`varlen_attention` inside unmodified transformers models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from varlen_graphs.attention.api import varlen_attention
 from varlen_graphs.errors import InputError
 
 ATTENTION = "varlen_graphs_flash"
-"""The name of our attention there. Transformers 5 hands `cu_seqlens` to any attention with "flash" in its name."""
+"""Name registered with transformers. Transformers 5 passes `cu_seqlens` to any attention with "flash" in its name."""
 
 _EXACT_NAME = "flash_attention_2"
-"""The only name that transformers 4.57 hands `cu_seqlens` to."""
+"""Name of the only attention that transformers 4.57 passes `cu_seqlens` to."""
 
 
 def flash_attention(
@@ -31,28 +31,28 @@ def flash_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`varlen_attention` with the signature of transformers' attention functions.
+    """Compute `varlen_attention` with the signature of transformers' attention functions.
 
     Args:
-        module: The attention module; it tells whether attention is causal where no argument does.
+        module: The attention module; its attribute `is_causal` counts if the argument is `None`.
         query: `[1, heads, rows, head_dim]`.
-        key: As `query`.
-        value: As `query`.
-        attention_mask: Must be `None`: segments say what attends to what.
+        key: `[1, heads_k, rows, head_dim]`.
+        value: `[1, heads_k, rows, head_dim]`.
+        attention_mask: Must be `None`: rows attend within their segments.
         scaling: Factor on the scores.
-        cu_seq_lens_q: int32 `[segments + 1]`.
+        cu_seq_lens_q: Segments, int32 `[segments + 1]`.
         max_length_q: Rows of the longest segment. A tensor (transformers 4.57) is replaced by the number of rows, an
             upper bound that needs no host sync.
         sliding_window: As in transformers without a causal mask: a query sees `sliding_window - 1` keys to either side.
         is_causal: Must not be true.
-        **kwargs: What else transformers passes. What would change the result is refused: causal attention, soft caps,
-            sinks, dropout, keys of other lengths than the queries.
+        **kwargs: Other options of transformers. Those that would change the result raise: soft caps, sinks, dropout,
+            and keys of other lengths than the queries.
 
     Returns:
-        `[1, rows, heads, head_dim]`, and no weights.
+        Output `[1, rows, heads, head_dim]`, and `None` for the attention weights.
 
     Raises:
-        InputError: A padded batch, a mask, or an option that would change the result.
+        InputError: The batch is padded, there is a mask, attention is causal, or an option would change the result.
     """
     unsupported = [name for name in ("softcap", "s_aux", "dropout") if _given(kwargs, name)]
     if is_causal or (is_causal is None and getattr(module, "is_causal", False)):
@@ -61,9 +61,10 @@ def flash_attention(
         unsupported.append("cu_seq_lens_k")
     if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or unsupported:
         raise InputError(
-            f"{ATTENTION} got query {list(query.shape)}, cu_seq_lens_q {cu_seq_lens_q is not None}, attention_mask "
-            f"{attention_mask is not None} and {unsupported or 'nothing else'}: expected packed rows [1, heads, rows, "
-            "head_dim] with cu_seq_lens_q, no mask and no other option; use it for encoders that pack their items"
+            f"{ATTENTION} got query {list(query.shape)}, {'no' if cu_seq_lens_q is None else 'a'} cu_seq_lens_q, "
+            f"{'no' if attention_mask is None else 'an'} attention_mask and {unsupported or 'no'} unsupported options: "
+            "expected packed rows [1, heads, rows, head_dim] with cu_seq_lens_q, no mask and no such option; use it "
+            "for encoders that pack their items"
         )
     q, k, v = (rearrange(x, "1 heads rows dim -> rows heads dim") for x in (query, key, value))
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
@@ -81,14 +82,14 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention)
 
 @contextmanager
 def use_attention(module: Any) -> Iterator[None]:
-    """Run a transformers model on `varlen_attention` inside a `with` block, unmodified.
+    """Run an unmodified transformers model with `varlen_attention` inside a `with` block.
 
-    Sets the attention through the property of the config, because `set_attn_implementation` looks for an unknown name
-    with "flash" in it on the hub. On transformers 4.57, which knows one name only, that name means our attention inside
-    the block, for the whole process.
+    Sets the attention through the property of the config, because `set_attn_implementation` looks on the hub for an
+    unknown name that contains "flash". Transformers 4.57 knows only one name: inside the block that name means
+    `varlen_attention` for the whole process, other models included. The former settings return when the block ends.
 
     Args:
-        module: A tower, or a model all of whose parts pack their items: the attention of the others refuses to run.
+        module: A tower, or a model all of whose parts pack their items: attention raises `InputError` in other parts.
     """
     config, original = module.config, ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
     before = [(part, part._attn_implementation) for part in _with_parts(config)]
@@ -98,19 +99,19 @@ def use_attention(module: Any) -> Iterator[None]:
         config._attn_implementation = name
         yield
     finally:
-        for part, implementation in before:  # outer ones first: their property sets that of their parts too
+        for part, implementation in before:  # outer configs first: their property also sets that of their parts
             part._attn_implementation = implementation
         ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = original
 
 
 def _with_parts(config: Any) -> list[Any]:
-    """A config and those inside it."""
+    """Return a config and all configs inside it."""
     inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
     return [config, *(part for one in inner if one is not None for part in _with_parts(one))]
 
 
 def _any_flash_name() -> bool:
-    """Whether this transformers asks for "flash" in the name, not for one exact name (4.57)."""
+    """Return True if transformers accepts any name that contains "flash", False if only one exact name (4.57)."""
     import transformers.utils.generic as generic
 
     return hasattr(generic, "is_flash_attention_requested")

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from varlen_graphs.attention.timing import Attention, measuring
+from varlen_graphs.attention.timing import AttentionCost as Attention
+from varlen_graphs.attention.timing import measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import forget_frames

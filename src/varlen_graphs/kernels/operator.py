@@ -1,4 +1,4 @@
-"""How kernels become operators of torch: opaque to its compiler, seen by the tape, replaced by shapes while tracing."""
+"""Registration of kernels as torch operators: opaque to `torch.compile`, and visible to the tape."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -17,17 +17,17 @@ def operator(
     cuda: Callable[..., Any] | None = None,
     changes: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """Register `function` as `torch.ops.varlen_graphs.<its name>`.
+    """Register `function` as `torch.ops.varlen_graphs.<its name>` and return that operator.
 
-    Registered as the dispatcher takes it, without the wrappers of `torch.library.custom_op`, because layers call such
-    operators many times where a module runs without a graph. No gradients.
+    Registers directly with the dispatcher, without the wrappers of `torch.library.custom_op`, because layers call these
+    operators many times in eager mode, where the wrappers cost host time. No gradients.
 
     Args:
-        function: What runs, on every device that nothing else is given for. Its annotations are the schema; it returns
-            no argument.
-        fake: The shapes and dtypes of the result, for the compiler.
-        cuda: What runs on CUDA; the device of the first tensor is the current one inside.
-        changes: The arguments that it writes to.
+        function: Implementation for all devices without another one. Its annotations become the schema, and it must not
+            return one of its arguments.
+        fake: Implementation for tracing: returns empty results of the right shape and dtype.
+        cuda: Implementation for CUDA, called with the device of the first tensor as the current device.
+        changes: Names of the arguments that it writes to.
     """
     name = function.__name__.lstrip("_")
     _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=changes))
@@ -40,7 +40,7 @@ def operator(
 
 
 def launcher(package: str, name: str) -> Callable[..., Any]:
-    """The function of that name in the `triton` module of a package, imported at the first call."""
+    """Return a function that calls `name` of `<package>.triton`, imported at the first call."""
     found: list[Callable[..., Any]] = []
 
     def launch(*args: Any) -> Any:

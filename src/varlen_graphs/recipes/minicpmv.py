@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import Backend
+from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Lookup, MaxSeqlen
 from varlen_graphs.buffers.positions import Axis
 from varlen_graphs.buffers.sincos import RowEntries

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import Backend
+from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, MaxSeqlen, RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.kernels.rotary.op import apply_rotary

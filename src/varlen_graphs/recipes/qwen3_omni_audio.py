@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
-from varlen_graphs.attention.backends import Backend
+from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budget, Budgets, Ladder

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import Backend
+from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import (
     AttentionSchedule,
     CuSeqlens,

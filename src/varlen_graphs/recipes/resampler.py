@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import Backend
+from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder

@@ -1,1 +1,1 @@
-"""Which tile of queries is which part of which segment."""
+"""Tile schedule of the attention kernel: the part of a segment that each tile of query rows covers."""

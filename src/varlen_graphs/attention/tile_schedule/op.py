@@ -1,4 +1,4 @@
-"""The tile schedule, as an operator of torch."""
+"""Tile schedule as a torch operator."""
 
 import torch
 from torch import Tensor

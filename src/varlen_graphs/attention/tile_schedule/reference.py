@@ -1,4 +1,4 @@
-"""Which tile of queries is which part of which segment, in plain torch operations: the specification."""
+"""Tile schedule in plain torch operations: the specification."""
 
 import torch
 import torch.nn.functional as F
@@ -6,22 +6,21 @@ from torch import Tensor
 
 
 def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    """Which tile of `block` query rows is which part of which segment, for a grid that does not know the segments.
+    """Assign each tile of `block` query rows to a part of a segment, for a grid that does not know the segments.
 
-    Segments with the most keys come first, so that the tiles that end last are short ones. Rows in no segment come at
-    the end, as a segment without keys.
+    Segments with the most keys come first, so that the last tiles to finish are short ones. Rows that belong to no
+    segment come last, as one segment without keys.
 
     Args:
-        cu_seqlens_q: int32 `[segments + 1]`, contiguous. No tile is of rows that are not there.
+        cu_seqlens_q: int32 `[segments + 1]`, contiguous. Boundaries outside `0..rows` are clamped.
         cu_seqlens_k: int32 `[segments + 1]`, contiguous.
         rows: Query rows, padding included.
-        block: Query rows a tile.
+        block: Query rows per tile.
 
     Returns:
-        int32 `[1 + tiles, 5]`, where `tiles` is the most that there can be, `tile_bound(...)`. The first entry holds
-        the number of tiles. The others hold, for the segment that the tile is of: its first query row and the row
-        after its last, the same for its keys, and the index of its first tile. Entries past the number of tiles are
-        arbitrary.
+        int32 `[1 + tiles, 5]`, where `tiles` is the upper bound `tile_bound(...)`. Entry 0 holds the number of tiles.
+        Every other entry describes the segment of its tile: first query row, end of the query rows, first key row, end
+        of the key rows, and index of the segment's first tile. Entries past the number of tiles are arbitrary.
     """
     cu_seqlens_q, end = cu_seqlens_q.clamp(0, rows), cu_seqlens_q.new_full((1,), rows)
     order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
@@ -37,5 +36,5 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
 
 
 def tile_bound(rows: int, segments: int, block: int) -> int:
-    """The most tiles that so many rows in so many segments can have, those of rows in no segment included."""
+    """Return the maximum number of tiles, including those of rows that belong to no segment."""
     return -(-rows // block) + segments

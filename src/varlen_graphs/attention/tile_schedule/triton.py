@@ -1,4 +1,4 @@
-"""The tile schedule as one small Triton kernel."""
+"""Tile schedule as one small Triton kernel."""
 
 import torch
 import triton
@@ -8,23 +8,23 @@ from torch import Tensor
 from varlen_graphs.attention.tile_schedule.reference import tile_bound
 
 SEGMENTS = 16
-"""Segments a program."""
+"""Segments per program."""
 
 
 @triton.jit
 def _tiles(start, stop, rows, BLOCK: tl.constexpr):
-    """How many tiles a segment has: none of rows that are not there, whatever its boundaries are."""
+    """Count the tiles of a segment, cut to existing rows whatever its boundaries are."""
     return tl.cdiv(tl.maximum(tl.minimum(stop, rows) - tl.maximum(start, 0), 0), BLOCK)
 
 
-@triton.jit(do_not_specialize=["segments", "rows"])  # sizes differ from call to call: one kernel for all
+@triton.jit(do_not_specialize=["segments", "rows"])  # sizes differ between calls: one kernel for all
 def _schedule(
     cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, CHUNK: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of some segments: how many tiles come before follows from all lengths, so nothing is shared."""
+    """Write the tiles of `SEGMENTS` segments; each program derives its first tile from all lengths by itself."""
     own = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
-    here = own <= segments  # the last one is the rows in no segment
+    here = own <= segments  # the last one holds the rows that belong to no segment
     start = tl.maximum(tl.load(cu_q + own, mask=here, other=0), 0)
     stop = tl.minimum(tl.load(cu_q + own + 1, mask=own < segments, other=rows), rows)
     start_k = tl.load(cu_k + own, mask=here, other=0)
@@ -46,7 +46,7 @@ def _schedule(
         )
         first += tl.sum(tl.where(before, counts[None, :], 0), 1)
         total += tl.sum(counts, 0)
-    bound = tl.cdiv(rows, BLOCK) + segments  # more there are only of segments that do not ascend
+    bound = tl.cdiv(rows, BLOCK) + segments  # only boundaries that do not ascend have more
     total = tl.minimum(total, bound)
     if tl.program_id(0) == 0:
         tl.store(tiles + tl.arange(0, 8), tl.where(tl.arange(0, 8) == 0, total, 0), mask=tl.arange(0, 8) < 5)
@@ -62,7 +62,7 @@ def _schedule(
 
 
 def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
-    """`reference.tile_schedule` in one launch."""
+    """Compute `reference.tile_schedule` in one launch."""
     segments = cu_seqlens_q.shape[0] - 1
     tiles = torch.empty((1 + tile_bound(rows, segments, block), 5), dtype=torch.int32, device=cu_seqlens_q.device)
     _schedule[(triton.cdiv(segments + 1, SEGMENTS),)](

@@ -1,1 +1,1 @@
-"""Resampling a square table of position embeddings to the grid of each item, with a filter against aliasing."""
+"""Antialiased resampling of a square table of position embeddings to the grid of each item."""

@@ -1,4 +1,4 @@
-"""Resampling a square table with a filter against aliasing, as an operator of torch."""
+"""Antialiased resampling of a square table as a torch operator."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
-"""Resampling a square table with a filter against aliasing, in plain torch operations: the specification.
+"""Antialiased resampling of a square table in plain torch operations: the specification.
 
 Source: torch.nn.functional.interpolate(mode="bilinear", align_corners=False, antialias=True), in closed form. On each
-axis a row takes the entries under a triangle around its centre: one entry wide where the table is enlarged, which is
-plain bilinear resampling, and as much wider as the table is reduced where it is reduced.
+axis a row averages the entries under a triangle around its centre. Upsampling has a triangle with a support of one
+entry to each side, which is plain bilinear resampling; downsampling widens it by the scale factor.
 """
 
 import math
@@ -16,18 +16,18 @@ from varlen_graphs.kernels.items.reference import coordinates, locate
 def antialias(
     entries: Tensor, values: Tensor, rows: int, merge: int, accum_dtype: torch.dtype, add: Tensor | None = None
 ) -> Tensor:
-    """The position table resampled to the grid of each item, and added to `add`.
+    """Resample the position table to the grid of each item, and add it to `add`.
 
     Args:
-        entries: The position table, `[side * side, dim]`, row by row.
+        entries: The position table, `[side * side, dim]`, in raster order.
         values: An item table, int64 `[items, 3 + columns]`.
-        rows: The capacity.
-        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
-        accum_dtype: The dtype of weights and products; sums are rounded to it at their end.
-        add: `[rows, dim]`, or `None`. What it holds in a row reaches that row alone.
+        rows: Rows of the budget, padding included.
+        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
+        accum_dtype: Dtype of weights and products; each sum is rounded to it once, at its end.
+        add: `[rows, dim]`, or `None`. A row of it affects only the same row of the result.
 
     Returns:
-        `[rows, dim]` in the dtype of the table, 0 in padding rows; with `add`, `add + ` that.
+        `[rows, dim]` in the dtype of the table, 0 in padding rows; with `add`, the sum with it in the promoted dtype.
     """
     side = math.isqrt(entries.shape[0])
     place, active = coordinates(values, rows, merge), locate(values, rows).active
@@ -39,7 +39,7 @@ def antialias(
 
 
 def _axis(position: Tensor, size: Tensor, side: int) -> Tensor:
-    """How much each entry on one axis counts, float32 `[rows, side]`; what lies beyond the border counts nothing."""
+    """Return the weight of each entry on one axis, float32 `[rows, side]`; each row sums to one."""
     centre = (position.float() + 0.5) * side / size
     support = (side / size.float()).clamp(min=1)
     distance = torch.arange(side, dtype=torch.float32, device=position.device) + 0.5 - centre[:, None]

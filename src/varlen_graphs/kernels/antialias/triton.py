@@ -1,7 +1,7 @@
-"""Resampling a square table with a filter against aliasing, in one launch.
+"""Antialiased resampling of a square table in one launch.
 
-Only entries that count are read: two on an axis where the table is enlarged, up to all of them where it is reduced, and
-none for padding rows.
+Reads only entries with a weight: two per axis when upsampling, up to all of them when downsampling, and none for
+padding rows.
 """
 
 import math
@@ -14,14 +14,14 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import OPTIONS, find, grid_position, triton_dtype
 
 ROWS, COLUMNS = 4, 128
-"""The tile of a program. 128 columns divide the widths of most towers."""
+"""Tile of a program. 128 columns divide the widths of most towers."""
 
 
 @triton.jit
 def filter_span(position, size, SIDE: tl.constexpr):
-    """The filter of a position on one axis.
+    """Return the filter of a position on one axis.
 
-    Its centre and half its width in entries, float32, its first entry and the one past its last, int32.
+    Centre and half width in entries, float32; first entry and end, int32.
     """
     size = size.to(tl.float32)
     centre = tl.div_rn((position.to(tl.float32) + 0.5) * SIDE, size)
@@ -33,14 +33,14 @@ def filter_span(position, size, SIDE: tl.constexpr):
 
 @triton.jit
 def weight(entry, centre, support, end):
-    """How much an entry on one axis counts, before weights are made to sum to one."""
+    """Return the weight of an entry on one axis, before normalization."""
     distance = tl.abs(entry.to(tl.float32) + 0.5 - centre)
     return tl.where(entry < end, tl.maximum(1 - tl.div_rn(distance, support), 0), 0)
 
 
 @triton.jit
 def weight_sum(first, centre, support, end, taps):
-    """The sum of the weights on one axis."""
+    """Return the sum of the weights on one axis."""
     total = tl.zeros_like(centre)
     for i in range(taps):
         total += weight(first + i, centre, support, end)
@@ -65,9 +65,9 @@ def antialias_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`out` and `add` `[rows, DIM]`, `entries` `[SIDE * SIDE, DIM]`, contiguous.
+    """Resample `entries` `[SIDE * SIDE, DIM]` into `out` `[rows, DIM]`; `add` `[rows, DIM]`. All contiguous.
 
-    The arithmetic is in `WIDE`; where `ACCUM` is narrower, what enters products and what comes out is rounded to it.
+    The arithmetic is in `WIDE`; if `ACCUM` is narrower, factors and sums are rounded to it.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = find(row, values, item_stride, column_stride, items)
@@ -104,7 +104,7 @@ def antialias_kernel(
 def antialias(
     entries: Tensor, values: Tensor, rows: int, merge: int, accum_dtype: torch.dtype, add: Tensor | None = None
 ) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.antialias` in one launch."""
     dtype = entries.dtype if add is None else torch.promote_types(entries.dtype, add.dtype)
     dim = entries.shape[1]
     out = torch.empty(rows, dim, dtype=dtype, device=entries.device)

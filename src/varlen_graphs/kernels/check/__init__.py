@@ -1,1 +1,1 @@
-"""Whether the items in a table are those of the rows that came with them, checked where the table is."""
+"""Validation of the item table on the device where it lies."""

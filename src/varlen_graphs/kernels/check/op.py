@@ -1,4 +1,4 @@
-"""The check of items that the host has not seen, as an operator of torch."""
+"""Validation of items that the host has not seen, as a torch operator."""
 
 from varlen_graphs.kernels.check import reference
 from varlen_graphs.kernels.operator import launcher, operator

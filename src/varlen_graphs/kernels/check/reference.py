@@ -1,11 +1,12 @@
-"""What is checked of an item table that the host has not seen, and what happens where it is wrong."""
+"""Validation of items that the host has not seen, in plain torch operations: the specification."""
 
 import torch
 from torch import Tensor
 
 SIZE, MERGE, ROWS, RATIO, SEGMENTS, LONGEST = range(1, 7)
-"""What can be wrong: a size below 1, a side that the merge size does not divide, another number of rows in all than
-came, an item that an output ratio cuts, too many segments, a segment that is too long. The first in this order is told.
+"""Codes of faults: a size below 1, a side that the merge size does not divide, a total of rows other than the number of
+rows in the call, an item that an output ratio cuts, too many segments, a segment that is too long. If there are
+several, the first in this order is reported.
 """
 
 
@@ -23,26 +24,25 @@ def check_items(
     whole: bool,
     window: int,
 ) -> None:
-    """Check the first items of a table; the rest becomes padding, and all of it where they are wrong.
+    """Validate the items of a call in place; turn the rest of the table, or all of an invalid one, into padding.
 
-    Where the host has seen them there is nothing to do. Numbers of rows are counted up to `rows + 1`, so that no
-    product overflows.
+    Does nothing if the host has seen the items. Row counts saturate at `rows + 1`, so that no product overflows.
 
     Args:
-        header: int64 `[4]`: the number of this call, how many items and rows came, and whether the host has not seen
+        header: int64 `[4]`: number of the call, number of its items, number of its rows, and 1 if the host has not seen
             the items.
         table: int64 `[items, 3 + columns]`, of `(t, h, w, *columns)`. Changed in place.
-        padding: What an item of padding is, int64 `[3 + columns]`.
-        status: int64 `[5]`. Where something is wrong it becomes `(call, code, item, came, expected)`, with -1 for the
-            item where it is about all of them; otherwise it is left as it is.
-        veil: float32 `[]`. Becomes NaN where something is wrong and -0.0 otherwise: adding that changes no number.
-        merge: What divides `h` and `w` of each item.
-        multiple: What divides the rows of each item.
-        segments: The most segments there may be.
-        longest: The most rows that a segment may have.
-        frames: Whether frames are segments.
-        whole: Whether items are segments.
-        window: How many rows a side the windows have that are segments; 0 if there are none.
+        padding: A padding item, int64 `[3 + columns]`.
+        status: int64 `[5]`. Set to `(call, code, item, got, expected)` if the table is invalid, with item -1 for a
+            fault of the whole table; unchanged otherwise.
+        veil: float32 `[]`. Set to NaN if the table is invalid, and to -0.0 otherwise: adding -0.0 changes no number.
+        merge: Divisor of `h` and `w` of each item.
+        multiple: Divisor of the rows of each item.
+        segments: Maximum number of segments.
+        longest: Maximum rows of a segment.
+        frames: True if frames are segments.
+        whole: True if items are segments.
+        window: Rows per side of the windows that are segments; 0 if windows are not segments.
     """
     call, items, rows, unseen = header.tolist()
     veil.fill_(-0.0)

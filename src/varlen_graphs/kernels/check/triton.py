@@ -1,4 +1,4 @@
-"""The check as one Triton program over all items."""
+"""Validation of items as one Triton program over all items."""
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ def check_items(
     whole: bool,
     window: int,
 ) -> None:
-    """See `reference.check_items`. The table is contiguous."""
+    """Run `reference.check_items` in one launch. The table must be contiguous."""
     capacity, width = table.shape
     _check_items[(1,)](
         header, table, padding, status, veil, merge, multiple, segments, longest, capacity,
@@ -35,13 +35,13 @@ def check_items(
 
 @triton.jit
 def _first(bad, i_item, BLOCK: tl.constexpr):
-    """The first item where `bad` holds, or BLOCK."""
+    """Return the first item where `bad` holds, or BLOCK."""
     return tl.min(tl.where(bad, i_item, BLOCK), axis=0)
 
 
 @triton.jit
 def _at(value, i_item, index):
-    """The value of one item."""
+    """Return the value of one item."""
     return tl.sum(tl.where(i_item == index, value, 0), axis=0)
 
 
@@ -50,7 +50,7 @@ def _check_items(
     p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # By its bits: a constant of -0.0 loses its sign in Triton 3.6.
+    # Stored by its bits: a constant of -0.0 loses its sign in Triton 3.6.
     tl.store(p_veil, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
     if tl.load(p_header + 3) != 0:
         _check_unseen(
@@ -99,7 +99,7 @@ def _check_unseen(
     cut = _first(m_item & (b_rows % multiple != 0), i_item, BLOCK)
     long = _first(m_item & (b_longest > longest), i_item, BLOCK)
 
-    # The first fault is told, so it comes last.
+    # Only the first fault is reported, so it is assigned last.
     zero = total * 0
     code, item, came, expected = zero, zero - 1, zero, zero
     if long < BLOCK:

@@ -1,1 +1,1 @@
-"""Where segments begin."""
+"""Boundaries of segments."""

@@ -1,4 +1,4 @@
-"""Where segments begin, as an operator of torch."""
+"""Boundaries of segments as a torch operator."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Where segments begin, in plain torch operations: the specification."""
+"""Boundaries of segments in plain torch operations: the specification."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from varlen_graphs.kernels.items.reference import item_rows
 
 
 def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
-    """Cumulative segment lengths: starts at 0, and the tail repeats the number of active rows.
+    """Return the cumulative segment lengths: starts at 0, and the tail repeats the number of active rows.
 
     Args:
         values: An item table, int64 `[items, 3 + columns]`.
-        segments: The capacity.
-        by_frame: Whether a segment is a frame, or all rows of an item.
-        begins: The column that says whether a segment begins with an item (1), or goes on with it (0); `None`: one does
-            with every item.
+        segments: Segments of the budget.
+        by_frame: If True, a segment is a frame, otherwise all rows of an item.
+        begins: Index of a column that is 1 if a segment begins with the item, and 0 if the item continues the previous
+            segment. If `None`, every item is a segment of its own.
 
     Returns:
         int32 `[segments + 1]`.

@@ -1,4 +1,4 @@
-"""Where segments begin, in one launch."""
+"""Boundaries of segments in one launch."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import ITEMS, OPTIONS, read_items, to_int32
 
 SLOTS = 16
-"""Entries of the result that a program writes."""
+"""Entries of the result per program."""
 
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "segments", "begins"])
@@ -16,7 +16,7 @@ def cu_seqlens_kernel(
     out, values, item_stride, column_stride, items, segments, begins, BY_FRAME: tl.constexpr, GROUPED: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """`out` int32 `[segments + 1]`."""
+    """Write `out`, int32 `[segments + 1]`."""
     slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     start = tl.zeros_like(slot)
     total = tl.full([], 0, tl.int64)
@@ -31,7 +31,7 @@ def cu_seqlens_kernel(
             counts = tl.where(begin != 0, counts, 0)
         ends = total + tl.cumsum(counts, 0)
         row_starts = total_rows + tl.cumsum(rows, 0) - rows
-        before = slot[:, None] - to_int32(ends - counts)[None, :]  # segments of the same item that come before
+        before = slot[:, None] - to_int32(ends - counts)[None, :]  # earlier segments of the same item
         own = (before >= 0) & (slot[:, None] < to_int32(ends)[None, :])
         starts = to_int32(row_starts)[None, :] + before * to_int32(h * w)[None, :]
         start += tl.sum(tl.where(own, starts, 0), 1)
@@ -41,7 +41,7 @@ def cu_seqlens_kernel(
 
 
 def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.cu_seqlens` in one launch."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
     cu_seqlens_kernel[(triton.cdiv(segments + 1, SLOTS),)](
         out, values, *values.stride(), values.shape[0], segments, begins or 0, BY_FRAME=by_frame,

@@ -1,1 +1,1 @@
-"""Resampling a square table of position embeddings to the grid of each item."""
+"""Resampling of a square table of position embeddings to the grid of each item."""

@@ -1,4 +1,4 @@
-"""Resampling a square table to grids of any size, as operators of torch."""
+"""Resampling of a square table to grids of any size, as torch operators."""
 
 import torch
 from torch import Tensor

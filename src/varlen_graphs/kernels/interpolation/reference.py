@@ -1,4 +1,4 @@
-"""Resampling a square table to grids of any size, in plain torch operations: the specification.
+"""Resampling of a square table to grids of any size in plain torch operations: the specification.
 
 Sources: torch.nn.functional.interpolate and grid_sample (border), in closed form; for bicubic the convolution kernel of
 Keys, "Cubic convolution interpolation for digital image processing" (1981), with a = -0.75.
@@ -20,19 +20,19 @@ CUBIC = -0.75
 def interpolation_taps(
     values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
 ) -> tuple[Tensor, Tensor]:
-    """Which entries of the table each row is made of, and with what weights.
+    """Return the table entries that each row is computed from, and their weights.
 
-    A padding row is the only row of a grid of one by one: it takes the middle of the table, or with `align_corners` its
+    A padding row counts as the only row of a 1 x 1 grid: it reads the middle of the table, or with `align_corners` the
     first entry.
 
     Args:
         values: An item table, int64 `[items, 3 + columns]`.
-        rows: The capacity.
-        side: The position table is `side * side` entries, row by row.
+        rows: Rows of the budget, padding included.
+        side: Side of the position table, which has `side * side` entries in raster order.
         mode: `"bilinear"` (4 taps) or `"bicubic"` (16).
-        align_corners: True: the corners of grid and table coincide. False: pixel centres do (`+ 0.5`). Taps beyond the
-            border repeat it.
-        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
+        align_corners: If True, the corner rows of the grid lie on the corner entries of the table. If False, positions
+            are pixel centres (`+ 0.5`). Taps beyond the border repeat it.
+        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
 
     Returns:
         Indices into the position table, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`.
@@ -45,7 +45,7 @@ def interpolation_taps(
 
 
 def _axis(position: Tensor, size: Tensor, side: int, mode: str, align_corners: bool) -> tuple[Tensor, Tensor]:
-    """The taps on one axis, int64 `[rows, 2 or 4]`, and how much each counts."""
+    """Return the taps on one axis, int64 `[rows, 2 or 4]`, and their weights."""
     p = position.float()
     source = p * (side - 1) / (size - 1).clamp(min=1) if align_corners else (p + 0.5) * side / size - 0.5
     floor = source.floor()
@@ -59,12 +59,12 @@ def _axis(position: Tensor, size: Tensor, side: int, mode: str, align_corners: b
 
 
 def _near(d: Tensor) -> Tensor:
-    """Keys' kernel at a distance of at most 1."""
+    """Evaluate Keys' kernel at a distance of at most 1."""
     return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
 
 
 def _far(d: Tensor) -> Tensor:
-    """Keys' kernel at a distance from 1 to 2."""
+    """Evaluate Keys' kernel at a distance from 1 to 2."""
     return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
 
@@ -78,23 +78,23 @@ def interpolate(
     accum_dtype: torch.dtype,
     add: Tensor | None = None,
 ) -> Tensor:
-    """The position table resampled to the grid of each item, and added to `add`.
+    """Resample the position table to the grid of each item, and add it to `add`.
 
-    One tap after the other, so that no `[rows, taps, dim]` temporary is made.
+    Sums one tap after the other, to avoid a `[rows, taps, dim]` temporary.
 
     Args:
-        entries: The position table, `[side * side, dim]`, row by row.
+        entries: The position table, `[side * side, dim]`, in raster order.
         values: An item table, int64 `[items, 3 + columns]`.
-        rows: The capacity.
-        mode: As in `interpolation_taps`, and so are the next two.
-        align_corners: See there.
-        merge: See there.
-        accum_dtype: The dtype of weights, products and sums. float32 is exact; the table's own dtype repeats what
-            transformers before 5.9 and vLLM do.
-        add: `[rows, dim]`, or `None`. What it holds in a row reaches that row alone.
+        rows: Rows of the budget, padding included.
+        mode: As in `interpolation_taps`.
+        align_corners: As in `interpolation_taps`.
+        merge: As in `interpolation_taps`.
+        accum_dtype: Dtype of weights, products and sums. float32 is exact; the dtype of the table reproduces
+            transformers before 5.9 and vLLM.
+        add: `[rows, dim]`, or `None`. A row of it affects only the same row of the result.
 
     Returns:
-        `[rows, dim]` in the dtype of the table; with `add`, `add + ` that.
+        `[rows, dim]` in the dtype of the table; with `add`, the sum with it in the promoted dtype.
     """
     indices, weights = interpolation_taps(values, rows, math.isqrt(entries.shape[0]), mode, align_corners, merge)
     weights = weights.to(accum_dtype)

@@ -1,4 +1,4 @@
-"""Resampling a square table to grids of any size, in one launch."""
+"""Resampling of a square table to grids of any size in one launch."""
 
 import math
 
@@ -10,23 +10,23 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import OPTIONS, grid_position, locate, triton_dtype
 
 TAPS = {"bilinear": 2, "bicubic": 4}
-"""Taps on an axis."""
+"""Taps per axis."""
 
 TAP_ROWS = 16
-"""Rows of a program that writes taps."""
+"""Rows per program that writes taps."""
 
 ROWS, COLUMNS = {"bilinear": 4, "bicubic": 2}, 128
-"""The tile of a program that resamples. 128 columns divide the widths of most towers."""
+"""Tile of a program that resamples. 128 columns divide the widths of most towers."""
 
 PROGRAMS = 4096
-"""While there are fewer, a program takes one tile. From there on it takes more of the same rows, whose taps it has."""
+"""Target number of programs: with more tiles, a program takes several of the same rows and reuses their taps."""
 
 
 @triton.jit
 def source(position, size, SIDE: tl.constexpr, ALIGN_CORNERS: tl.constexpr):
-    """Where a position lies in the table: the entry at or before it, int32, and how far behind that it is, float32.
+    """Return the table entry at or before a position, int32, and the distance from it, float32.
 
-    Division is rounded as in torch, so that both find the same entry.
+    Division is rounded as in torch, so that kernel and reference find the same entry.
     """
     p = position.to(tl.float32)
     if ALIGN_CORNERS:
@@ -39,25 +39,25 @@ def source(position, size, SIDE: tl.constexpr, ALIGN_CORNERS: tl.constexpr):
 
 @triton.jit
 def tap(floor, STEP: tl.constexpr, SIDE: tl.constexpr, TAPS: tl.constexpr):
-    """The entry of a tap on one axis."""
+    """Return the entry of a tap on one axis."""
     return tl.minimum(tl.maximum(floor + (STEP + 1 - TAPS // 2), 0), SIDE - 1)
 
 
 @triton.jit
 def near(d):
-    """Keys' kernel (a = -0.75) at a distance of at most 1."""
+    """Evaluate Keys' kernel (a = -0.75) at a distance of at most 1."""
     return (1.25 * d - 2.25) * d * d + 1
 
 
 @triton.jit
 def far(d):
-    """Keys' kernel (a = -0.75) at a distance from 1 to 2."""
+    """Evaluate Keys' kernel (a = -0.75) at a distance from 1 to 2."""
     return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
 
 
 @triton.jit
 def weight(f, STEP: tl.constexpr, TAPS: tl.constexpr):
-    """How much a tap on one axis counts, `f` behind the entry at or before it."""
+    """Return the weight of a tap on one axis for a position `f` after the entry at or before it."""
     if TAPS == 2:
         return f if STEP == 1 else 1 - f
     elif STEP == 0:
@@ -85,7 +85,7 @@ def interpolation_taps_kernel(
     MERGE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """`indices` int64 and `weights` float32, `[rows, TAPS * TAPS]`."""
+    """Write `indices`, int64, and `weights`, float32, both `[rows, TAPS * TAPS]`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
     _, h, w = grid_position(within, height, width, MERGE)
@@ -119,9 +119,10 @@ def interpolate_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`out` and `add` `[rows, DIM]`, `entries` `[SIDE * SIDE, DIM]`, contiguous. A program takes `tiles` tiles.
+    """Resample `entries` `[SIDE * SIDE, DIM]` into `out` `[rows, DIM]`; `add` `[rows, DIM]`. All contiguous.
 
-    The arithmetic is in `WIDE`; where `ACCUM` is narrower every result is rounded to it, as operations in it would.
+    A program takes `tiles` tiles. The arithmetic is in `WIDE`; if `ACCUM` is narrower, every result is rounded to it,
+    as operations in `ACCUM` would round it.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
@@ -150,7 +151,7 @@ def interpolate_kernel(
 def interpolation_taps(
     values: Tensor, rows: int, side: int, mode: str, align_corners: bool, merge: int
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in the reference."""
+    """Compute `reference.interpolation_taps` in one launch."""
     shape = (rows, TAPS[mode] ** 2)
     indices = torch.empty(shape, dtype=torch.int64, device=values.device)
     weights = torch.empty(shape, dtype=torch.float32, device=values.device)
@@ -181,7 +182,7 @@ def interpolate(
     accum_dtype: torch.dtype,
     add: Tensor | None = None,
 ) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.interpolate` in one launch."""
     dtype = entries.dtype if add is None else torch.promote_types(entries.dtype, add.dtype)
     out = torch.empty(rows, entries.shape[1], dtype=dtype, device=entries.device)
     row_blocks, column_blocks = triton.cdiv(rows, ROWS[mode]), triton.cdiv(entries.shape[1], COLUMNS)

@@ -1,1 +1,1 @@
-"""From a row back to its item: what all kernels that read the item table share."""
+"""Lookup of the item of a row, shared by all kernels that read the item table."""

@@ -1,6 +1,6 @@
-"""From a row back to its item, in plain torch operations: the specification.
+"""Lookup of the item of a row in plain torch operations: the specification.
 
-`values` is an item table, int64 `[items, 3 + columns]`: `(t, h, w, *columns)`, zeros where there is no item.
+`values` is an item table, int64 `[items, 3 + columns]`: `(t, h, w, *columns)`, zeros in padding items.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class RowItems(NamedTuple):
-    """Which item each row belongs to.
+    """Item of each row.
 
     Attributes:
-        item: int64 `[rows]`; a valid but arbitrary index in padding.
-        within: How many rows of the same item come before, int64 `[rows]`; 0 in padding.
-        active: Whether a row belongs to an item, bool `[rows]`.
+        item: Index of the item, int64 `[rows]`; a valid but arbitrary index in padding.
+        within: Index of the row in its item, int64 `[rows]`; 0 in padding.
+        active: True if the row belongs to an item, bool `[rows]`.
     """
 
     item: Tensor
@@ -24,14 +24,14 @@ class RowItems(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """Where each row lies in the grid of its item, and how large that is. All int64 `[rows]`.
+    """Position of each row in the grid of its item, and the size of that grid. All int64 `[rows]`.
 
-    A padding row is the only row of a grid of one by one: its positions are 0 and its sizes 1.
+    A padding row counts as the only row of a 1 x 1 grid: its positions are 0 and its sizes 1.
 
     Attributes:
-        t: Frame.
-        h: Place in the frame, from the top.
-        w: Place in the frame, from the left.
+        t: Index of the frame.
+        h: Position in the frame, from the top.
+        w: Position in the frame, from the left.
         row: Index in the item.
         height: Height of the frame.
         width: Width of the frame.
@@ -46,12 +46,12 @@ class Coordinates(NamedTuple):
 
 
 def item_rows(values: Tensor) -> Tensor:
-    """Rows of each item, int64 `[items]`; 0 in padding."""
+    """Return the rows of each item, int64 `[items]`; 0 in padding."""
     return values[:, 0] * values[:, 1] * values[:, 2]
 
 
 def locate(values: Tensor, rows: int) -> RowItems:
-    """The item of each of `rows` rows."""
+    """Return the item of each of `rows` rows."""
     counts = item_rows(values)
     ends = counts.cumsum(0)
     row = torch.arange(rows, device=values.device)
@@ -61,14 +61,14 @@ def locate(values: Tensor, rows: int) -> RowItems:
 
 
 def coordinates(values: Tensor, rows: int, merge: int, side: int = 0) -> Coordinates:
-    """The place of each of `rows` rows.
+    """Return the position of each of `rows` rows.
 
     Args:
-        values: The item table.
-        rows: How many rows.
-        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
-        side: The blocks of a frame come in windows of `side * side`, fewer at the right and the bottom edge; 0 is block
-            by block.
+        values: An item table, int64 `[items, 3 + columns]`.
+        rows: Rows of the budget, padding included.
+        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
+        side: The blocks of a frame are ordered in windows of `side * side`, which are smaller at the right and the
+            bottom edge; 0 means no windows.
     """
     item, within, active = locate(values, rows)
     height, width = (torch.where(active, values[item, size].clamp(min=1), 1) for size in (1, 2))
@@ -83,7 +83,7 @@ def coordinates(values: Tensor, rows: int, merge: int, side: int = 0) -> Coordin
 
 
 def _in_windows(block: Tensor, down: Tensor, across: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Where blocks are that come window by window, in a frame of `down * across` of them."""
+    """Return row and column of blocks in window order, in a frame of `down * across` blocks."""
     top = block // (across * side) * side
     block = block - top * across
     tall = (down - top).clamp(1, side)

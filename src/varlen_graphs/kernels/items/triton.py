@@ -1,7 +1,7 @@
-"""From a row back to its item, as functions for kernels.
+"""Lookup of the item of a row, as functions for kernels.
 
-Each program finds the items of its rows for itself: it reads the whole table, some KiB that stay in the cache, and
-compares all items with all of its rows. That costs less than a launch. Kernels here run programs of one warp over few
+Each program finds the items of its rows by itself: it reads the whole table, a few KiB that stay in the cache, and
+compares all items with all of its rows. That costs less than a launch. These kernels run programs of one warp over few
 rows, so that sums over items need no barrier.
 
 Whatever the table holds, positions are at least 0 and sizes at least 1.
@@ -12,18 +12,18 @@ import triton
 import triton.language as tl
 
 ITEMS = tl.constexpr(128)
-"""Items that are compared with rows at a time."""
+"""Items compared with rows at a time."""
 
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-"""How kernels are compiled: without fusing products and sums they round as the operations of the reference do."""
+"""Compile options. Without fused multiply-add, kernels round as the operations of the reference do."""
 
 LAST = tl.constexpr(2**31 - 1)
-"""No capacity reaches this many rows, so what is larger may be cut to it, and 32 bits will do."""
+"""More rows than any budget has: larger counts saturate here, so that 32 bits are enough."""
 
 
 @triton.jit
 def read_items(values, item_stride, column_stride, items, first):
-    """Sizes `t`, `h`, `w` of the `ITEMS` items from `first`, int64 `[ITEMS]` each; 0 past the end."""
+    """Load the sizes `t`, `h`, `w` of `ITEMS` items from `first` on, int64 `[ITEMS]` each; 0 past the end."""
     item = first + tl.arange(0, ITEMS)
     there = item < items
     sizes = values + item * item_stride
@@ -35,13 +35,13 @@ def read_items(values, item_stride, column_stride, items, first):
 
 @triton.jit
 def to_int32(x):
-    """What counts rows, int64, in 32 bits."""
+    """Convert a count of rows from int64 to int32, saturating."""
     return tl.minimum(x, LAST).to(tl.int32)
 
 
 @triton.jit
 def find(row, values, item_stride, column_stride, items):
-    """Index in the item, height and width of the frame of each row, int32 as `row`; 0, or less, in padding."""
+    """Return index in the item, height and width of the frame of each row, int32 as `row`; 0 or less in padding."""
     start = tl.zeros_like(row)
     height = tl.zeros_like(row)
     width = tl.zeros_like(row)
@@ -61,16 +61,16 @@ def find(row, values, item_stride, column_stride, items):
 
 @triton.jit
 def locate(row, values, item_stride, column_stride, items):
-    """The same with sizes of at least 1, also in padding."""
+    """Return the same as `find`, with sizes of at least 1, also in padding."""
     within, height, width = find(row, values, item_stride, column_stride, items)
     return within, tl.maximum(height, 1), tl.maximum(width, 1)
 
 
 @triton.jit
 def grid_position(within, height, width, MERGE: tl.constexpr, SIDE: tl.constexpr = 0):
-    """Frame and place in it, `t`, `h`, `w`, int32 as `within`, of the row at index `within` of its item.
+    """Return frame and position in it, `t`, `h`, `w`, int32 as `within`, of the row at index `within` of its item.
 
-    `SIDE`: the blocks of a frame come in windows of so many a side; 0 is block by block.
+    If `SIDE` is not 0, the blocks of a frame are ordered in windows of `SIDE * SIDE` blocks.
     """
     frame = to_int32(height.to(tl.int64) * width)
     t = within // frame
@@ -95,7 +95,7 @@ def grid_position(within, height, width, MERGE: tl.constexpr, SIDE: tl.constexpr
 
 @triton.jit
 def coordinate(AXES: tl.constexpr, AXIS: tl.constexpr, t, h, w, row):
-    """The coordinate that one of several axes names."""
+    """Return the coordinate of one of several axes."""
     if AXES[AXIS] == "t":
         return t
     elif AXES[AXIS] == "h":
@@ -107,5 +107,5 @@ def coordinate(AXES: tl.constexpr, AXIS: tl.constexpr, t, h, w, row):
 
 
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Triton's name of a dtype."""
+    """Return the Triton dtype of a torch dtype."""
     return getattr(tl, str(dtype).removeprefix("torch."))

@@ -1,1 +1,1 @@
-"""A residual sum and the layer norm after it."""
+"""Residual sum followed by layer norm."""

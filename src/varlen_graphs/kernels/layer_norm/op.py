@@ -1,4 +1,4 @@
-"""A residual sum and the layer norm after it, as an operator of torch."""
+"""Residual sum followed by layer norm as a torch operator."""
 
 import torch
 from torch import Tensor

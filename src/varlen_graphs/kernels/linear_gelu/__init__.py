@@ -1,1 +1,1 @@
-"""A linear layer and the GELU after it."""
+"""Linear layer followed by GELU."""

@@ -1,4 +1,4 @@
-"""A linear layer and the GELU after it, as an operator of torch."""
+"""Linear layer followed by GELU as a torch operator."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _cuda(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """By cuBLAS, which applies the GELU to the products before they are rounded and written."""
+    """Run cuBLAS, which applies the GELU to the products before they are rounded and written."""
     out: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return out
 

@@ -1,11 +1,11 @@
-"""A linear layer and the GELU after it, in plain torch operations: the specification."""
+"""Linear layer followed by GELU in plain torch operations: the specification."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`gelu(x @ weight.T + bias)`, in the approximation by tanh.
+    """Return `gelu(x @ weight.T + bias)` with the tanh approximation.
 
     Args:
         x: `[rows, features]`, any float dtype.
@@ -13,6 +13,6 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         bias: `[out]`, dtype of `x`.
 
     Returns:
-        `[rows, out]`.
+        `[rows, out]` in the dtype of `x`.
     """
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")

@@ -1,1 +1,1 @@
-"""Where rows lie in their items."""
+"""Positions of rows in their items."""

@@ -1,4 +1,4 @@
-"""Where rows lie in their items, as an operator of torch."""
+"""Positions of rows in their items as a torch operator."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Where rows lie in their items, in one launch."""
+"""Positions of rows in their items in one launch."""
 
 import torch
 import triton
@@ -8,14 +8,14 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import OPTIONS, coordinate, grid_position, locate
 
 ROWS = 16
-"""Rows of a program."""
+"""Rows per program."""
 
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows"])
 def positions_kernel(
     out, values, item_stride, column_stride, items, rows, AXES: tl.constexpr, MERGE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """`out` int64 `[rows, axes]`."""
+    """Write `out`, int64 `[rows, axes]`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
     t, h, w = grid_position(within, height, width, MERGE)
@@ -24,7 +24,7 @@ def positions_kernel(
 
 
 def positions(values: Tensor, rows: int, axes: str, merge: int) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.positions` in one launch."""
     names = tuple(axes.split())
     out = torch.empty(rows, len(names), dtype=torch.int64, device=values.device)
     positions_kernel[(triton.cdiv(rows, ROWS),)](

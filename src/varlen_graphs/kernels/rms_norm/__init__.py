@@ -1,1 +1,1 @@
-"""A residual sum and the RMS norm after it."""
+"""Residual sum followed by RMS norm."""

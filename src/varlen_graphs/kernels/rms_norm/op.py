@@ -1,4 +1,4 @@
-"""A residual sum and the RMS norm after it, as an operator of torch."""
+"""Residual sum followed by RMS norm as a torch operator."""
 
 import torch
 from torch import Tensor

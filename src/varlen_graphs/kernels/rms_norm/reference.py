@@ -1,4 +1,4 @@
-"""A residual sum and the RMS norm after it, in plain torch operations: the specification."""
+"""Residual sum followed by RMS norm in plain torch operations: the specification."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + delta`, and its RMS norm over the last dimension.
+    """Return `x + delta`, and its RMS norm over the last dimension.
 
     Args:
         x: `[rows, dim]`, any float dtype.
@@ -15,8 +15,8 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
         eps: Added to the mean of squares.
 
     Returns:
-        The sum and its norm, `[rows, dim]` each in the dtype of `x`, contiguous. The norm is that of the rounded
-        sum; it is computed in float32 and rounded once.
+        The sum and its norm, `[rows, dim]` each in the dtype of `x`, contiguous. The norm is computed from the rounded
+        sum, in float32, and rounded once.
     """
     total = (x + delta).contiguous()
     wide = torch.promote_types(x.dtype, torch.float32)

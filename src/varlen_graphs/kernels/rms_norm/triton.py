@@ -1,4 +1,4 @@
-"""A residual sum and the RMS norm after it in one pass over memory."""
+"""Residual sum followed by RMS norm in one pass over memory."""
 
 import torch
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_DIM = 8192
-"""The largest row that one program keeps in registers."""
+"""Largest row that one program keeps in registers."""
 
 
 @triton.jit
@@ -26,9 +26,9 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, X_ROW, DELTA_ROW, DIM: t
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference.add_rms_norm` in one launch, one program a row.
+    """Compute `reference.add_rms_norm` in one launch, one program per row.
 
-    `dim` is at most `MAX_DIM`, and the last dimensions are contiguous.
+    `dim` must be at most `MAX_DIM`, and the last dimensions contiguous.
     """
     rows, dim = x.shape
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))

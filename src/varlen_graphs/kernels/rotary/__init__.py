@@ -1,1 +1,1 @@
-"""The application of rotary position embedding."""
+"""Rotation of queries and keys by rotary position embedding."""

@@ -1,4 +1,4 @@
-"""The rotation of queries and keys, as an operator of torch."""
+"""Rotation of queries and keys as a torch operator."""
 
 import torch
 from torch import Tensor
@@ -11,21 +11,21 @@ from varlen_graphs.kernels.rotary import reference
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate the head dimension of queries and keys: `x * cos + rotate_half(x) * sin`, in float32.
 
-    One launch on CUDA, which reads `q` and `k` where they lie in a packed projection. Never syncs. For inference: there
-    are no gradients on CUDA.
+    One launch on CUDA, which reads `q` and `k` in place from a packed projection and allocates the results. Never syncs
+    with the host. For inference: there are no gradients on CUDA.
 
     Args:
-        q: Queries, `[rows, heads, head_dim]`, any float dtype; `head_dim` even. Copied first where channels do not lie
-            side by side, or the heads of a row do not lie in it.
-        k: Keys, `[rows, heads_k, head_dim]`.
-        cos: `[rows, head_dim]`, any float dtype, as a `RotaryTable` gives it.
-        sin: `[rows, head_dim]`.
+        q: Queries, `[rows, heads, head_dim]`, any float dtype; `head_dim` even. Copied first if channels are not
+            contiguous, or if heads are further apart than rows.
+        k: Keys, `[rows, heads_k, head_dim]`, any float dtype. Copied first under the same conditions.
+        cos: Cosines, `[rows, head_dim]`, any float dtype, as computed by a `RotaryTable`.
+        sin: Sines, `[rows, head_dim]`, any float dtype.
 
     Returns:
-        `q` and `k`, rotated: contiguous, in their own dtype.
+        Rotated `q` and `k`, contiguous, each in its own dtype and shape.
 
     Raises:
-        InputError: Shapes that do not belong together, or integers.
+        InputError: The shapes do not match, `head_dim` is odd, or a dtype is not floating.
     """
     table = (q.shape[0], q.shape[-1])
     same = q.dim() == k.dim() == 3 and (k.shape[0], k.shape[2]) == table and cos.shape == sin.shape == table
@@ -34,7 +34,7 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         raise InputError(
             f"apply_rotary got q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, cos {cos.dtype} "
             f"{list(cos.shape)}, sin {sin.dtype} {list(sin.shape)}: expected floating q and k [rows, heads, head_dim] "
-            "with an even head_dim, cos and sin [rows, head_dim]"
+            "with an even head_dim, cos and sin [rows, head_dim]; try cos and sin of a RotaryTable"
         )
     rotated: tuple[Tensor, Tensor] = _operator(q, k, cos, sin)
     return rotated
@@ -49,8 +49,8 @@ def _cuda(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
         return reference.apply_rotary(q, k, cos, sin)
     from varlen_graphs.kernels.rotary import triton
 
-    # The distance of heads is a constant of the kernel: where they lie rows apart there would be one for every number
-    # of rows.
+    # The stride of heads is a constant of the kernel: heads that lie rows apart would compile one kernel per number of
+    # rows.
     q, k = (x if x.stride(2) == 1 and x.stride(1) <= x.stride(0) else x.contiguous() for x in (q, k))
     cos, sin = (x if x.stride(1) == 1 else x.contiguous() for x in (cos, sin))
     return triton.apply_rotary(q, k, cos, sin)

@@ -1,4 +1,4 @@
-"""Rotary position embedding in plain torch operations: the specification."""
+"""Rotation of queries and keys in plain torch operations: the specification."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         sin: `[rows, head_dim]`.
 
     Returns:
-        `q` and `k`, rotated: contiguous, in their own dtype.
+        Rotated `q` and `k`, contiguous, each in its own dtype.
     """
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 

@@ -1,4 +1,4 @@
-"""The rotation of queries and keys in one launch."""
+"""Rotation of queries and keys in one launch."""
 
 import math
 
@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Pairs a program."""
+"""Pairs of channels per program."""
 
 WIDEST = 8
-"""The most pairs side by side: so many half-precision numbers are loaded at once."""
+"""Maximum number of adjacent pairs: one load takes as many half-precision numbers."""
 
 
 @triton.jit
@@ -20,10 +20,10 @@ def _rotate(
     X_ROW: tl.constexpr, X_HEAD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
     COS_ROW: tl.constexpr, SIN_ROW: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Both channels of each pair, by groups of `WIDE` pairs, from a `first` one on: those of a head, of a row, rows."""
-    # A second axis of a power of two shows the compiler what lies side by side, whatever the head dimension is.
+    """Rotate pairs in groups of `WIDE`, from group `first` on; groups are ordered by row, head and channel."""
+    # A second axis of a power of two shows the compiler what is contiguous, whatever the head dimension is.
     GROUPS: tl.constexpr = HALF // WIDE
-    # Large numbers are divided once a block, small ones once a group: 64-bit divisions are slow.
+    # Large numbers are divided once per block, small ones once per group: 64-bit divisions are slow.
     index = (first % (HEADS * GROUPS)).to(tl.int32) + tl.arange(0, BLOCK // WIDE)[:, None]
     row = first // (HEADS * GROUPS) + index // (HEADS * GROUPS)
     head = (index // GROUPS % HEADS).to(tl.int64)
@@ -41,7 +41,7 @@ def _rotate(
     tl.store(to + HALF, second.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit(do_not_specialize=["rows"])  # differs from call to call: one kernel for all
+@triton.jit(do_not_specialize=["rows"])  # rows differ between calls: one kernel for all
 def _rotary(
     q, k, q_out, k_out, cos, sin, rows,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
@@ -59,7 +59,7 @@ def _rotary(
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """`reference.apply_rotary` in one launch; reads `q` and `k` where they lie in a packed projection."""
+    """Compute `reference.apply_rotary` in one launch; reads `q` and `k` in place from a packed projection."""
     rows, heads, head_dim = q.shape
     heads_k, half = k.shape[1], head_dim // 2
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))

@@ -1,1 +1,1 @@
-"""The cosines and sines of rotary position embedding."""
+"""Cosines and sines of rotary position embedding."""

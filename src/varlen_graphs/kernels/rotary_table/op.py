@@ -1,4 +1,4 @@
-"""The cosines and sines of rotary position embedding, as an operator of torch."""
+"""Cosines and sines of rotary position embedding as a torch operator."""
 
 import torch
 from torch import Tensor

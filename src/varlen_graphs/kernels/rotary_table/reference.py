@@ -1,4 +1,4 @@
-"""The cosines and sines of rotary position embedding, in plain torch operations: the specification."""
+"""Cosines and sines of rotary position embedding in plain torch operations: the specification."""
 
 import torch
 from torch import Tensor
@@ -9,18 +9,18 @@ from varlen_graphs.kernels.items.reference import coordinates
 def rotary_table(
     values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int, side: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotation angles, laid out for `apply_rotary`.
+    """Return cosines and sines of the rotation angles, laid out for `apply_rotary`.
 
-    Each axis turns its own share of the head: the frequencies of all axes stand side by side, and that half is
-    repeated (for `h, w`: `[fh, fw, fh, fw]`). Padding rows have position 0: cosines of 1 and sines of 0.
+    Each axis rotates its own part of the head: the frequencies of all axes are concatenated, and that half is repeated
+    (for `h, w`: `[fh, fw, fh, fw]`). Padding rows have position 0: cosines of 1 and sines of 0.
 
     Args:
         values: An item table, int64 `[items, 3 + columns]`.
-        rows: The capacity.
+        rows: Rows of the budget, padding included.
         inv_freq: `[frequencies]`, any float dtype; the arithmetic is float32.
-        axes: What turns: `"t"`, `"h"`, `"w"` and `"row"` (the index in the item), separated by spaces.
-        merge: The rows of a frame come in blocks of `merge * merge`; 1 is raster order.
-        side: The blocks of a frame come in windows of `side * side`; 0 is block by block.
+        axes: Names of the axes, separated by spaces: `"t"`, `"h"`, `"w"` and `"row"` (the index in the item).
+        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
+        side: The blocks of a frame are ordered in windows of `side * side`; 0 means no windows.
 
     Returns:
         `cos` and `sin`, float32 `[rows, 2 * axes * frequencies]` each.

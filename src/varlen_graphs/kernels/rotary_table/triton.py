@@ -1,4 +1,4 @@
-"""The cosines and sines of rotary position embedding, in one launch."""
+"""Cosines and sines of rotary position embedding in one launch."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import OPTIONS, coordinate, grid_position, locate
 
 ROWS = 4
-"""Rows of a program."""
+"""Rows per program."""
 
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows"])
@@ -28,7 +28,7 @@ def rotary_table_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`cos` and `sin` float32 `[rows, 2 * axes * FREQUENCIES]`; `inv_freq` contiguous."""
+    """Write `cos` and `sin`, float32 `[rows, 2 * axes * FREQUENCIES]`; `inv_freq` is contiguous."""
     HALF: tl.constexpr = len(AXES) * FREQUENCIES
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -54,7 +54,7 @@ def rotary_table_kernel(
 def rotary_table(
     values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int, side: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in the reference."""
+    """Compute `reference.rotary_table` in one launch."""
     names = tuple(axes.split())
     half = len(names) * inv_freq.shape[0]
     cos, sin = (torch.empty(rows, 2 * half, dtype=torch.float32, device=values.device) for _ in range(2))

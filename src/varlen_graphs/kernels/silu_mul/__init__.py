@@ -1,1 +1,1 @@
-"""What a SwiGLU does between its matrix products."""
+"""Elementwise part of SwiGLU, between its matrix products."""

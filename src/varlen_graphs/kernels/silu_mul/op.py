@@ -1,4 +1,4 @@
-"""What a SwiGLU does between its matrix products, as an operator of torch."""
+"""Elementwise part of SwiGLU as a torch operator."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a SwiGLU does between its matrix products, in plain torch operations: the specification."""
+"""Elementwise part of SwiGLU in plain torch operations: the specification."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`, computed in float32 and rounded once.
+    """Return `silu(gate) * up`, computed in float32 and rounded once.
 
     Args:
         gate: `[rows, dim]`, any float dtype.

@@ -1,4 +1,4 @@
-"""What a SwiGLU does between its matrix products, in one pass over memory."""
+"""Elementwise part of SwiGLU in one pass over memory."""
 
 import torch
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Numbers a program."""
+"""Elements per program."""
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _silu_mul(gate, up, out, count, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """`reference.silu_mul` in one launch. Both are contiguous."""
+    """Compute `reference.silu_mul` in one launch. Both inputs must be contiguous."""
     out = torch.empty_like(gate)
     if gate.numel():
         _silu_mul[(triton.cdiv(gate.numel(), BLOCK),)](gate, up, out, gate.numel(), BLOCK=BLOCK)

@@ -1,1 +1,1 @@
-"""Frames cut into windows: where these begin, and which merged token is where."""
+"""Window attention: boundaries of windows, and the order of merged tokens."""

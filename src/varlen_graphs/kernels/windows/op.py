@@ -1,4 +1,4 @@
-"""Frames cut into windows, as operators of torch."""
+"""Boundaries and order of windows as torch operators."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Frames cut into windows, in plain torch operations: the specification."""
+"""Boundaries and order of windows in plain torch operations: the specification."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,14 @@ from varlen_graphs.kernels.items.reference import coordinates, item_rows
 
 
 def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
-    """Where windows begin, of rows in their order: starts at 0, and the tail repeats the number of active rows.
+    """Return the cumulative lengths of windows, for rows in window order.
+
+    Starts at 0, and the tail repeats the number of active rows.
 
     Args:
         values: An item table, int64 `[items, 3 + columns]`.
-        segments: The capacity.
-        side: Rows a side of a window.
+        segments: Segments of the budget.
+        side: Rows per side of a window.
 
     Returns:
         int32 `[segments + 1]`.
@@ -33,17 +35,17 @@ def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
 
 
 def window_index(values: Tensor, tokens: int, merge: int, side: int, inverse: bool) -> Tensor:
-    """The merged token at each place of window order, or the place of each merged token; padding stays where it is.
+    """Return the merged token at each position of window order, or the inverse permutation; padding stays in place.
 
     Args:
         values: An item table, int64 `[items, 3 + columns]`.
-        tokens: The capacity, in merged tokens.
-        merge: The rows of a frame come in blocks of `merge * merge`, which are merged tokens.
-        side: Merged tokens a side of a window.
-        inverse: The place of each token, not the token at each place.
+        tokens: Merged tokens of the budget, padding included.
+        merge: The rows of a frame are ordered in blocks of `merge * merge`; each block is one merged token.
+        side: Merged tokens per side of a window.
+        inverse: If True, return the position of each token instead of the token at each position.
 
     Returns:
-        int64 `[tokens]`, a permutation of them all.
+        int64 `[tokens]`, a permutation.
     """
     unit = merge * merge
     place = coordinates(values, tokens * unit, merge, 0 if inverse else side)

@@ -1,4 +1,4 @@
-"""Frames cut into windows, in one launch each."""
+"""Boundaries and order of windows, one launch each."""
 
 import torch
 import triton
@@ -8,14 +8,14 @@ from torch import Tensor
 from varlen_graphs.kernels.items.triton import ITEMS, OPTIONS, grid_position, locate, read_items, to_int32
 
 SLOTS = 16
-"""Entries of the result that a program writes."""
+"""Entries of the result per program."""
 
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "segments"])
 def cu_window_seqlens_kernel(
     out, values, item_stride, column_stride, items, segments, SIDE: tl.constexpr, SLOTS: tl.constexpr
 ):
-    """`out` int32 `[segments + 1]`."""
+    """Write `out`, int32 `[segments + 1]`."""
     slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     start = tl.zeros_like(slot)
     window = tl.zeros_like(slot)
@@ -29,7 +29,7 @@ def cu_window_seqlens_kernel(
         counts = t * tl.cdiv(h, SIDE) * tl.cdiv(w, SIDE)
         ends = total + tl.cumsum(counts, 0)
         row_starts = total_rows + tl.cumsum(rows, 0) - rows
-        before = slot[:, None] - to_int32(ends - counts)[None, :]  # windows of the same item that come before
+        before = slot[:, None] - to_int32(ends - counts)[None, :]  # earlier windows of the same item
         own = (before >= 0) & (slot[:, None] < to_int32(ends)[None, :])
         start += tl.sum(tl.where(own, to_int32(row_starts)[None, :], 0), 1)
         window += tl.sum(tl.where(own, before, 0), 1)
@@ -60,7 +60,7 @@ def window_index_kernel(
     INVERSE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """`out` int64 `[tokens]`."""
+    """Write `out`, int64 `[tokens]`."""
     token = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     within, height, width = locate(token * (MERGE * MERGE), values, item_stride, column_stride, items)
     t, h, w = grid_position(within, height, width, MERGE, 0 if INVERSE else SIDE)
@@ -81,7 +81,7 @@ def window_index_kernel(
 
 
 def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.cu_window_seqlens` in one launch."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
     cu_window_seqlens_kernel[(triton.cdiv(segments + 1, SLOTS),)](
         out, values, *values.stride(), values.shape[0], segments, SIDE=side, SLOTS=SLOTS, **OPTIONS
@@ -90,7 +90,7 @@ def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
 
 
 def window_index(values: Tensor, tokens: int, merge: int, side: int, inverse: bool) -> Tensor:
-    """Arguments as in the reference."""
+    """Compute `reference.window_index` in one launch."""
     out = torch.empty(tokens, dtype=torch.int64, device=values.device)
     window_index_kernel[(triton.cdiv(tokens, SLOTS),)](
         out,

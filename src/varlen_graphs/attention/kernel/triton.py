@@ -1,4 +1,4 @@
-"""Attention within segments as one persistent Triton kernel, over a tile schedule that another computes."""
+"""Attention within segments as one persistent Triton kernel, over a tile schedule from another kernel."""
 
 from functools import cache
 from typing import Any
@@ -8,22 +8,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varlen_graphs.attention.config import configuration, split
+from varlen_graphs.attention.kernel.config import configuration, split
 
 LOG2E = 1.4426950408889634
 SECTOR = 32
-"""Bytes that memory gives at once."""
+"""Bytes of a memory sector, the unit of a load."""
 HALF = 64
-"""Keys of the block that follows blocks of 128, where so many are left."""
+"""Keys of the block after the blocks of 128, if at least as many are left."""
 TAIL = 32
-"""Keys a block where blocks are masked: at the end of a segment, and at the edges of a window."""
+"""Keys per masked block: at the end of a segment and at the edges of a window."""
 SHORT_TAIL = 16
-"""Keys of the last block where no more are left, as in images of 224 or 448 pixels: 196 and 784 rows."""
+"""Keys of the last block if no more are left, as in images of 224 or 448 pixels (196 and 784 rows)."""
 
 
 @triton.jit
 def _own(columns, shift, HEAD_DIM: tl.constexpr):
-    """Which columns are the head's, where as many as `shift` are loaded ahead of it."""
+    """Mask the columns that belong to the head, if `shift` columns ahead of it are loaded too."""
     return (columns >= shift) & (columns < shift + HEAD_DIM)
 
 
@@ -35,7 +35,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The keys from `start` to `stop`, block by block, into the running softmax of one tile of queries."""
+    """Add the keys from `start` to `stop`, block by block, to the running softmax of one tile of queries."""
     columns = tl.arange(0, BLOCK_N)
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
@@ -45,10 +45,10 @@ def _attend(
         inside = key < k_end
         k_at = k + key[None, :].to(tl.int64) * K_ROW
         v_at = v + key[:, None].to(tl.int64) * V_ROW
-        # Columns beside the head are its neighbours': Q is zero there. A pointer must not read them, because beside the
-        # outer heads are other rows, which may be padding with NaN; a descriptor knows where the row ends.
+        # Columns beside the head belong to its neighbours: Q is zero there. A pointer must not read them, because the
+        # outer heads are next to other rows, which may be padding with NaN; a descriptor knows where the row ends.
         if MASKED:
-            # Rows past the end of the segment are others' or padding: 0 * NaN is NaN, so they must not be loaded.
+            # Rows past the end of the segment belong to others or are padding: 0 * NaN is NaN, so do not load them.
             k0 = tl.load(k_at + dims0[:, None], mask=inside[None, :] & own0[:, None], other=0.0)
         elif DESCRIBED:
             k0 = k0_desc.load([block, k_column]).T
@@ -74,7 +74,7 @@ def _attend(
         larger = tl.maximum(largest, tl.max(scores, 1) * scale)
         bound = larger
         if MASKED and (LEFT >= 0 or RIGHT >= 0):
-            bound = tl.where(larger == float("-inf"), 0.0, larger)  # a row that sees nothing yet
+            bound = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
         weights = tl.exp2(scores * scale - bound[:, None])
         decay = tl.exp2(largest - bound)
         total = total * decay + tl.sum(weights, 1)
@@ -98,8 +98,8 @@ def _attend(
     return acc0, acc1, total, largest
 
 
-# Strides are constants, because Triton knows of an integer argument that 16 divides it, or nothing: with a head stride
-# of 72 loads would lose their vectors.
+# Strides are constants: of an integer argument Triton knows only if 16 divides it, so that loads with a head stride of
+# 72 would not be vectorized.
 @triton.jit
 def _attention(
     q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
@@ -114,7 +114,7 @@ def _attention(
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
     for work in range(tl.program_id(0), tl.load(tiles) * HEADS, tl.num_programs(0)):
-        # All tiles of a head come one after the other: programs that run together read the same keys.
+        # All tiles of a head are consecutive: programs that run at the same time read the same keys.
         tile = tiles + 5 + work // HEADS * 5
         q_first = tl.load(tile)
         q_end = tl.load(tile + 1)
@@ -128,8 +128,8 @@ def _attention(
 
         rows = q_start + tl.arange(0, BLOCK_M)
         present = (rows < q_end)[:, None]
-        # Blocks of keys and values begin where sectors of memory begin: for odd heads maybe ahead of them. The compiler
-        # must see what divides these numbers, or loads lose their vectors.
+        # Blocks of keys and values begin at memory sectors, for odd heads possibly ahead of the head. The compiler must
+        # see the divisors of these numbers, or loads are not vectorized.
         shift = kv_head.to(tl.int32) % 2 * AHEAD
         k_column = (kv_head * K_HEAD).to(tl.int32) - shift
         v_column = (kv_head * V_HEAD).to(tl.int32) - shift
@@ -147,7 +147,7 @@ def _attention(
         acc0 = tl.zeros([BLOCK_M, D0], tl.float32)
         acc1 = tl.zeros([BLOCK_M, D1 if D1 else 16], tl.float32)
 
-        # Keys that some query of the tile sees, and among them those that all of its queries see.
+        # Keys that at least one query of the tile sees, and among them those that all of its queries see.
         offset = k_end - q_end
         last = tl.minimum(q_start + BLOCK_M, q_end) - 1
         low = k_start
@@ -195,7 +195,7 @@ def _attention(
                 K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
             )  # fmt: skip
 
-        norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key has zeros, and keeps them
+        norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key keeps its zeros
         out_at = out + rows[:, None].to(tl.int64) * OUT_ROW + head * OUT_HEAD - shift
         kind = out.dtype.element_ty
         own = _own(dims0, shift, HEAD_DIM)
@@ -208,23 +208,23 @@ def _attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int
 ) -> Tensor:
-    """`reference.varlen_attention` over the tile schedule of its segments.
+    """Compute `reference.varlen_attention` over the tile schedule of its segments.
 
-    A persistent grid reads the number of tiles on the device: the cost follows the rows that are there, and depends
-    neither on the longest segment allowed nor on the number of segment slots. One launch; allocates the output.
+    A persistent grid reads the number of tiles on the device: the cost follows the active rows, and depends neither on
+    `max_seqlen` nor on the capacity for segments. One launch; allocates the output.
 
     Args:
         q: Queries, `[rows, heads, head_dim]`, float16, bfloat16 or float32, the last dimension contiguous.
         k: Keys, `[rows_k, heads_k, head_dim]`.
-        v: Values, as `k`.
-        tiles: What `tile_schedule` gave, int32 `[1 + tiles, 5]`.
-        block: The query rows a tile that it was made for.
+        v: Values, `[rows_k, heads_k, head_dim]`.
+        tiles: Result of `tile_schedule`, int32 `[1 + tiles, 5]`.
+        block: Query rows per tile that it was computed for.
         scale: Factor on the scores, above 0.
         left: As in the reference.
         right: As in the reference.
 
     Returns:
-        `[rows, heads, head_dim]`, contiguous; zeros in rows that are in no segment.
+        `[rows, heads, head_dim]`, contiguous; zeros in rows that belong to no segment.
     """
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
@@ -234,10 +234,10 @@ def attention(
     first, rest = split(head_dim)
     described = all(_describable(x, first + rest) for x in (k, v))
     descriptors: list[Any] = [None] * 4
-    keys = config.keys if described else min(config.keys, HALF)  # larger blocks by pointers were not run
+    keys = config.keys if described else min(config.keys, HALF)  # larger blocks with pointers were not tested
     if described:
         descriptors = [_describe(x, keys, width) for x in (k, v) for width in (first, rest or 16)]
-    # Programs beyond those that full tiles keep busy would mostly find none left, and cost their start.
+    # More programs than full tiles keep busy would mostly find no tile left, and cost their start.
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
     _attention[(programs,)](
@@ -254,11 +254,9 @@ def attention(
 
 
 def _describable(x: Tensor, columns: int) -> bool:
-    """Whether the chip's copy engine can load blocks of `x` as of a matrix with one row a row (Hopper and later).
-
-    It loads `columns` of a head. Where these are more than the head has, they must be other heads', and not what lies
-    between two heads: that is not ours, and may be NaN. Triton takes only blocks that begin at multiples of 16 bytes.
-    """
+    """Return True if the copy engine (TMA, Hopper and later) can load blocks of `x` as a matrix of its rows."""
+    # It loads `columns` of a head. If the head has fewer, the others must belong to neighbouring heads: memory between
+    # two heads is not part of `x` and may hold NaN. Triton takes only blocks that begin at multiples of 16 bytes.
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     steps = (x.stride(0), x.stride(1) if x.shape[1] > 1 else 0)
@@ -268,11 +266,10 @@ def _describable(x: Tensor, columns: int) -> bool:
 
 
 def _ahead(x: Tensor, columns: int) -> int:
-    """How many elements ahead of an odd head blocks of `x` begin, so that all begin where sectors of memory do.
-
-    Heads of 72 channels in half precision lie 144 bytes apart, so that every odd one begins amid a sector. Of the 80
-    columns that are loaded of it the first 8 are those of the head before it; of an even one the last 8 are the next's.
-    """
+    """Return how many elements ahead of an odd head its blocks begin, so that all blocks begin at memory sectors."""
+    # Heads of 72 channels in half precision lie 144 bytes apart, so every odd one begins in the middle of a sector. Of
+    # the 80 columns loaded for an odd head, the first 8 belong to the previous head; for an even head, the last 8
+    # belong to the next one.
     rows, heads, _ = (stride * x.element_size() % SECTOR for stride in x.stride())
     half = SECTOR // 2 // x.element_size()
     alternate = heads == SECTOR // 2 and rows == x.data_ptr() % SECTOR == 0
@@ -286,7 +283,7 @@ def _describe(x: Tensor, rows: int, columns: int) -> Any:
 
 
 def _width(x: Tensor) -> int:
-    """Elements from the first of a row to its last, with its heads side by side."""
+    """Return the number of elements from the first of a row to its last, over all heads."""
     return x.stride(1) * (x.shape[1] - 1) + x.shape[2]
 
 

@@ -1,16 +1,16 @@
-"""One attention, as backends take it."""
+"""Inputs of one attention, as backends take them."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.config import tile_rows
+from varlen_graphs.attention.kernel.config import tile_rows
 from varlen_graphs.attention.tile_schedule.op import tile_schedule
 
 
-class Call(NamedTuple):
-    """The arguments of one attention; see `varlen_graphs.varlen_attention`. Without `tiles`, `block` means nothing."""
+class AttentionInputs(NamedTuple):
+    """Arguments of one attention; see `varlen_attention`. If `tiles` is `None`, `block` has no meaning."""
 
     q: Tensor
     k: Tensor
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
     @property
     def schedule(self) -> tuple[Tensor, int]:
-        """The tile schedule, computed if there is none, and the query rows a tile."""
+        """Tile schedule and query rows per tile, computed here if there is no schedule yet."""
         if self.tiles is not None:
             return self.tiles, self.block
         rows, heads, head_dim = self.q.shape
@@ -36,11 +36,11 @@ class Call(NamedTuple):
 
     @property
     def is_self_attention(self) -> bool:
-        """Whether queries and keys are cut into the same segments."""
+        """True if queries and keys have the same segments."""
         return self.cu_seqlens_k.data_ptr() == self.cu_seqlens_q.data_ptr()
 
-    def with_long_segments(self) -> "Call":
-        """The same self-attention with segments as long as they may be: graphs are captured with many short ones."""
+    def with_long_segments(self) -> "AttentionInputs":
+        """Return the same self-attention with the longest segments allowed: captures use many short ones."""
         boundary = torch.arange(self.cu_seqlens_q.shape[0], device=self.q.device)
         cu_seqlens = (boundary * self.max_seqlen_q).clamp(max=self.q.shape[0]).int()
         long = self._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None)
@@ -48,5 +48,5 @@ class Call(NamedTuple):
         return long._replace(tiles=tiles, block=block)
 
     def squares(self) -> float:
-        """The sum of the squared lengths of query segments. Synchronizes with the device."""
+        """Return the sum of the squared lengths of query segments. Syncs with the device."""
         return float(self.cu_seqlens_q.double().diff().square().sum().item())

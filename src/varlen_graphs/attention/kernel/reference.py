@@ -7,33 +7,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_SCORES = 2**26
-"""Scores `dense` holds at a time: it takes queries in blocks of a size that keeps to this."""
+"""Maximum number of scores that `dense` holds at a time; it processes queries in blocks of that size."""
 
 
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
 ) -> Tensor:
-    """Softmax attention of each query row over the key rows of its segment. No host sync, on any device.
+    """Compute softmax attention of each query row over the key rows of its segment. No host sync, on any device.
 
-    Rows after the last boundary are in no segment: what they hold reaches no other row, NaN included, and their output
-    is zero; so is that of a query that sees no key. Nor does a value that is not finite leave its segment. The
-    arithmetic is float32 (float64 for float64).
+    Rows after the last boundary belong to no segment: their content, NaN included, affects no other row, and their
+    output is zero. The output of a query that sees no key is zero, too. A value that is not finite affects only its own
+    segment. The arithmetic is float32 (float64 for float64).
 
     Args:
         q: Queries, `[rows, heads, head_dim]`.
-        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each serves as many query heads.
-        v: Values, as `k`.
+        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each key head serves
+            `heads / heads_k` query heads.
+        v: Values, `[rows_k, heads_k, head_dim]`.
         cu_seqlens_q: int32 `[segments + 1]`, ascending from 0; segments may be empty.
-        cu_seqlens_k: The same for keys and values.
+        cu_seqlens_k: Segments of keys and values, int32 `[segments + 1]`.
         scale: Factor on the scores, above 0.
-        left: How many keys before its own place a query sees; -1: all. The last query of a segment is level with the
-            last key.
-        right: How many keys after its own place a query sees; -1: all; 0 is causal attention.
+        left: Number of keys before its own position that a query sees; -1 means all. The last query of a segment is
+            aligned with the last key.
+        right: Number of keys after its own position that a query sees; -1 means all, 0 is causal attention.
 
     Returns:
         `[rows, heads, head_dim]` in the dtype of `q`, contiguous.
     """
-    # On the CPU the boundaries are at hand. Elsewhere reading them would sync.
+    # The CPU can read the boundaries; on other devices that would sync.
     implementation = by_segment if q.device.type == "cpu" else dense
     return implementation(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, left, right)
 
@@ -41,7 +42,7 @@ def varlen_attention(
 def by_segment(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
 ) -> Tensor:
-    """One segment after the other. Arguments as in `varlen_attention`."""
+    """Compute one segment after the other. Arguments as in `varlen_attention`."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
@@ -67,14 +68,14 @@ def by_segment(
 def dense(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
 ) -> Tensor:
-    """All rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
+    """Compute all rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
     segment, active, place = _places(cu_seqlens_q, q.shape[0])
     segment_k, active_k, place_k = _places(cu_seqlens_k, k.shape[0])
 
-    # A masked product still multiplies, and 0 * NaN is NaN: so what is not finite never enters a product, and the rows
-    # that may see it get their NaN afterwards.
+    # A masked product still multiplies, and 0 * NaN is NaN: values that are not finite must not enter a product. The
+    # rows that see such a value are set to NaN afterwards.
     sound = v.isfinite().flatten(1).all(1) & active_k
     tainted = ~sound & active_k
     queries = torch.where(active[:, None, None], q, 0).to(wide).transpose(0, 1)
@@ -88,7 +89,7 @@ def dense(
         visible = (segment[at, None] == segment_k) & active[at, None] & active_k  # [block, rows_k]
         visible = visible & _in_window(place[at, None], place_k, left, right)
         scores = (queries[:, at] @ keys.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
-        weights = torch.where(visible, scores.softmax(-1), 0)  # the softmax of a row that sees nothing is NaN
+        weights = torch.where(visible, scores.softmax(-1), 0)  # the softmax of a row that sees no key is NaN
         result = (weights @ values).transpose(0, 1)  # [block, heads, head_dim]
         sees_taint = (visible & tainted).any(1)[:, None, None]
         out[at] = torch.where(sees_taint, torch.nan, result).to(q.dtype)
@@ -96,7 +97,7 @@ def dense(
 
 
 def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The segment of each row, whether it is in one, and its place, counted back from the end of the segment."""
+    """Return for each row its segment, a mask of rows in a segment, and its place relative to the segment's end."""
     row = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     ends = cu_seqlens[1:].contiguous()
     segment = torch.searchsorted(ends, row, right=True)
@@ -104,7 +105,7 @@ def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _in_window(place: Tensor, place_k: Tensor, left: int, right: int) -> Tensor:
-    """Which keys each query may see, by their places before the ends of their segments."""
+    """Return a mask of the keys that each query sees, from places relative to the ends of their segments."""
     distance = place_k - place
     inside = torch.ones_like(distance, dtype=torch.bool)
     if left >= 0:

@@ -1,4 +1,4 @@
-"""How the attention kernel is run, by head dimension and size: chosen once, at capture."""
+"""Launch configuration of the attention kernel by head dimension and size, fixed at capture."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ import torch
 
 
 class Config(NamedTuple):
-    """One way to run the kernel.
+    """Launch parameters of the kernel.
 
     Attributes:
-        keys: Keys a block.
-        warps: Warps a program.
-        stages: How many blocks of keys are on their way at a time.
-        programs: Programs a multiprocessor.
+        keys: Keys per block.
+        warps: Warps per program.
+        stages: Blocks of keys in flight at a time.
+        programs: Programs per multiprocessor.
     """
 
     keys: int
@@ -21,8 +21,9 @@ class Config(NamedTuple):
     programs: int
 
 
-# Head dimensions up to the first number, by the query rows of a tile. Measured on an H200 in bfloat16. Blocks of 128
-# keys only where no product is over 16 channels (see `split`): Triton 3.6 takes wrong columns of a tile of [128, 16].
+# One entry per range of head dimensions, up to and including the first number, by query rows per tile. Measured on an
+# H200 in bfloat16. Blocks of 128 keys only where no product has 16 channels (see `split`): Triton 3.6 reads wrong
+# columns of a [128, 16] tile.
 _TABLE: list[tuple[int, dict[int, Config]]] = [
     (16, {64: Config(64, 4, 3, 3), 128: Config(64, 4, 3, 2)}),
     (32, {64: Config(128, 4, 3, 3), 128: Config(64, 4, 3, 2)}),
@@ -40,25 +41,27 @@ _FLOAT32 = [
 ]
 
 LARGE_TILES = 200
-"""Tiles of 128 rows there must be at head dimensions of 81 to 96: fewer leave multiprocessors without work."""
+"""Minimum number of 128-row tiles at head dimensions 81 to 96: fewer leave multiprocessors without work."""
 
 ROUND = {64: 64 * 3 * 132, 128: 128 * 2 * 132}
-"""Query rows times heads of at most 80 channels that an H200 works on at once, by the rows of a tile."""
+"""Query rows times heads that an H200 processes at once, for heads of at most 80 channels, by rows per tile."""
 
 MAX_HEAD_DIM = 256
+"""Largest head dimension of the kernel."""
 
 
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
-    """Query rows a tile: tiles of 128 load keys less often, tiles of 64 keep more loads on their way.
+    """Return the query rows per tile, 64 or 128.
 
-    On an H200, in half precision, the latter are faster, except at head dimensions of 81 to 96 in large calls, and at
-    65 to 80 for one long segment that takes tiles of 64 a second round, and tiles of 128 only one.
+    Tiles of 128 load keys less often, tiles of 64 keep more loads in flight. On an H200, in half precision, 64 is
+    faster, with two exceptions: large calls at head dimensions 81 to 96, and, at head dimensions 65 to 80, one long
+    segment that needs two rounds of 64-row tiles but only one round of 128-row tiles.
 
     Args:
-        head_dim: Channels a head.
+        head_dim: Channels per head.
         heads: Query heads.
         rows: Query rows, padding included.
-        longest: At least the rows of the longest segment.
+        longest: Upper bound on the rows of the longest segment.
     """
     work = rows * heads
     if 64 < head_dim <= 80:
@@ -69,15 +72,15 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
 
 
 def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
-    """How to run tiles of `block` query rows."""
+    """Return the launch parameters for tiles of `block` query rows."""
     table = _FLOAT32 if dtype == torch.float32 else _TABLE
     return next(configs[block] for most, configs in table if head_dim <= most)
 
 
 def split(head_dim: int) -> tuple[int, int]:
-    """A head dimension as a power of two and a smaller one, or none: 72 as 64 + 16, 112 as 128 + 0.
+    """Split a head dimension into a power of two and a smaller one, or 0: 72 is 64 + 16, 112 is 128 + 0.
 
-    Matrix units take powers of two from 16 on; two products of 64 and 16 beat one of 128.
+    Matrix units take powers of two of at least 16; two products of 64 and 16 channels are faster than one of 128.
     """
     whole = max(16, 1 << (head_dim - 1).bit_length())
     if whole == head_dim or whole == 16:

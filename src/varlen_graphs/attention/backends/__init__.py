@@ -1,0 +1,51 @@
+"""Attention backends, one file each.
+
+A new backend is one new file here with the two functions of `Implementation`, an entry in `BACKENDS` and its name in
+`AttentionBackend`. Every backend keeps the promise of `varlen_graphs.attention.api` about padding rows.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.attention.backends import reference, torch_varlen, triton_kernel
+from varlen_graphs.attention.inputs import AttentionInputs
+from varlen_graphs.attention.timing import fastest
+from varlen_graphs.errors import InputError
+
+AttentionBackend = Literal["auto", "triton", "torch", "reference"]
+"""Accepted values of `backend=`."""
+
+
+class Implementation(Protocol):
+    """Functions that the file of a backend defines."""
+
+    def refusal(self, inputs: AttentionInputs) -> str | None:
+        """Return why the backend does not support these inputs (what came, what was expected), or `None`."""
+
+    def run(self, inputs: AttentionInputs) -> Tensor:
+        """Compute the attention, `[rows, heads, head_dim]` in the dtype of `q`. Never syncs with the host."""
+
+
+BACKENDS: dict[str, Implementation] = {"triton": triton_kernel, "torch": torch_varlen, "reference": reference}
+"""Backends by name, in the order in which `"auto"` prefers those that were not timed. The reference comes last."""
+
+
+def run(inputs: AttentionInputs, backend: str) -> Tensor:
+    """Compute attention with one backend, or for `"auto"` with the fastest one that supports the inputs.
+
+    Raises:
+        InputError: The backend does not support these inputs.
+    """
+    if backend == "auto":
+        names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs)]
+        names = names or ["reference"]
+    elif reason := BACKENDS[backend].refusal(inputs):
+        raise InputError(f"attention backend {backend!r} got {reason}; use backend='auto' or 'reference'")
+    else:
+        names = [backend]
+    if names == ["reference"]:
+        return reference.run(inputs)
+    with torch.cuda.device_of(inputs.q):  # Triton and events use the current device, not that of the tensors
+        return BACKENDS[fastest(inputs, {name: BACKENDS[name].run for name in names})].run(inputs)

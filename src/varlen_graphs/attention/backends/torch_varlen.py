@@ -1,0 +1,50 @@
+"""Backend `"torch"`: `torch.nn.attention.varlen`, which is FlashAttention."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.attention
+from torch import Tensor
+
+from varlen_graphs.attention.inputs import AttentionInputs
+
+
+def refusal(inputs: AttentionInputs) -> str | None:
+    """Return why FlashAttention does not support these inputs, or `None`."""
+    q = inputs.q
+    if q.shape[1] != inputs.k.shape[1]:
+        return f"{q.shape[1]} query heads and {inputs.k.shape[1]} key heads: expected as many of each"
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] % 8 == 0 and q.shape[2] <= 256:
+        return None
+    return (
+        f"{q.dtype} on {q.device} with head_dim {q.shape[2]}: expected float16 or bfloat16 on CUDA, head_dim a "
+        "multiple of 8 up to 256"
+    )
+
+
+def run(inputs: AttentionInputs) -> Tensor:
+    """Run `varlen_attn`. Padding rows of the output are arbitrary.
+
+    FlashAttention 2 masks the loads of keys and values by the length of their segment, so it never reads padding rows.
+    FA3 and FA4 load whole tiles, past the end of the last segment, and 0 * NaN is NaN: for these two, keys and values
+    in padding rows are zeroed first.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    k, v = inputs.k, inputs.v
+    if _flash_implementation() != "FA2":
+        row = torch.arange(v.shape[0], device=v.device)
+        active = (row < inputs.cu_seqlens_k[-1:])[:, None, None]
+        k, v = (torch.where(active, x, 0) for x in (k, v))
+    left, right = inputs.left, inputs.right
+    window: dict[str, Any] = {} if (left, right) == (-1, -1) else {"window_size": (left, right)}
+    out = varlen_attn(
+        inputs.q, k, v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k,
+        scale=inputs.scale, **window,
+    )  # fmt: skip
+    return cast(Tensor, out)  # a tuple only if more is requested
+
+
+def _flash_implementation() -> str:
+    current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+    return str(current or "FA2")

@@ -1,0 +1,1 @@
+"""Attention kernel, its reference and its configuration."""
