@@ -40,7 +40,7 @@ from varlen_graphs.spec.call import statics_of
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
-from varlen_graphs.verify.examples import Example, with_other_rows
+from varlen_graphs.verify.examples import VerificationCall, with_other_rows
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.options import Verify, check_tolerance
 from varlen_graphs.verify.verifier import Verified, Verifier
@@ -499,12 +499,12 @@ class GraphedEncoder:
         given = self._tolerance if tolerance is None else tolerance
         return Verifier(self._captured, self._forward, self._planner, self.pool, given, pairs).verify()
 
-    def _example(self, arguments: Mapping[str, Any]) -> Example:
+    def _example(self, arguments: Mapping[str, Any]) -> VerificationCall:
         call = self._calls.bind((), dict(arguments))
         reason, backend = self._calls.choice.of(call)
         if backend is None:
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
-        return Example(call, self._calls.read_layout(call), backend)
+        return VerificationCall(call, self._calls.read_layout(call), backend)
 
     def bytes(self) -> int:
         """What graphs, arena and pool hold; of a shared pool all of it. On the tape graphs share no memory."""

@@ -1,4 +1,4 @@
-"""What an encoder is made of and did so far, for people."""
+"""The report of an encoder as a text table."""
 
 from collections.abc import Sequence
 
@@ -15,47 +15,47 @@ def report(
     failure: str | None = None,
     lazy: bool = False,
 ) -> str:
-    """A table of the budgets, those that were used and are gone too, and what happened.
+    """Format the budgets, dropped ones that were replayed included, with their costs and counters.
 
     Args:
-        name: What to call the encoder.
-        in_use: The budgets, and what was measured of them.
-        stats: The counters.
-        seconds: What was done before the first replay, and how long each part took.
-        kept: Tensors that captured runs made and somebody keeps.
-        failure: Why there is no graph, if the capture failed.
-        lazy: Whether calls do not wait for graphs.
+        name: Name of the encoder.
+        in_use: Budgets and their costs.
+        stats: Counters.
+        seconds: Duration of each part of the start.
+        kept: Tensors made during capture that are still referenced.
+        failure: Reason why nothing could be captured, if so.
+        lazy: If True, calls run eager after such a failure instead of raising.
     """
-    costs, out, used = in_use.costs, dict(in_use.out), [*stats.replays]  # at one moment
+    costs, disabled, used = in_use.costs, dict(in_use.out), [*stats.replays]  # copied: other threads change them
     lines = [name]
     if failure is not None:
         lines += [f"nothing could be captured, so calls {'run eager' if lazy else 'raise an error'}: {failure}"]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    for budget in sorted({*costs.replays, *out, *used}):
+    for budget in sorted({*costs.replays, *disabled, *used}):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "" if budget in in_use.budgets else "  dropped"
-        note = "  not used: a larger one takes no longer" if budget in costs.dropped else note
-        note = f"  out of use: {out[budget]}" if budget in out else note
+        note = "  not used: a larger budget takes no longer" if budget in costs.dropped else note
+        note = f"  disabled: {disabled[budget]}" if budget in disabled else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2
         lines += [
             "",
-            f"ms of one replay, attention aside; attention adds {long:.3f} ms for each segment of 1024 rows, and four "
-            "times as much for twice the rows",
-            f"a call without a graph takes {costs.host:.2f} ms or more",
+            f"ms is the time of one replay without attention; attention adds {long:.3f} ms for each segment of 1024 "
+            "rows, and four times as much for twice the rows",
+            f"an eager call takes at least {costs.host:.2f} ms",
         ]
     if costs.bytes_per_row is not None:
-        lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes for each row of the largest budget"]
+        lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes per row of the largest budget"]
     lines += [
         "",
-        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "
+        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} active rows, "
         f"{stats.padding_share:.1%} padding",
     ]
     if stats.checked:
-        lines += [f"{stats.checked.total()} replays compared with the module itself, {stats.wrong.total()} wrong"]
-    lines += [f"{count} runs without a graph: {reason}" for reason, count in stats.eager.most_common()]
+        lines += [f"{stats.checked.total()} replays verified against the module itself, {stats.wrong.total()} wrong"]
+    lines += [f"{count} eager runs: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Calls to verify with, and calls made of them: other rows of the same items, the same items in another order."""
+"""Calls to verify, and calls derived from them: the same items with other rows, or in another order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,22 +14,16 @@ from varlen_graphs.spec.call import Call
 
 
 @dataclass(frozen=True)
-class Example:
-    """A call to verify with.
-
-    Attributes:
-        call: The call.
-        layout: Its items.
-        backend: What captures graphs for it.
-    """
+class VerificationCall:
+    """A call to verify, its items, and the backend that captures its graphs."""
 
     call: Call
     layout: Layout
     backend: Backend
 
 
-def permuted(example: Example) -> tuple[list[int], Example]:
-    """A call with its items, group by group, from the last to the first; and which item each of them was."""
+def permuted(example: VerificationCall) -> tuple[list[int], VerificationCall]:
+    """Return the former index of each item, and the call with its groups of items in reverse order."""
     rows, layout = example.call.rows, example.layout
     order = [item for group in reversed(layout.groups) for item in group]
     items = tuple(layout.items[i] for i in order)
@@ -43,14 +37,15 @@ def permuted(example: Example) -> tuple[list[int], Example]:
 
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:
-    """The arguments of a call with rows of other values, which are as likely as its own.
+    """Return the arguments of a call with other, equally plausible rows.
 
-    Floating rows: halves, each entry of a row from its other end. Integers: between the smallest and the largest.
+    Floating rows are halved and reversed along the dimensions of a row. Integers are mirrored between the smallest and
+    the largest.
     """
     packed = spec.packed
     rows = arguments[packed.name]
     if not isinstance(rows, Tensor):
-        return {**arguments}  # for the call to refuse
+        return {**arguments}  # the call raises
     if rows.is_floating_point():
         first, end = packed.rows_dim, packed.rows_dim + len(spec.call_dims)
         other = rows.flip([dim for dim in range(rows.dim()) if not first <= dim < end]) / 2

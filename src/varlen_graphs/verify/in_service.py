@@ -1,4 +1,4 @@
-"""Checks the first calls of each graph in service, and takes budgets out of use whose graphs are wrong."""
+"""Verify the first calls of each graph in service, and disable budgets whose graphs are wrong."""
 
 import logging
 from collections import Counter
@@ -28,22 +28,14 @@ from varlen_graphs.verify.options import Verify
 
 LOGGER = logging.getLogger("varlen_graphs")
 
-MORE = "after encoder.release(), encoder.verify([call]) tells more"
+MORE = "call encoder.release(), then encoder.verify([call]) for details"
 
 
 class InService:
-    """Compares what calls gave with what the module itself gives, run eager.
+    """Compares the outputs of replays with those of the module itself, run eager.
 
-    A budget whose output is further from it than the tolerance goes out of use. If the forward that graphs
-    are captured of is wrong without a graph too, every budget is.
-
-    Args:
-        options: How many calls of each budget are compared, of each set of graphs, and what becomes of wrong ones.
-        captured: Tells which graphs answer a call.
-        forward: Runs the module.
-        planner: Plans calls; its budgets go out of use.
-        pool: Whose turn is kept until a call is compared.
-        stats: Counts.
+    Disables budgets whose output differs by more than the tolerance; if an eager run of the captured forward is wrong
+    too, all budgets.
     """
 
     def __init__(
@@ -64,22 +56,14 @@ class InService:
         self._planner = planner
         self._pool = pool
         self._stats = stats
-        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # graphs captured anew begin anew
+        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recapture starts over
 
     def run(self, call: Call, packs: Sequence[Pack], replay: Callable[[], Any], layout: Layout | None = None) -> Any:
-        """Replay, and compare if calls of the same graph are still to be compared: then this syncs.
+        """Replay a call, and compare its output if its graph still has calls to verify; a comparison syncs.
 
-        Args:
-            call: The call.
-            packs: Its replays, as planned. A budget that went out of use since then is another one in the replay.
-            replay: Runs them.
-            layout: The items; `None` where they are on the GPU, and copied to the host here.
-
-        Returns:
-            What the replay gave; what the module itself gives if that is wrong.
-
-        Raises:
-            VerificationError: The replay is wrong, with `strict`.
+        `packs` were planned earlier: the replay uses other budgets for those disabled since then. `layout` is `None` if
+        the items are on the GPU; a comparison copies them to the host. A wrong output is replaced by that of the module
+        itself, or raises `VerificationError` with `strict`.
         """
         with torch.no_grad(), self._pool.exclusive():
             budgets = {one.budget for one in packs if one.budget is not None}
@@ -88,14 +72,16 @@ class InService:
             output = replay()
             graphs = self._captured.find(call.statics)
             if graphs is None:
-                return output  # of an eager run: what the call captured was given up for the limit of memory
+                return output  # of an eager run: the memory limit evicted the graphs that the call captured
             if layout is None:
                 try:
                     layout = self._forward.spec.read_layout(call.description, call.rows.shape)
                 except LayoutError:
-                    return output  # which is NaN, and the graph tells why
+                    return output  # NaN; the checks of the graph report why
             if not self._planner.in_use.settled:
-                packs = planned_again(packs, layout, self._planner, graphs)  # as the replay, which may have captured
+                packs = planned_again(
+                    packs, layout, self._planner, graphs
+                )  # as the replay did, which may have captured
             came = output.output if isinstance(output, Borrowed) else output
             right = self._compared(call, layout, packs, came)
             if right is came:
@@ -103,11 +89,11 @@ class InService:
             return Borrowed(right) if isinstance(output, Borrowed) else right
 
     def run_stage(self, call: Call, layout: Layout, budget: Budget, rows: Tensor, replay: Callable[[], Any]) -> Any:
-        """The same for a stage, whose rows, as the argument of a call, the caller has written; if it is due."""
+        """Replay and compare a stage, whose rows the caller has written in the shape of the argument."""
         if not self._is_due(call, {budget}):
             return replay()
         packed = self._forward.spec.packed
-        if layout.length:  # what lies past the items was never written
+        if layout.length:  # rows past the items were never written
             rows = pad_rows(pack_rows(rows, layout.rows), layout.rows, layout.length)
         rows = rows.clone()
         call = replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
@@ -115,27 +101,27 @@ class InService:
 
     @property
     def distrusts_forward(self) -> bool:
-        """Whether only the module itself is right."""
+        """True if an eager run of the captured forward was wrong too."""
         return self._distrusted == self._captured.releases
 
     def _is_due(self, call: Call, budgets: Iterable[Budget]) -> bool:
-        """Whether a call is to be compared: of some graph that answers it fewer than `calls` are done with."""
+        """Return True if some graph of a call was verified with fewer than `calls` calls."""
         return any(self._done[self._graph_of(call, budget)] < self._calls for budget in budgets)
 
     def _any_without(self, call: Call, budgets: Iterable[Budget]) -> bool:
-        """Whether some of these budgets went out of use, or lost their graphs."""
+        """Return True if one of these budgets was disabled, or lost its graph."""
         graphs = None if self._planner.in_use.settled else self._captured.find(call.statics)
         usable = graphs and graphs.usable(self._planner.costs).replays
         return usable is not None and any(budget not in usable for budget in budgets)
 
     def _graph_of(self, call: Call, budget: Budget | None) -> tuple[int, Key, Budget | None, int]:
-        """Which graph answers a call in a budget."""
+        """Identify the graph of a call at a budget."""
         graphs = self._captured.find(call.statics)
         times = graphs.times[budget] if graphs is not None and budget is not None else 0
         return self._captured.losses, self._captured.key(call.statics), budget, times
 
     def _compared(self, call: Call, layout: Layout, packs: Sequence[Pack], output: Any) -> Any:
-        """What a call gives: `output`, or what the module itself gives if that is something else."""
+        """Compare an output, and return it if it is right; else the output of the module itself."""
         try:
             expected = Expected(self._forward.reference(call, layout), layout, call.length)
             found = self._differences(expected, call, layout, output)
@@ -154,9 +140,9 @@ class InService:
                 self._stats.count_check(one.budget, right)
                 if right:
                     self._done[self._graph_of(call, one.budget)] += 1
-                else:  # and stays due, for calls of other threads that were planned before
+                else:  # stays due for calls of other threads that were planned before
                     wrong[one.budget] = (
-                        f"{worst.where} is {worst.error:.1e} from what the module itself gives (tolerance "
+                        f"{worst.where} differs by {worst.error:.1e} from the module's own output (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
         if not wrong:
@@ -170,18 +156,18 @@ class InService:
         return expected.differences(parts, layout, range(len(layout)), call.length)
 
     def _refuse(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
-        """Take budgets out of use, and tell of each once; all of them where graphs are not what is wrong."""
+        """Disable wrong budgets, or all if the captured forward itself is wrong. Logs each budget once."""
         in_use = self._planner.in_use
         for budget, why in wrong.items():
             if budget not in in_use.out:
-                LOGGER.error("%s is out of use: %s; %s", budget, why, MORE)
+                LOGGER.error("%s is disabled: %s; %s", budget, why, MORE)
             in_use.put_out(budget, why)
         if not forward_is_right:
             self._distrusted = self._captured.releases
             why = next(iter(wrong.values()))
-            LOGGER.error("no budget is used any more: without a graph the declared buffers and forward= give this too")
+            LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*in_use.costs.replays, *wrong]:
-                in_use.put_out(budget, f"without a graph too, {why}")
+                in_use.put_out(budget, f"wrong in eager runs too: {why}")
         if self._strict:
             budget, why = next(iter(wrong.items()))
-            raise VerificationError(f"{budget} is wrong, and out of use: {why}; {MORE}")
+            raise VerificationError(f"{budget} is wrong and now disabled: {why}; {MORE}")
