@@ -258,7 +258,7 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     both = vg.parallel.TensorParallelEncoder(encoder)
     assert encoder._in_use.known == set(BUDGETS)
     assert encoder.costs.as_json() == costs.as_json()
-    with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
+    with pytest.warns(UserWarning, match="was written for another setup, so it is ignored.*weights is"):
         alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
     for lengths in LENGTHS:
         check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))

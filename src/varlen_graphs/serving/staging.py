@@ -1,4 +1,4 @@
-"""Rows that the caller writes straight into the arena."""
+"""Stages: rows that the caller writes directly into the arena."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from varlen_graphs.errors import InputError
 
 
 class Stage:
-    """What `GraphedEncoder.stage` hands out: rows to write, and the output of them.
+    """The rows to write and their output, from `GraphedEncoder.stage`.
 
     Args:
-        rows: Where the caller writes.
-        run: Encodes them.
+        rows: Memory to write to.
+        run: Encodes the rows and returns the output.
     """
 
     def __init__(self, rows: Tensor, run: Callable[[], Any]) -> None:
@@ -25,44 +25,44 @@ class Stage:
 
     @property
     def rows(self) -> Tensor:
-        """The rows to write, shaped as in a call, in the module's dtype and on its device; they hold anything at first.
+        """Rows to write, shaped as in a call, in the module's dtype and on its device. Uninitialized at first.
 
         A padded batch is as long as its longest item, and not contiguous.
 
         Raises:
-            InputError: The output was computed, or the block is over: the memory belongs to other calls now.
+            InputError: The output was computed, or the block has ended: other calls use the memory now.
         """
         if self._run is None:
-            raise InputError("stage.rows was read after stage.output or after the block: write rows before")
+            raise InputError("stage.rows was read after stage.output or after the block: write the rows before that")
         return self._rows
 
     @property
     def output(self) -> Any:
-        """The module's output, the caller's own: computed when it is first read, or at the end of the block.
+        """The module's output, owned by the caller. Computed when first read, or at the end of the block.
 
         Raises:
-            InputError: An error ended the block before there was one.
+            InputError: An error ended the block before the output was computed.
         """
         self.finish()
         if not self._computed:
-            raise InputError("there is no stage.output: an error ended the block before it was computed; stage anew")
+            raise InputError("there is no stage.output: an error ended the block before it was computed; stage again")
         return self._output
 
     def finish(self) -> None:
-        """Compute the output, unless that was done or the time for it is over."""
+        """Compute the output, unless it was computed or the stage was closed."""
         if self._run is not None:
             run, self._run = self._run, None
             self._output = run()
             self._computed = True
 
     def close(self) -> None:
-        """End the time to write."""
+        """Refuse further access to the rows."""
         self._run = None
 
 
 @contextmanager
 def staged(rows: Tensor, run: Callable[[], Any]) -> Iterator[Stage]:
-    """A block in which the caller writes `rows`, and at the end of which, at the latest, they are run."""
+    """Let the caller write `rows` inside the block, and run them at its end at the latest."""
     stage = Stage(rows, run)
     try:
         yield stage
