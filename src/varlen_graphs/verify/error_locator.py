@@ -23,8 +23,8 @@ FROZEN = (
     "in a declared buffer."
 )
 DECLARED = (
-    "An eager run of the declared buffers and forward=, without padding, gives the same wrong output: they compute "
-    "something else than the module itself."
+    "An eager run of the declared buffers and forward=, without padding, is wrong too: they compute something other "
+    "than the module itself."
 )
 MEMORY = (
     "Eager runs do not differ, so a replay reads memory that it did not write: a tensor made with empty(), or a cache "

@@ -79,9 +79,7 @@ class InService:
                 except LayoutError:
                     return output  # NaN; the checks of the graph report why
             if not self._planner.in_use.settled:
-                packs = planned_again(
-                    packs, layout, self._planner, graphs
-                )  # as the replay did, which may have captured
+                packs = planned_again(packs, layout, self._planner, graphs)  # the replay may have captured
             came = output.output if isinstance(output, Borrowed) else output
             right = self._compared(call, layout, packs, came)
             if right is came:
@@ -89,7 +87,7 @@ class InService:
             return Borrowed(right) if isinstance(output, Borrowed) else right
 
     def run_stage(self, call: Call, layout: Layout, budget: Budget, rows: Tensor, replay: Callable[[], Any]) -> Any:
-        """Replay and compare a stage, whose rows the caller has written in the shape of the argument."""
+        """Replay a stage, and compare it if due. The caller has written `rows` in the shape of the argument."""
         if not self._is_due(call, {budget}):
             return replay()
         packed = self._forward.spec.packed
