@@ -106,7 +106,7 @@ def test_names_that_prometheus_does_not_take_are_refused(prefix, labels):
 
 @pytest.mark.parametrize("label", ["reason", "rows", "items", "segments", "max_seqlen"])
 def test_labels_of_the_counters_are_refused_before_anything_was_counted(label):
-    with pytest.raises(vg.InputError, match=f"label '{label}' is one that metrics have themselves"):
+    with pytest.raises(vg.InputError, match=f"label '{label}' is a label of the metrics themselves"):
         vg.stats.Stats().prometheus(**{label: "x"})
 
 

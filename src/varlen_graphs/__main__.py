@@ -6,27 +6,29 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m varlen_graphs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="photographs and a clip through a Qwen3-VL tower, eager and graphed")
-    demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda where there is one")
+    demo = commands.add_parser("demo", help="run photographs and a clip through a Qwen3-VL tower, eager and graphed")
+    demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda if available")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
     demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
-    doctor = commands.add_parser("doctor", help="what keeps a module from being captured, and what would be frozen")
+    doctor = commands.add_parser(
+        "doctor", help="find code that cannot be captured, or whose values a graph would freeze"
+    )
     doctor.add_argument(
         "factory",
         metavar="package.module:factory",
         help="called without arguments, returns the module and example calls",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    plan = commands.add_parser("plan", help="the budgets that suit a trace of `encoder.record()`, and what they cost")
-    plan.add_argument("trace", type=Path, help="what `Trace.save` wrote")
-    plan.add_argument("--max-graphs", type=int, default=32, metavar="N", help="the most budgets (32)")
-    plan.add_argument("--max-memory", metavar="SIZE", help="what the graphs may take, such as 2GiB")
+    plan = commands.add_parser("plan", help="plan budgets for a trace of `encoder.record()`, and show their costs")
+    plan.add_argument("trace", type=Path, help="a file written by `Trace.save`")
+    plan.add_argument("--max-graphs", type=int, default=32, metavar="N", help="largest number of budgets (default: 32)")
+    plan.add_argument("--max-memory", metavar="SIZE", help="memory limit for the graphs, such as 2GiB")
     plan.add_argument("--costs", type=Path, metavar="FILE", help="a trace with the costs of the machine to plan for")
-    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as .png, .svg or .pdf; needs matplotlib")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="also plot it, as .png, .svg or .pdf; needs matplotlib")
     options = parser.parse_args(arguments)
 
     if options.command == "doctor":

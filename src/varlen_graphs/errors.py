@@ -1,6 +1,6 @@
-"""What can go wrong, one class for each kind of mistake.
+"""Errors, one class for each kind of mistake.
 
-Every message says what came, what was expected and what to try.
+Every message names what was passed or found, what was expected, and what to try.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _INSIDE = (*(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file_
 
 
 def warn(message: str) -> None:
-    """Warn of what the innermost line outside of this package, and of torch, led to."""
+    """Warn, with the innermost frame outside of this package and of torch as the location."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
@@ -23,40 +23,40 @@ def warn(message: str) -> None:
 
 
 class VarlenGraphsError(Exception):
-    """Base of every error this library raises on purpose."""
+    """Base class of the errors that this library raises."""
 
 
 class SpecError(VarlenGraphsError, ValueError):
-    """A declaration that cannot work: a buffer spec, an output declaration, a recipe on the wrong module."""
+    """A declaration or an option is invalid: a buffer spec, an output declaration, a recipe on the wrong module."""
 
 
 class BudgetError(VarlenGraphsError, ValueError):
-    """A budget or ladder no item could use, or a call that no budget holds where eager is not allowed."""
+    """A budget or ladder is invalid, or no budget holds an item while `on_miss="error"`."""
 
 
 class LayoutError(VarlenGraphsError, ValueError):
-    """Items that make no sense, or that do not match the rows they came with."""
+    """The items of a call are invalid, or do not match its rows."""
 
 
 class InputError(VarlenGraphsError, ValueError):
-    """An argument of a call: missing, unexpected, of the wrong shape, dtype or device."""
+    """An argument is missing or unexpected, or has the wrong type, shape, dtype or device."""
 
 
 class CaptureError(VarlenGraphsError, RuntimeError):
-    """Something in the module cannot be part of a graph."""
+    """The module cannot be captured as a graph."""
 
 
 class StaleOutputError(VarlenGraphsError, RuntimeError):
-    """A borrowed output that a later replay or capture may have overwritten."""
+    """A borrowed output was read after a later replay or capture that may have overwritten it."""
 
 
 class StaleGraphError(VarlenGraphsError, RuntimeError):
-    """Graphs that do not hold any more: memory that they read was moved or replaced, or the process was forked."""
+    """The graphs are stale: memory that they read was moved or replaced, or the process was forked."""
 
 
 class VerificationError(VarlenGraphsError, RuntimeError):
-    """Graphs give something else than the module does, or what they give depends on what padding holds."""
+    """The output of a graph differs from that of the module, or depends on the contents of padding."""
 
 
 class RankError(VarlenGraphsError, RuntimeError):
-    """Another rank of a group could not do its part of a call, or took part no more."""
+    """Another rank of the group failed in a call, made a different call, or no longer takes part."""

@@ -1,4 +1,4 @@
-"""Files for the next start: written as a whole, and checked as they are read."""
+"""Write files atomically, and check numbers read from them."""
 
 import os
 import reprlib
@@ -10,10 +10,10 @@ from varlen_graphs.errors import InputError
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file in place of what is there, only once it is whole: readers find the old one or the new one.
+    """Write a file atomically: readers see the old file or the new one, never a part.
 
-    Several processes and threads may write the same one: each has an unfinished file of its own beside it, and the last
-    one to finish stays.
+    Several processes and threads may write the same file: each writes a temporary file beside it, and the last one to
+    finish wins.
     """
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
@@ -26,11 +26,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 
 def integer(what: str, value: object, *, zero: bool = False) -> int:
-    """A number out of a file that counts something: an integer of at least 1, or of 0 where that is meant.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """Check that a value from a file is an integer of at least 1, or 0 with `zero`; raise `InputError` if not."""
     least = 0 if zero else 1
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{what} is {reprlib.repr(value)}: expected an integer of at least {least}")
@@ -38,11 +34,7 @@ def integer(what: str, value: object, *, zero: bool = False) -> int:
 
 
 def number(what: str, value: object, *, zero: bool = False) -> float:
-    """A number out of a file that was measured: a finite one above 0, or 0 where that is meant.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """Check that a value from a file is a finite number above 0, or 0 with `zero`; raise `InputError` if not."""
     least = 0.0 if zero else sys.float_info.min
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= sys.float_info.max:
         limit = "of at least 0" if zero else "above 0"

@@ -1,4 +1,4 @@
-"""The text format that Prometheus scrapes.
+"""Format metrics as the text that Prometheus scrapes.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
@@ -14,46 +14,32 @@ LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Metric(NamedTuple):
-    """Numbers of one kind.
+    """A metric and its samples."""
 
-    Attributes:
-        name: Without the prefix. A counter's ends in `_total`.
-        help: What is counted.
-        labels: The names of the labels that tell its numbers apart.
-        samples: Numbers, each with the values of these labels.
-    """
-
-    name: str
+    name: str  # without the prefix; that of a counter ends in `_total`
     help: str
     labels: Sequence[str]
-    samples: Sequence[tuple[Sequence[object], float]]
+    samples: Sequence[tuple[Sequence[object], float]]  # the values of the labels, and the number
 
     @property
     def type(self) -> str:
-        """`"counter"`, or `"gauge"` for what may fall."""
+        """`"counter"`, or `"gauge"` for numbers that may fall."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
 def exposition(metrics: Sequence[Metric], prefix: str, labels: Mapping[str, object]) -> str:
-    """Metrics as text.
+    """Format metrics, without those that have no samples.
 
-    Args:
-        metrics: The metrics; those without samples are left out.
-        prefix: What all names begin with, and an underscore.
-        labels: Labels of every sample.
-
-    Raises:
-        InputError: The prefix or a label is no name that Prometheus takes, or a metric has that label itself, also
-            where it has no samples yet.
+    Raises `InputError` if the prefix or a label is not a valid name, or any metric has the label itself.
     """
     if not NAME.fullmatch(prefix):
-        raise InputError(f"prefix {prefix!r}: expected letters, digits, '_' and ':', and no digit first")
+        raise InputError(f"prefix {prefix!r}: expected letters, digits, '_' and ':', not starting with a digit")
     own = {label for metric in metrics for label in metric.labels}
     for label in labels:
         if not LABEL.fullmatch(label):
-            raise InputError(f"label {label!r}: expected letters, digits and '_', and no digit or '__' first")
+            raise InputError(f"label {label!r}: expected letters, digits and '_', not starting with a digit or '__'")
         if label in own:
-            raise InputError(f"label {label!r} is one that metrics have themselves: call it otherwise")
+            raise InputError(f"label {label!r} is a label of the metrics themselves: use another name")
     lines = []
     for metric in metrics:
         if not metric.samples:

@@ -1,4 +1,4 @@
-"""What an encoder did so far."""
+"""Counters of an encoder."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from varlen_graphs.prometheus import Metric, exposition
 
 @dataclass
 class Stats:
-    """Counters of an encoder.
+    """Counters of an encoder. Any thread may read or update them.
 
     Attributes:
-        calls: Calls.
+        calls: Number of calls.
         items: Items of all calls.
-        replays: Replays of each budget.
+        replays: Number of replays of each budget.
         active: Active rows in all replays of each budget.
-        eager: Runs without a graph, by reason.
-        rows: Active rows that were replayed.
-        padding: Rows of padding that were replayed with them.
-        checked: Replays of each budget that were compared with the module itself, with `verify=`.
-        wrong: Those that gave something else.
-        evicted: How often graphs of each budget were given up for `memory=`.
+        eager: Number of eager runs, by reason.
+        rows: Active rows in all replays.
+        padding: Padding rows in all replays.
+        checked: Number of replays of each budget that `verify=` compared with the module itself.
+        wrong: Number of those whose output was wrong.
+        evicted: Number of times that the graphs of each budget were evicted for `memory=`.
     """
 
     calls: int = 0
@@ -46,12 +46,12 @@ class Stats:
             self.items += items
 
     def count_eager(self, reason: str) -> None:
-        """Count a run without a graph."""
+        """Count an eager run."""
         with self._lock:
             self.eager[reason] += 1
 
     def count_replay(self, budget: Budget, active: int) -> None:
-        """Count a replay of so many active rows."""
+        """Count a replay with this number of active rows."""
         with self._lock:
             self.replays[budget] += 1
             self.active[budget] += active
@@ -66,17 +66,17 @@ class Stats:
                 self.wrong[budget] += 1
 
     def count_evicted(self, budgets: Iterable[Budget]) -> None:
-        """Count budgets whose graphs were given up."""
+        """Count budgets whose graphs were evicted."""
         with self._lock:
             self.evicted.update(budgets)
 
     @property
     def padding_share(self) -> float:
-        """Padding among all replayed rows, 0 to 1."""
+        """Share of padding in all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it at one moment, as JSON takes it: eager runs by reason, and a list of the budgets that were used."""
+        """Return a consistent snapshot that JSON can hold: totals, eager runs by reason, and the used budgets."""
         with self._lock:
             return {
                 "calls": self.calls,
@@ -102,23 +102,23 @@ class Stats:
             }
 
     def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
-        """The counters at one moment, in the text format that Prometheus scrapes.
+        """Return a consistent snapshot in the text format that Prometheus scrapes.
 
             encoder.stats.prometheus(model="vision")
 
-        A page may have each name once: give several encoders prefixes of their own.
+        A page must not repeat a name: give each encoder its own prefix.
 
         Args:
-            prefix: What all names begin with.
+            prefix: Prefix of all metric names.
             **labels: Labels of every sample.
 
         Raises:
-            InputError: The prefix or a label is none that Prometheus takes, or one that the counters have themselves.
+            InputError: The prefix or a label is not a valid name, or the counters have the label themselves.
         """
         now = self.as_dict()
         metrics = [Metric(f"{name}_total", text, (), [((), now[name])]) for name, text in _OF_ALL.items()]
         reasons = [((reason,), count) for reason, count in now["eager"].items()]
-        metrics += [Metric("eager_total", "Runs without a graph.", ("reason",), reasons)]
+        metrics += [Metric("eager_total", "Eager runs.", ("reason",), reasons)]
         budgets = [([each[label] for label in _LABELS], each) for each in now["budgets"]]
         metrics += [
             Metric(f"budget_{name}_total", text, _LABELS, [(own, each[name]) for own, each in budgets])
@@ -132,15 +132,15 @@ _LABELS = ("rows", "items", "segments", "max_seqlen")
 _OF_ALL = {
     "calls": "Calls.",
     "items": "Items of all calls.",
-    "rows": "Active rows that were replayed.",
-    "padding": "Rows of padding that were replayed with them.",
+    "rows": "Active rows in all replays.",
+    "padding": "Padding rows in all replays.",
 }
 
 _OF_BUDGETS = {
     "replays": "Replays of each budget.",
     "active": "Active rows in all replays of each budget.",
-    "padding": "Rows of padding in all replays of each budget.",
+    "padding": "Padding rows in all replays of each budget.",
     "checked": "Replays of each budget that were compared with the module itself.",
-    "wrong": "Those that gave something else.",
-    "evicted": "How often graphs of each budget were given up for a limit of memory.",
+    "wrong": "Compared replays of each budget whose output was wrong.",
+    "evicted": "Evictions of the graphs of each budget for the memory limit.",
 }

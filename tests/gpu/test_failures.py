@@ -85,7 +85,7 @@ def test_a_budget_that_memory_is_too_short_for_is_out_of_use():
         with pytest.warns(UserWarning, match="the graph of 65536 rows could not be captured and is out of use.*memory"):
             encoder.capture()
         assert torch.cuda.memory_allocated() - before < GIB
-        assert "out of use: OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB" in encoder.report()
+        assert "disabled: OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB" in encoder.report()
         for count in (5, 3000, 5000):
             rows = rows_for([count])
             assert torch.equal(encoder(rows, lengths=[count]), rows)
@@ -94,7 +94,7 @@ def test_a_budget_that_memory_is_too_short_for_is_out_of_use():
         torch.cuda.set_per_process_memory_fraction(1.0)
     encoder.release()
     encoder.capture()
-    assert "out of use" not in encoder.report()
+    assert "disabled: " not in encoder.report()
 
 
 def test_memory_that_runs_out_inside_a_capture_is_given_back():
@@ -153,7 +153,7 @@ def test_a_capture_that_another_thread_invalidates_is_tried_again():
     encoder = faulty(fault, (1024,)).capture()
     assert tries == [1024] * (2 if failed else 1)
     check_working(encoder)
-    assert "out of use" not in encoder.report()
+    assert "disabled: " not in encoder.report()
 
 
 def test_what_cuda_refuses_at_one_size_leaves_the_others():

@@ -93,7 +93,7 @@ def test_memory_that_a_replay_reads_and_does_not_write_is_told():
         return nn.functional.linear(x, module.weight, module.bias) + left
 
     message = refused(encoder_of(Plain(8, 8), forward=forward), call_of([5, 9]))
-    assert "is inf from what the module itself gives" in message
+    assert "differs by inf from the module's own output" in message
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

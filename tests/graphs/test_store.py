@@ -78,7 +78,7 @@ def test_a_budget_that_cannot_be_captured_is_out_of_use_and_says_why(name, sizes
         "error": "ValueError: no grid of so many blocks",
     }[name]
     for rows, text in zip(SIZES, encoder.report().splitlines()[4:], strict=False):
-        assert ("out of use: " in text and line in text) is (rows in sizes), text
+        assert ("disabled: " in text and line in text) is (rows in sizes), text
     for lengths in ([20], [100], [200], [60, 60], [30, 20, 200], [5] * 8):
         rows = rows_for(lengths)
         assert distance(encoder(rows, lengths=lengths), encoder.eager(rows, lengths=lengths)) < 1e-5
@@ -127,7 +127,7 @@ def test_what_fails_at_every_budget_is_raised(name):
         tried = SIZES if "memory" in name else (96, 256)  # the largest and the smallest
         assert {rows for rows in encoder.module.tried if rows in SIZES} == {*tried}
     assert repr(encoder).endswith("0 captured)")
-    assert "out of use" not in encoder.report()
+    assert "disabled: " not in encoder.report()
     assert "nothing could be captured, so calls raise an error: " in encoder.report()
     encoder.module.sizes = ()
     assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
@@ -217,7 +217,7 @@ def test_a_failure_for_other_static_arguments_leaves_the_graphs_there_are():
 def test_a_release_puts_all_budgets_in_use_again():
     encoder = captured_with_warnings(faulty(memory_short, (256,)), 1)
     encoder.release()
-    assert "out of use" not in encoder.report()
+    assert "disabled: " not in encoder.report()
     encoder.module.sizes = ()
     encoder(rows_for([200]), lengths=[200])
     assert encoder.stats.replays.total() == 1
@@ -270,7 +270,7 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
         for layout in (lengths, torch.tensor(lengths)):
             assert distance(encoder(rows, lengths=layout), encoder.eager(rows, lengths=lengths)) < 1e-6
     assert encoder.stats.eager == {"larger than every budget in use": 6}
-    assert encoder.report().count("out of use: for a test") == 2
+    assert encoder.report().count("disabled: for a test") == 2
     with encoder.stage([6], scale=2.0) as stage:
         stage.rows.copy_(rows_for([6]))
     assert distance(stage.output, encoder.eager(rows_for([6]), lengths=[6], scale=2.0)) < 1e-6

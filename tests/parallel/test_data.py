@@ -84,7 +84,7 @@ def test_without_a_process_group_the_error_says_how_to_make_one():
 
 
 def test_options_that_cannot_be():
-    with pytest.raises(vg.SpecError, match="a Linear came as the encoder: expected a GraphedEncoder of the module"):
+    with pytest.raises(vg.SpecError, match="encoder is a Linear: expected a GraphedEncoder of the module"):
         vg.parallel.DataParallelEncoder(torch.nn.Linear(2, 2))
     with pytest.raises(vg.SpecError, match="inputs='half': expected 'whole' or 'spread'"):
         vg.parallel.DataParallelEncoder(attention_encoder(), inputs="half")

@@ -53,16 +53,16 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
     captured = attention_encoder()
     captured(torch.randn(8, 8), lengths=[8])
     for encoder, options, message in (
-        (captured, {}, "the encoder has captured already, by itself: expected a new one"),
+        (captured, {}, "the encoder has captured graphs without the other ranks: expected a new encoder"),
         (attention_encoder(verify=1), {}, "expected an encoder without it; call encoder.verify"),
         (
             attention_encoder(capture=vg.Capture(lazy=True)),
             {},
-            "lazy=True captures when one rank alone has time: expected an encoder without",
+            r"capture=vg.Capture\(lazy=True\) captures when one rank alone has time: expected an encoder",
         ),
-        (attention_encoder(memory="1GiB"), {}, "memory= takes budgets out of use by what one rank alone holds"),
-        (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example by Ladder\.auto\(memory, bytes_per_row\)"),
-        (attention_encoder(capture=vg.Capture(compile=True)), {}, "compile=True may put collectives in another order"),
+        (attention_encoder(memory="1GiB"), {}, "memory= disables budgets by the memory of one rank alone"),
+        (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example Ladder\.auto\(memory, bytes_per_row\)"),
+        (attention_encoder(capture=vg.Capture(compile=True)), {}, r"Capture\(compile=True\) may reorder collectives"),
         (attention_encoder(), {"deadline": 0}, "deadline=0: expected finite seconds above 0"),
         (attention_encoder(), {"deadline": math.inf}, "deadline=inf: expected finite seconds above 0"),
         (attention_encoder(), {"deadline": 1e12}, "deadline=1000000000000.0: expected finite seconds above 0"),
@@ -136,7 +136,7 @@ GLOO = "/third_party/gloo/gloo/transport/tcp/"
 def test_errors_of_collectives_are_those_of_the_group(group_of_one, error):
     alone = failing(error)
     for _ in range(2):
-        with pytest.raises(vg.RankError, match="is of no use any more: end the process"):
+        with pytest.raises(vg.RankError, match="cannot be used any more: end the process"):
             alone(torch.randn(8, 8), lengths=[8])
 
 

@@ -40,8 +40,8 @@ def test_a_report_is_written_as_a_page(tmp_path):
     assert titles(cost) == ["64 rows: 576", "128 rows: 640"]
     assert titles(replays) == ["64 rows: 2 replays", "128 rows: 1 replays"]
     assert titles(rows) == [
-        "64 rows: 80 active rows", "64 rows: 48 rows of padding",
-        "128 rows: 100 active rows", "128 rows: 28 rows of padding",
+        "64 rows: 80 active rows", "64 rows: 48 padding rows",
+        "128 rows: 100 active rows", "128 rows: 28 padding rows",
     ]  # fmt: skip
 
 

@@ -932,21 +932,21 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
     path = tmp_path / "warm.json"
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(path)
     for changes, what in (
-        ({"module": Held(1)}, "module is .*Attention, and not .*Held"),
+        ({"module": Held(1)}, "module is .*Attention, not .*Held"),
         ({"module": Attention(16), "spec": attention_spec()}, "weights is .*declaration is"),
         ({"spec": attention_spec()}, "declaration is"),
     ):
-        with pytest.warns(UserWarning, match=f"was written of something else, so it is ignored.*{what}"):
+        with pytest.warns(UserWarning, match=f"was written for another setup, so it is ignored.*{what}"):
             encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "capture": vg.Capture(warmup=path)} | changes))
         assert not encoder.costs.measured
     value = json.loads(path.read_text())
     del value["identity"]["format"]
     path.write_text(json.dumps(value | {"used": "of another kind"}))
-    with pytest.warns(UserWarning, match="so it is ignored, and measured anew: format is None, and not 2"):
+    with pytest.warns(UserWarning, match="so it is ignored and everything is measured again: format is None, not 2"):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
     value["identity"] |= {"format": "2", "device": "NVIDIA H200", "torch": "1.0"}
     path.write_text(json.dumps(value))
-    with pytest.warns(UserWarning, match=r"torch is 1.0, and not .*; device is NVIDIA H200, and not cpu"):
+    with pytest.warns(UserWarning, match=r"torch is 1.0, not .*; device is NVIDIA H200, not cpu"):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
 
 
@@ -972,7 +972,9 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
         path.write_text(json.dumps(value))
         if place == "identity" and isinstance(value[place], dict):
             return
-    with pytest.raises(vg.InputError, match=r"warm.json is no warm-up file .*: expected what `encoder.save_warmup`"):
+    with pytest.raises(
+        vg.InputError, match=r"warm.json is not a warm-up file .*: expected a file from `encoder.save_warmup`"
+    ):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
     assert not timing._timed
 
@@ -989,7 +991,7 @@ def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
         inside = inside[step]
     inside[place[-1]] = number
     path.write_text(json.dumps(value))
-    with pytest.raises(vg.InputError, match=rf"warm.json is no warm-up file .* is {number!r}: expected"):
+    with pytest.raises(vg.InputError, match=rf"warm.json is not a warm-up file .* is {number!r}: expected"):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
 
 

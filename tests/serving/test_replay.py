@@ -216,7 +216,7 @@ def test_the_output_of_a_stage_is_computed_when_it_is_read_and_is_the_callers_ow
             stage.rows.zero_()
         encoder(rows_for([64], 1), lengths=[64])  # the rows were taken, so others may come
         assert stage.output is first
-    with pytest.raises(vg.InputError, match="write rows before"):
+    with pytest.raises(vg.InputError, match="write the rows before that"):
         _ = stage.rows
     assert equal_bits(first, encoder(rows, lengths=[5, 9], scale=2.0))
     assert encoder.stats.replays.total() == 3
@@ -226,7 +226,7 @@ def test_an_error_inside_a_stage_leaves_everything_working():
     encoder, rows = attention_encoder(spec=SHAPED), rows_for([5])
     with pytest.raises(ZeroDivisionError), encoder.stage([5]) as stage:
         stage.rows.fill_(1 / 0)
-    with pytest.raises(vg.InputError, match="an error ended the block before it was computed; stage anew"):
+    with pytest.raises(vg.InputError, match="an error ended the block before it was computed; stage again"):
         _ = stage.output
     assert not encoder.stats.replays
     assert distance(encoder(rows, lengths=[5]), encoder.eager(rows, lengths=[5])) < 1e-6
@@ -340,7 +340,7 @@ def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
         assert not handle.valid
         for read in (lambda: handle.output, handle.clone):  # noqa: B023
             with pytest.raises(
-                vg.StaleOutputError, match=r"\d calls or captures later, which write to the same memory"
+                vg.StaleOutputError, match=r"after \d later calls or captures, which write to the same memory"
             ):
                 read()
         assert distance(own, expected) < 1e-5

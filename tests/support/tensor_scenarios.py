@@ -258,7 +258,7 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     both = vg.parallel.TensorParallelEncoder(encoder)
     assert encoder.executor.store.budgets.known == set(BUDGETS)
     assert encoder.costs.as_json() == costs.as_json()
-    with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
+    with pytest.warns(UserWarning, match="was written for another setup, so it is ignored.*weights is"):
         alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
     for lengths in LENGTHS:
         check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))
@@ -349,7 +349,7 @@ def plans_that_cannot_be(rank, ranks):
     with pytest.raises(vg.SpecError, match=r"output is sharded over ranks, .*Shard\(dim="):
         both(rows_of([5]), lengths=[5])
     tower = qwen3_vl_tower(num_heads=1)
-    with pytest.raises(vg.SpecError, match=f"1 heads cannot be shared by {ranks} ranks"):
+    with pytest.raises(vg.SpecError, match=f"1 heads cannot be divided among {ranks} ranks"):
         parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
 
 
@@ -370,11 +370,11 @@ def lose(rank, both, before):
     if rank == dist.get_world_size() - 1:
         before()
     start = time.perf_counter()
-    with pytest.raises(vg.RankError, match="a rank of the group has died, hangs, raised an error"):
+    with pytest.raises(vg.RankError, match="a rank of the group died, hangs, raised an error"):
         both(rows_of([5, 6]), lengths=[5, 6])
     seconds = time.perf_counter() - start
     for call in (lambda: both(rows_of([5, 6]), lengths=[5, 6]), both.check, both.capture):
-        with pytest.raises(vg.RankError, match="is of no use any more: end the process"):
+        with pytest.raises(vg.RankError, match="cannot be used any more: end the process"):
             call()
     assert time.perf_counter() - start < seconds + 1  # it is told at once
     return seconds

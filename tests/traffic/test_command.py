@@ -42,17 +42,17 @@ def cells(text, name):
 
 def test_a_plan_stands_beside_the_default_ladder_and_powers_of_two(traces, capsys):
     text, _ = printed(capsys, traces / "measured.json", "--max-graphs", 2)
-    assert text.startswith("45 calls, on average of 2.0 items and 456 rows\n")
+    assert text.startswith("45 calls of 2.0 items and 456 rows on average\n")
     assert cells(text, "plan") == ["2", "2", "31.1%", "2.667", "0.05", "0"]
     graphs, used, *_, eager = cells(text, "Ladder()")
     assert (graphs, used, eager) == ("83", "3", "0")
     assert cells(text, "powers of two")[:2] == ["4", "3"]
-    assert "attention aside, which takes 1.000 ms a call with any budgets" in text
+    assert "without attention, which takes 1.000 ms per call with any budgets" in text
 
 
 def test_a_bar_is_the_rows_that_are_replayed(traces, capsys):
     text, _ = printed(capsys, traces / "bare.json", "--max-graphs", 2)
-    assert "cost in rows, and 512 a replay: no time was measured" in text
+    assert "cost in rows plus 512 per replay: no time was measured" in text
     first, second = text.splitlines()[-2:]
     assert first.split() == ["224", "1", "1", "30", "10.7%", "#" * 10 + "." * 2]
     assert second.split() == ["1536", "6", "9", "15", "37.1%", "#" * 25 + "." * 15]
@@ -106,7 +106,7 @@ def test_a_call_that_cannot_be_is_named(traces, capsys, at, value):
     path = broken(traces / "measured.json", lambda trace: trace["calls"][1].__setitem__(at, value))
     said = printed(capsys, path)[1]
     what = ("rows", "items", "segments", "longest", "largest", "calls")[at]
-    assert said.startswith(f"{path} is no trace")
+    assert said.startswith(f"{path} is not a trace")
     assert f"{what} is {value!r}: expected an integer of at least {0 if at in (2, 3) else 1}" in said
 
 
@@ -124,21 +124,21 @@ def test_a_call_that_cannot_be_is_named(traces, capsys, at, value):
 def test_costs_that_cannot_be_are_refused(traces, capsys, name, value):
     path = broken(traces / "measured.json", lambda trace: trace["costs"].__setitem__(name, value))
     said = printed(capsys, path, "--max-memory", "1GiB")[1]
-    assert said.startswith(f"{path} is no trace")
+    assert said.startswith(f"{path} is not a trace")
     assert "\n" not in said.strip()
 
 
 @pytest.mark.parametrize(("name", "value"), [("squares", "x"), ("squares", -1), ("costs", []), ("costs", 0)])
 def test_other_numbers_of_a_trace_are_checked(traces, capsys, name, value):
     path = broken(traces / "measured.json", lambda trace: trace.__setitem__(name, value))
-    assert f"{path} is no trace" in printed(capsys, path)[1]
+    assert f"{path} is not a trace" in printed(capsys, path)[1]
 
 
 def test_what_goes_wrong_is_said_in_a_line(traces, capsys, monkeypatch):
     assert "No such file" in printed(capsys, traces / "none.json")[1]
-    assert "is no trace" in printed(capsys, __file__)[1]
+    assert "is not a trace" in printed(capsys, __file__)[1]
     assert "expected a number of bytes" in printed(capsys, traces / "measured.json", "--max-memory", "much")[1]
-    assert "what a row takes was not measured" in printed(capsys, traces / "bare.json", "--max-memory", "1GiB")[1]
+    assert "the bytes per row were not measured" in printed(capsys, traces / "bare.json", "--max-memory", "1GiB")[1]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "varlen_graphs.traffic.figure", raising=False)
     assert (

@@ -288,16 +288,16 @@ def test_what_no_segment_is_counted_for_has_room_for_its_items():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: vg.traffic.plan(vg.traffic.Trace()), vg.InputError, "no calls in the trace: expected some inside"),
+        (lambda: vg.traffic.plan(vg.traffic.Trace()), vg.InputError, "the trace has no calls: expected calls inside"),
         (
             lambda: vg.traffic.plan("trace.json"),
             vg.InputError,
-            "came with a str and costs of NoneType: expected a Trace, such as Trace.load(path)",
+            "plan() got a str and costs of NoneType: expected a Trace, such as Trace.load(path)",
         ),
         (
             lambda: vg.traffic.plan(vg.traffic.Trace(), costs="other.json"),
             vg.InputError,
-            "came with a Trace and costs of str: expected",
+            "plan() got a Trace and costs of str: expected",
         ),
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
@@ -307,7 +307,7 @@ def test_what_no_segment_is_counted_for_has_room_for_its_items():
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_memory="1GiB"),
             vg.BudgetError,
-            "what a row takes was not measured: record where graphs are captured",
+            "the bytes per row were not measured: record with an encoder that captures",
         ),
         (
             lambda: vg.traffic.plan(

@@ -235,7 +235,9 @@ COLUMNS = ["rows", "items", "segments", "longest", "largest", "calls"]
 def test_a_file_that_is_no_trace_says_so(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(vg.InputError, match=re.escape(f"{path} is no trace") + ".*expected what `Trace.save` wrote"):
+    with pytest.raises(
+        vg.InputError, match=re.escape(f"{path} is not a trace") + ".*expected a file from `Trace.save`"
+    ):
         vg.traffic.Trace.load(path)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from varlen_graphs.attention.timing import AttentionCost as Attention
-from varlen_graphs.attention.timing import measuring
+from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURING, Backend, Graph
 from varlen_graphs.capture.memory import forget_frames
@@ -145,7 +144,7 @@ class GraphSet:
     def _capture(self, budget: Budget, forward: BoundForward, backend: Backend, memory: ReadMemory) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
         arena, checks, agreement, device = self.arena, self.checks, self._agreement, self.arena.rows.device
-        attention = Attention()
+        attention = AttentionCost()
 
         def run() -> list[Tensor]:
             return outputs_of(forward(*checks.view(arena, budget)))

@@ -1,4 +1,4 @@
-"""Encoders on several GPUs, by `torch.distributed`."""
+"""Encoders on several GPUs, over `torch.distributed`."""
 
 from varlen_graphs.parallel.data import DataParallelEncoder
 from varlen_graphs.parallel.tensor import TensorParallelEncoder, tensor_plan

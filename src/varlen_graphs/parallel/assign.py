@@ -1,4 +1,4 @@
-"""Which rank encodes which items: by integers alone, so that every rank finds the same."""
+"""Assign items to ranks. Uses integers only, so that every rank computes the same assignment."""
 
 import heapq
 from collections.abc import Sequence
@@ -8,23 +8,18 @@ from typing import NamedTuple
 from varlen_graphs.routing.costs import Costs
 
 FEMTOSECONDS = 1e12
-"""Of a millisecond."""
+"""Femtoseconds per millisecond."""
 
 
 class Weights(NamedTuple):
-    """What encoding costs, as integers: floats that were measured differ from rank to rank.
-
-    Attributes:
-        row: The cost of a row.
-        square: The cost of attention, for each squared row of a segment.
-    """
+    """Costs of encoding, as integers: measured floats differ from rank to rank."""
 
     row: int = 1
-    square: int = 0
+    square: int = 0  # of attention, per squared row of a segment
 
     @classmethod
     def of(cls, costs: Costs) -> "Weights":
-        """What replays were measured to cost, in femtoseconds; rows alone where none were."""
+        """Convert measured costs to femtoseconds; count rows if nothing was measured."""
         if not (costs.measured and costs.budgets):
             return cls()
         largest = costs.budgets[-1]
@@ -32,22 +27,15 @@ class Weights(NamedTuple):
         return cls(max(1, round(row * FEMTOSECONDS)), round(costs.per_square * FEMTOSECONDS))
 
     def cost(self, rows: int, squares: int) -> int:
-        """The cost of so many rows, in segments whose squared lengths sum up to `squares`."""
+        """Return the cost of rows in segments whose squared lengths add up to `squares`."""
         return self.row * rows + self.square * squares
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Spread tasks over ranks, the longest first, each to the rank that has least to do.
+    """Assign tasks to ranks, the costliest first, each to the rank with the least load; returns each rank's tasks.
 
-    No rank is left with more than `4/3 - 1/(3 * ranks)` of what the best assignment leaves the busiest one with. Tasks
-    of one cost stay in order from rank to rank, so that those of a rank adjoin where they can.
-
-    Args:
-        costs: The cost of each task.
-        ranks: How many ranks there are.
-
-    Returns:
-        The tasks of each rank, ascending; a rank may have none.
+    The largest load is at most `4/3 - 1/(3 * ranks)` of that of an optimal assignment. Tasks of equal cost stay in
+    order from rank to rank, so that the tasks of a rank are adjacent if possible.
     """
     tasks: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap

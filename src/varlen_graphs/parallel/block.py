@@ -1,4 +1,4 @@
-"""The outputs of one rank as one block of memory."""
+"""The outputs of one rank in one block of memory."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,21 +11,18 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.outputs import Parts
 
 ALIGNMENT = 16
-"""Bytes. Every tensor begins at a multiple of it, as its dtype may ask."""
+"""Alignment of every tensor, in bytes, which its dtype may require."""
 
 
 class Block:
-    """Memory for the outputs of some items, to be sent as it is. Not filled.
+    """Memory for the outputs of some items, to be sent as a whole. Uninitialized.
 
-    Args:
-        form: What outputs are like: their tensors give dtypes, and shapes but for the entries.
-        part: The items.
-        device: Where.
+    The tensors of `form` give dtypes and shapes, except for the numbers of entries.
 
     Attributes:
-        memory: All of it, uint8 `[bytes]`.
-        tensors: The outputs, which lie in it.
-        failed: 1 if the rank that filled it has failed, uint8 `[1]`; lies in it, too.
+        memory: The block, uint8 `[bytes]`.
+        tensors: The outputs, views of the block.
+        failed: 1 if the rank that filled the block failed, uint8 `[1]`; a view of the block.
     """
 
     def __init__(self, form: Parts, part: Layout, device: torch.device) -> None:
@@ -41,7 +38,7 @@ class Block:
         self.failed = self.memory[start:]
 
     def fill(self, outputs: Sequence[Tensor] | None) -> None:
-        """Copy outputs in, or NaN (zeros where there is none) if there are no outputs. Queued; no sync."""
+        """Copy outputs into the block; `None` fills it with NaN, or with zeros if not floating. No sync."""
         self.failed.fill_(outputs is None)
         if outputs is not None:
             torch._foreach_copy_(self.tensors, [*outputs])

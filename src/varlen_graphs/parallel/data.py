@@ -1,4 +1,4 @@
-"""`DataParallelEncoder`: the items of one call, spread over several GPUs."""
+"""`DataParallelEncoder`: the items of one call, distributed over several GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,36 +29,39 @@ if TYPE_CHECKING:
 
 
 class DataParallelEncoder:
-    """Encodes the items of each call on all ranks of a group, every rank some of them.
+    """Encodes the items of each call on all ranks of a group; each rank encodes a part of them.
 
-    Each rank holds the module and an encoder of it. All ranks make a call at once, and each gets the whole output, in
-    the order of the items, as from one encoder; only the gather runs outside of the graphs. Items are spread by what
-    they cost, the longest first, each to the rank with least to do. Costs are those that rank 0 measured. Groups of
-    items stay together. A rank that gets no items only receives.
+    Each rank holds the module and its own encoder. All ranks make the same call, and each returns the whole output, in
+    the order of the items, as a single encoder does; only the gather runs outside of the graphs. Items are assigned by
+    cost, the costliest first, each to the rank with the least load, with the costs measured by rank 0. Groups of items
+    stay together. A rank without items only receives.
 
-    The first call captures on every rank, as does the first with other static arguments, and the ranks compare what
-    they were called with. Later calls send nothing but outputs. All ranks must make the same calls in the same order,
-    from one thread. What every rank can see to be wrong (items that make no sense, an undeclared argument, an item that
-    is too large with `on_miss="error"`) raises on all ranks, before anything is sent. What only one rank meets while it
-    encodes, such as memory that is not enough, raises there; the others get NaN for its items, and `RankError`: on the
-    CPU from the same call, on GPUs from the first call that ends after the GPU got there, or from `check()`. For a rank
-    that is lost they wait until the timeout of the group, and raise `RankError`; over NCCL torch's watchdog then ends
-    their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
+    The first call, and the first with other static arguments, captures on every rank and checks that all ranks make the
+    same call. Later calls send nothing but outputs. All ranks must make the same calls in the same order, from one
+    thread.
 
-    Calls for outputs that are not declared, such as `output_hidden_states=True`, run as a whole on every rank.
+    An error that every rank can detect (invalid items, an undeclared argument, an item that is too large with
+    `on_miss="error"`) raises on all ranks, before anything is sent. An error that only one rank meets while it encodes,
+    such as a lack of memory, raises on that rank; the others return NaN for its items, and raise `RankError`: on the
+    CPU from the same call, on GPUs from the first call that ends after the GPU reached the error, or from `check()`.
+    If a rank is lost, the others wait until the timeout of the group, and raise `RankError`; with NCCL, torch's
+    watchdog then ends their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
+
+    Calls for undeclared outputs, such as `output_hidden_states=True`, run as a whole on every rank.
 
     Args:
-        encoder: The encoder of this rank. All have the same module, budgets and options.
-        group: The ranks, of `torch.distributed`; `None` is the default group.
-        inputs: `"whole"`: every rank brings all items. `"spread"`: each rank brings its own and encodes these, or has
-            none (rows `[0, ...]`, and an empty list); outputs are in the order of the ranks. Each call then tells items
-            and errors to all ranks first, which synchronizes with the host.
+        encoder: Encoder of this rank, with the same module, budgets and options on all ranks.
+        group: Process group of `torch.distributed`; `None` is the default group.
+        inputs: `"whole"`: every rank passes all items. `"spread"`: each rank passes its own items and encodes these, or
+            passes none (rows `[0, ...]`, and an empty list); outputs are in the order of the ranks. Each call then
+            first exchanges items and errors between ranks, which synchronizes with the host.
 
     Attributes:
-        encoder: As given. Its `stats` count what this rank encodes.
+        encoder: As given. Its `stats` count the items that this rank encodes.
 
     Raises:
-        SpecError: There is no process group, or an encoder that lends its outputs.
+        SpecError: There is no process group, `encoder` is not a `GraphedEncoder` or has `outputs="borrowed"`, or
+            `inputs` is neither `"whole"` nor `"spread"`.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class DataParallelEncoder:
         if inputs not in ("whole", "spread"):
             raise SpecError(f"inputs={inputs!r}: expected 'whole' or 'spread'")
         if not isinstance(encoder, GraphedEncoder):
-            raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
+            raise SpecError(f"encoder is a {type(encoder).__name__}: expected a GraphedEncoder of the module")
         if encoder.executor.lends:
-            raise SpecError("outputs are gathered, which copies them: expected an encoder with outputs='owned'")
+            raise SpecError("gathering copies outputs, none can be borrowed: expected an encoder with outputs='owned'")
         self.encoder = encoder
         self._ranks = Ranks(group)
         self._spread = inputs == "spread"
         self._weights = Weights()
-        self._met: set[tuple[bool, Kind]] = set()  # whether graphs answer for them, too
+        self._met: set[tuple[bool, Kind]] = set()  # True for calls that graphs encode
         self._forms: dict[Kind, Parts] = {}
 
     @property
@@ -89,16 +92,15 @@ class DataParallelEncoder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call, on all ranks together.
 
-        Items that are described on the GPU cost one copy to the host.
+        A layout on the GPU costs one copy to the host.
 
         Returns:
             The module's output for all items, on every rank.
 
         Raises:
-            RankError: Another rank raised an error, in this call or while it encoded an earlier one, was called with
-                something else, or takes part no more.
-            SpecError: A static argument that ranks cannot compare, or an output with Python values that depend on the
-                items.
+            RankError: Another rank raised an error, in this call or while it encoded an earlier one, made a different
+                call, or no longer takes part.
+            SpecError: Ranks cannot compare a static argument, or the output has Python values that depend on the items.
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for `GraphedEncoder`.
         """
         if self._ranks.count == 1:
@@ -107,7 +109,7 @@ class DataParallelEncoder:
             return self._call_spread(args, kwargs) if self._spread else self._call_whole(args, kwargs)
 
     def check(self) -> None:
-        """Wait for all calls, and raise what went wrong in them on other ranks.
+        """Wait for all calls, and raise if another rank failed in one.
 
         Raises:
             RankError: Another rank raised an error while it encoded.
@@ -115,9 +117,9 @@ class DataParallelEncoder:
         self._ranks.tell(wait=True)
 
     def _call_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call to which every rank brought all items."""
+        """Run a call for which every rank has all items."""
         bind = partial(self._bind, args, kwargs)
-        # A call that cannot be bound is of no kind: that others wait to be told of it is sure of the first one only.
+        # A call that cannot be bound has no kind. Other ranks are sure to wait for its error only at the first call.
         bound = bind() if self._met else None
         if bound is not None and (bound.beyond is None, kind := self._kind(bound)) in self._met:
             call, layout = bound, self._read_whole(bound)
@@ -130,13 +132,13 @@ class DataParallelEncoder:
         return self._run(call, layout, shares, form, lambda: self._rows_of(shares[self._ranks.own], call, layout))
 
     def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
-        """The first call of its kind: what is wrong with it on one rank, all are told."""
+        """Bind the first call of its kind; an error on one rank raises on all."""
 
         def read() -> tuple[tuple[Call, Kind, Layout | None], tuple[Any, Any]]:
             call = bind()
             kind, layout = self._kind(call), self._read_whole(call)
             if layout is None:
-                return (call, kind, None), (sorted(call.statics), "items that graphs do not answer for")
+                return (call, kind, None), (sorted(call.statics), "a call that graphs do not run")
             check_statics(call.statics)
             return (call, kind, layout), (kind, layout)
 
@@ -153,7 +155,7 @@ class DataParallelEncoder:
         return call
 
     def _read_whole(self, call: Call) -> Layout | None:
-        """The items of a call; `None` where nothing tells which of its entries belong to which item."""
+        """Return the items of a call; `None` if only the module itself can run it, as a whole."""
         if call.beyond is not None:
             return None
         layout = read_layout(self.encoder.spec, call)
@@ -161,12 +163,14 @@ class DataParallelEncoder:
         return layout
 
     def _call_spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call to which each rank brought its own items."""
+        """Run a call for which each rank has its own items."""
 
         def read() -> tuple[Call, tuple[Layout, int, Kind]]:
             call = self._bind(args, kwargs)
             if call.beyond is not None:
-                raise InputError(f"{call.beyond}: spread inputs have outputs that are declared; bring whole ones")
+                raise InputError(
+                    f"{call.beyond}: with inputs='spread' expected a call that graphs can run; use inputs='whole'"
+                )
             check_statics(call.statics)
             kind = self._kind(call)
             return call, (self._read_own(call), call.length, kind)
@@ -177,18 +181,18 @@ class DataParallelEncoder:
         layouts = [layout for layout, _, _ in told]
         layout = _joined(layouts, self.encoder.spec.layout)
         if not layout.items:
-            raise InputError("no rank brought items: skip the call when there is nothing to encode")
+            raise InputError("no rank has items: expected items on some rank; skip the call if there are none")
         self._check_fits(layout, call)
         call.length = max(length for _, length, _ in told)
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         form = self._forms.get(kinds[0]) or self._learn(kinds[0], call, layout)
         extent, own = self.encoder.spec.row_extent, shares[self._ranks.own]
-        # Of a batch as many rows as its longest item has.
+        # A padded batch keeps as many rows as its longest item has.
         return self._run(call, layout, shares, form, lambda: extent.part(call.rows, Span.of(own.layout(layout))))
 
     def _read_own(self, call: Call) -> Layout:
-        """The items that this rank brought, which may be none."""
+        """Return the items of this rank, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
             return read_layout(spec, call)
@@ -209,7 +213,7 @@ class DataParallelEncoder:
                 encoded = self._encode(call, own_rows(), mine)
                 check_form(encoded, form)
                 own = encoded.tensors
-            except Exception as error:  # others must not wait for a rank that has failed
+            except Exception as error:  # other ranks must not wait for a rank that has failed
                 failure = error
         gathered = self._ranks.gather(own, parts, form, call.rows.device)
         if failure is not None:
@@ -222,12 +226,12 @@ class DataParallelEncoder:
         return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
 
     def _encode(self, call: Call, rows: Tensor, part: Layout) -> Parts:
-        """The outputs of some items of a call; of a batch that was packed on its way in they are packed, too."""
+        """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
         own = replace(call, rows=rows, layout=part, original={}, length=0)
         return flatten(self.encoder.executor.answer(own), self.encoder.spec.declared)
 
     def _shares(self, layout: Layout) -> list[Pack]:
-        """The items of each rank, the same on all of them."""
+        """Assign items to ranks; all ranks compute the same assignment."""
         costs, needs = [], self.encoder.spec.needs
         for group in layout.groups:
             one = Layout(layout.items[group.start : group.stop], layout.length, layout.grouped)
@@ -236,7 +240,7 @@ class DataParallelEncoder:
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
     def _rows_of(self, share: Pack, call: Call, layout: Layout) -> Tensor:
-        """The rows of these items: a view, or one copy."""
+        """Return the rows of these items: a view, or one copy."""
         if len(share.items) == len(layout):
             return call.rows
         extent = self.encoder.spec.row_extent
@@ -244,10 +248,10 @@ class DataParallelEncoder:
         return torch.cat(views) if len(views) > 1 else views[0]
 
     def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
-        """What outputs are like, without entries, found out in the first call of its kind, on every rank.
+        """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind.
 
-        By the smallest item of the call over rows of padding, which captures. So a rank that has no items yet knows
-        what it will receive, and what rank 0 measured reaches all.
+        Every rank encodes the smallest item of the call over padding rows, which captures. So a rank without items
+        knows what to receive.
         """
 
         def learn() -> tuple[Parts, Weights]:
@@ -259,12 +263,10 @@ class DataParallelEncoder:
         return self._forms[kind]
 
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
-        """The output for the smallest item of a call, or group, over rows of padding, without its entries.
+        """Return the form of the output for the smallest item of a call, or group, over padding rows.
 
-        For two of it as well, if a budget holds them: what depends on how many items or rows there are is not the same.
-
-        Raises:
-            SpecError: The output has such values, which ranks could not know.
+        Encodes two copies of it as well, if a budget holds them, and raises `SpecError` if Python values of the output
+        differ: they depend on the items, and ranks could not know them.
         """
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
         one = Pack(None, group).layout(layout)
@@ -274,27 +276,30 @@ class DataParallelEncoder:
         return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
 
     def _encode_padding(self, call: Call, part: Layout) -> Parts:
-        """The outputs of some items over rows of padding, like those of a call."""
+        """Encode some items over padding rows like those of a call."""
         extent, pad = self.encoder.spec.row_extent, self.encoder.spec.packed.pad
         shape = extent.resize(call.rows.shape, extent.size(Span.of(part)))
         return self._encode(call, call.rows.new_full(shape, pad), part)
 
     def _kind(self, call: Call) -> Kind:
-        """The kind of a call, before its items are read."""
+        """Return the kind of a call, before its items are read."""
         row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
         device_type = call.rows.device.type
         state = self.encoder.executor.mode.change(device_type)
         return Kind(call.key, row_shape, state, autocast_dtype(device_type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
-        """Whether budgets hold all items, also those of other ranks, where one that none holds is an error.
+        """Raise `BudgetError` with `on_miss="error"` if no budget holds an item, of this rank or another."""
+        planner = self.encoder._planner
+        if planner.on_miss == "error" and self.encoder._calls.choice.backend(call.rows.device) is not None:
+            for group in layout.groups:
+                if not self._fits(layout.items[group.start : group.stop]):
+                    planner.packs(layout)  # raises
 
-        Raises:
-            BudgetError: None holds one.
-        """
-        executor = self.encoder.executor
-        if executor.mode.backend(call.rows.device) is not None:
-            executor.router.check_misses(layout)
+    def _fits(self, items: Sequence[Any]) -> bool:
+        """Return True if some budget holds all of these items."""
+        demand = self.encoder.spec.needs.demand(*items)
+        return cheapest(Load().add(demand), self.encoder._planner.costs) is not None
 
     @property
     def _device(self) -> torch.device:
@@ -305,11 +310,11 @@ class DataParallelEncoder:
 
 
 def _joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
-    """The items of several layouts as those of one call."""
+    """Join the items of several layouts into one layout."""
     items = [item for layout in layouts for item in layout.items]
     length = max(layout.length for layout in layouts)
     for at, column in enumerate(argument.columns, start=3):
-        if column.function is not None and items:  # it follows from all of them
+        if column.function is not None and items:  # computed from all items
             values = column.parse(column.function(Layout(tuple([item[:3] for item in items]), length)), len(items))
             items = [(*item[:at], value, *item[at + 1 :]) for item, value in zip(items, values, strict=True)]
     return Layout(tuple(items), length, argument.grouped)

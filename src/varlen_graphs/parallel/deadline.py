@@ -1,4 +1,4 @@
-"""Replays that do not end: found by asking their events, because nothing else looks at collectives in a graph."""
+"""Detect replays that do not end. Polls events, because torch does not watch collectives inside graphs."""
 
 import threading
 import time
@@ -10,18 +10,18 @@ import torch
 from varlen_graphs.capture.pool import current_stream
 
 POLLS = 20
-"""How often events are asked until the deadline, while replays are under way."""
+"""Polls of the events per deadline, while calls are pending."""
 
 
 class Deadline:
-    """Watches calls on a GPU from a thread of its own, which sleeps while none is under way.
+    """Watches calls on a GPU from a thread, which sleeps while no call is pending.
 
-    A poll at the next call would not do: whoever waits for the output of a replay that hangs makes no next call.
+    Polling at the next call is not enough: a caller that waits for the output of a hanging replay makes no next call.
 
     Args:
-        seconds: How long no call may end, while some are under way.
+        seconds: Longest time without the end of a call, while calls are pending.
         device: The GPU.
-        late: Called once, from the thread, when that has happened.
+        late: Called once, in the thread, when that time has passed.
     """
 
     def __init__(self, seconds: float, device: torch.device, late: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class Deadline:
         self._thread: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Watch what is queued on the current stream up to now. Records an event; no sync."""
+        """Watch the work queued on the current stream so far. Records an event; no sync."""
         self._under_way.append((self._record(), time.monotonic()))
         self._wake()
 
@@ -46,7 +46,7 @@ class Deadline:
         self._awake.set()
 
     def is_late(self) -> bool:
-        """Whether calls are under way of which none has ended for too long. Forgets those that have."""
+        """Return True if calls are pending and none has ended for too long. Forgets calls that have ended."""
         while self._under_way and self._under_way[0][0].query():
             self._spare.append(self._under_way.popleft()[0])
             self._progress = time.monotonic()
@@ -68,12 +68,12 @@ class Deadline:
 
     def _run(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # or asking an event would make a context on the first GPU
+            torch.cuda.set_device(self._device)  # else querying an event creates a context on the first GPU
         while not self._closed:
             self._awake.wait()
             try:
                 late = self.is_late()
-            except RuntimeError:  # of the device: whoever uses it next is told
+            except RuntimeError:  # an error of the device, which its next use raises
                 return
             if late:
                 self._late()
@@ -82,5 +82,5 @@ class Deadline:
                 time.sleep(self._seconds / POLLS)
                 continue
             self._awake.clear()
-            if self._under_way or self._closed:  # since it was looked at
+            if self._under_way or self._closed:  # since the check above
                 self._awake.set()

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks: their calls, and what outputs are like."""
+"""Check that calls and the form of outputs are the same on all ranks."""
 
 import pickle
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,27 +12,16 @@ from varlen_graphs.spec.outputs import Parts
 
 
 class Kind(NamedTuple):
-    """What the form of an output depends on.
-
-    Attributes:
-        statics: The static arguments.
-        row_shape: The shape of a row.
-        state: How the state of the module differs from construction, if it does.
-        autocast: The dtype of autocast, if it is on.
-    """
+    """Everything that the form of an output depends on."""
 
     statics: StaticKey
     row_shape: tuple[int, ...]
-    state: str | None
-    autocast: torch.dtype | None
+    state: str | None  # difference of the module's state from construction
+    autocast: torch.dtype | None  # if on
 
 
 def check_statics(statics: Mapping[str, Any]) -> None:
-    """Whether ranks can compare static arguments.
-
-    Raises:
-        SpecError: One cannot be sent, or does not equal what arrives.
-    """
+    """Raise `SpecError` if a static argument cannot be pickled, or does not equal its copy."""
     for name, value in statics.items():
         sent = static_key({name: value})
         wrong = (
@@ -48,36 +37,29 @@ def check_statics(statics: Mapping[str, Any]) -> None:
 
 
 def check_same(calls: Sequence[Hashable]) -> None:
-    """Whether ranks were called with the same, as far as each has told.
-
-    Raises:
-        RankError: They were not.
-    """
+    """Raise `RankError` if ranks were called with different arguments."""
     for rank, call in enumerate(calls):
         if call != calls[0]:
             raise RankError(
                 f"rank {rank} was called with {call}, rank 0 with {calls[0]}: expected the same call on every rank; "
-                "with inputs='spread' each may bring items of its own"
+                "with inputs='spread' each rank may bring its own items"
             )
 
 
 def check_form(parts: Parts, form: Parts) -> None:
-    """Whether outputs are what other ranks take them for.
-
-    Raises:
-        SpecError: They are not.
-    """
-    came, expected = (
+    """Raise `SpecError` if outputs do not have the form that other ranks expect."""
+    actual, expected = (
         [(e.rest(tensor), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
         for one in (parts, form)
     )
-    if came != expected:
+    if actual != expected:
         raise SpecError(
-            f"the entries of the outputs are {came}, those of other items of this kind were {expected}: expected the "
-            "same of any items; where the module was cast since, make a new DataParallelEncoder"
+            f"the entries of the outputs are {actual}, those of earlier items were {expected}: expected the same shape "
+            "and dtype for all items; if the module was cast since, make a new DataParallelEncoder"
         )
     if repr(parts.constants) != repr(form.constants):
         raise SpecError(
-            f"the output holds Python values that depend on the items, {form.constants} and {parts.constants}: no rank "
-            "encodes all of them; leave these values out, or compute them from the layout outside of the module"
+            f"the output holds Python values that depend on the items, {form.constants} and {parts.constants}: "
+            "expected values that do not, because no rank encodes all items; leave them out of the output, or compute "
+            "them from the layout outside of the module"
         )

@@ -1,4 +1,4 @@
-"""What ranks tell each other."""
+"""Communication between ranks."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,16 @@ from varlen_graphs.spec.outputs import Parts
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Kept = TypeVar("Kept")
+Local = TypeVar("Local")
 Sent = TypeVar("Sent")
 
 
 class Ranks:
-    """The processes that share a call.
-
-    Args:
-        group: Their group; `None` is the default one.
+    """The processes of a group; `None` is the default group.
 
     Attributes:
-        own: The rank of this process.
-        count: How many there are.
+        own: Rank of this process.
+        count: Number of ranks.
 
     Raises:
         SpecError: There is no group, or this process is not in it.
@@ -47,25 +44,20 @@ class Ranks:
         if self.own < 0:
             raise SpecError(f"process {dist.get_rank()} is not in the group: expected one of its members")
 
-    def exchange(self, device: torch.device, compute: Callable[[], tuple[Kept, Sent]]) -> tuple[Kept, list[Sent]]:
-        """Compute something on each rank, and tell all others. Synchronizes with the host.
+    def exchange(self, device: torch.device, compute: Callable[[], tuple[Local, Sent]]) -> tuple[Local, list[Sent]]:
+        """Compute a local value and a value to send on each rank; return the local one and those of all ranks.
 
-        Args:
-            device: Where the module is.
-            compute: Gives what is kept, and what is sent: small, and no tensors.
-
-        Returns:
-            What this rank keeps, and what each rank sent.
+        The value to send is small and has no tensors. Synchronizes with the host.
 
         Raises:
-            RankError: Another rank raised an error, which is quoted. What this rank raised itself goes on as it is.
+            RankError: Another rank raised an error, which the message quotes. An error of this rank propagates.
         """
-        kept: Any = None
+        local: Any = None
         sent: Any = None
         failure: Exception | None = None
         try:
-            kept, sent = compute()
-        except Exception as error:  # others must not wait for a rank that has failed
+            local, sent = compute()
+        except Exception as error:  # other ranks must not wait for a rank that has failed
             failure = error
         told: list[Any] = [None] * self.count
         message = None if failure is None else f"{type(failure).__name__}: {failure}"
@@ -76,28 +68,25 @@ class Ranks:
         for rank, (_, said) in enumerate(told):
             if said is not None:
                 raise RankError(f"rank {rank} raised an error, so no rank has a result: {said}")
-        return kept, [sent for sent, _ in told]
+        return local, [sent for sent, _ in told]
 
     def gather(
         self, own: Sequence[Tensor] | None, parts: Sequence[Layout | None], form: Parts, device: torch.device
     ) -> list[list[Tensor]]:
-        """The outputs of all ranks. Queued on the current stream; NCCL does not sync.
+        """Gather the outputs of all ranks: one list per rank, empty if it has no items. NCCL queues, without a sync.
 
-        Each rank that has some sends them as one block of bytes, and receives those of the others: no more than that
-        crosses a link, however uneven the parts are, and nothing is sent to tell sizes, which follow from the items.
+        Each rank broadcasts its outputs as one block of bytes, so a link carries no more than the outputs however
+        uneven the parts are. Sizes are not sent: they follow from the items.
 
         Args:
-            own: The outputs of this rank; `None` where it has no items, or has failed. Then it takes part all the
-                same, so that ranks stay in step: others get NaN in their place, and `tell` tells them.
-            parts: The items of each rank, `None` where it has none.
-            form: What outputs are like.
-            device: Where they are.
-
-        Returns:
-            One list a rank; an empty one where it has no items.
+            own: Outputs of this rank; `None` if it has no items or failed. A rank that failed takes part too, to keep
+                ranks in step: others receive NaN, and `tell` raises there.
+            parts: Items of each rank; `None` if it has none.
+            form: Form of the outputs.
+            device: Device of the outputs.
 
         Raises:
-            RankError: A rank takes part no more, as far as the host sees it by now.
+            RankError: A rank no longer takes part, as far as the host knows by now.
         """
         with on_device(device):
             blocks = {rank: Block(form, part, device) for rank, part in enumerate(parts) if part is not None}
@@ -110,28 +99,24 @@ class Ranks:
                 ]
                 for work in sending:
                     work.wait()
-            if own is not None or self.own not in blocks:  # who has failed raises that
+            if own is not None or self.own not in blocks:  # a failed rank raises its own error
                 failed = torch.cat([block.failed for block in blocks.values()]).to("cpu", non_blocking=True)
                 self._arriving.append(([*blocks], failed, _recorded(device)))
         return [blocks[rank].tensors if rank in blocks else [] for rank in range(self.count)]
 
     def abort(self) -> None:
-        """End all collectives of the group, also those that hang on the GPU. It is of no use any more.
+        """Abort all collectives of the group, also those that hang on the GPU. The group cannot be used afterwards.
 
-        Of NCCL this waits until no graph is left that holds some.
+        With NCCL this waits until no graph holds collectives of the group.
         """
         group = self._group or dist.group.WORLD
         if group is not None:
             group.abort()
 
     def tell(self, wait: bool = False) -> None:
-        """Raise that other ranks have failed in a call, as far as it is known by now: of several calls the first.
+        """Raise `RankError` if other ranks failed in a call, for the first such call known by now.
 
-        Args:
-            wait: Whether to wait until it is known of all calls.
-
-        Raises:
-            RankError: Some have.
+        With `wait`, wait until the result of all calls is known.
         """
         while self._arriving:
             ranks, failed, ready = self._arriving[0]
@@ -143,13 +128,13 @@ class Ranks:
             others = [rank for rank, one in zip(ranks, failed.tolist(), strict=True) if one]
             if others:
                 raise RankError(
-                    f"ranks {others} raised an error in this call or an earlier one, see their own output; what they "
-                    "were to encode is NaN"
+                    f"ranks {others} raised an error in this call or an earlier one, see their own logs; the outputs "
+                    "of their items are NaN"
                 )
 
 
 def _recorded(device: torch.device) -> torch.cuda.Event | None:
-    """What tells when the device has done what is queued; `None` where nothing is ever queued."""
+    """Record an event on the current stream; `None` if the device has no streams."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -159,11 +144,11 @@ def _recorded(device: torch.device) -> torch.cuda.Event | None:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """What all ranks take part in."""
+    """Turn errors of collectives inside the block into `RankError`."""
     try:
         yield
     except RuntimeError as error:
         raise RankError(
-            "a rank of the group took no part in a call: it has died, hangs, raised an error, or was called in another "
-            "order; see its own output. This group is of no use any more: end the process"
+            "a rank of the group did not take part in a call: it died, hangs, raised an error, or was called in "
+            "another order; see its own logs. This group cannot be used any more: end the process"
         ) from error

@@ -1,4 +1,4 @@
-"""How the towers of recipes are sharded: styles of `torch.distributed.tensor.parallel`, whose import takes a while."""
+"""Shard the towers of recipes with styles of `torch.distributed.tensor.parallel`, whose import is slow."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,20 +13,23 @@ PROJECTIONS = {
     "linear_fc1": "columns", "linear_fc2": "rows", "fc1": "columns", "fc2": "rows",
     "gate_proj": "columns", "up_proj": "columns", "down_proj": "rows",
 }  # fmt: skip
-"""How the linear layers of an MLP are sharded, by the names that towers have for them."""
+"""Sharding of the linear layers of an MLP, by their names in towers."""
 
 
 class FusedHeads(ParallelStyle):
-    """Attention with one projection `qkv`: each rank has the queries, keys and values of its heads, and their `proj`.
+    """Shards attention with a fused projection `qkv` by heads: each rank has the `qkv` and the `proj` of its heads.
 
-    A contiguous shard of `qkv` would be queries alone on the first ranks. So its output channels are put in the order
-    of the ranks first. Load weights before: the global tensor has that order from then on.
+    A contiguous shard of `qkv` would hold only queries on the first ranks, so its output channels are first reordered
+    by rank. Load weights before that: the global tensor keeps this order.
     """
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         ranks = device_mesh.size()
         if module.num_heads % ranks:
-            raise SpecError(f"{module.num_heads} heads cannot be shared by {ranks} ranks: expected a divisor of them")
+            raise SpecError(
+                f"{module.num_heads} heads cannot be divided among {ranks} ranks: expected a number of ranks that "
+                "divides the number of heads"
+            )
         for name, parameter in module.qkv.named_parameters():
             by_rank = parameter.detach().unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2)
             module.qkv.register_parameter(name, nn.Parameter(by_rank, parameter.requires_grad))
@@ -38,7 +41,7 @@ class FusedHeads(ParallelStyle):
 
 
 def plan_of(tower: Any) -> dict[str, ParallelStyle]:
-    """The plan for a tower whose blocks have `attn.qkv`, `attn.proj` and an MLP of known names."""
+    """Return the plan for a tower whose blocks have `attn.qkv`, `attn.proj` and an MLP with known names."""
     return dict(_styles(tower))
 
 
@@ -48,8 +51,8 @@ def _styles(tower: Any) -> Iterator[tuple[str, ParallelStyle]]:
     names = [name for name in PROJECTIONS if isinstance(getattr(mlp, name, None), nn.Linear)]
     if not (hasattr(attention, "qkv") and hasattr(attention, "proj") and names):
         raise SpecError(
-            f"{type(tower).__name__} has no blocks with attn.qkv, attn.proj and one of {[*PROJECTIONS]} in mlp: give "
-            "parallelize_module a plan of your own"
+            f"{type(tower).__name__} has no blocks with attn.qkv, attn.proj and one of {[*PROJECTIONS]} in mlp: pass "
+            "your own plan to parallelize_module"
         )
     yield "blocks.*.attn", FusedHeads()
     for name in names:

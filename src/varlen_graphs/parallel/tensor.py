@@ -30,20 +30,24 @@ Value = TypeVar("Value")
 LOGGER = logging.getLogger("varlen_graphs")
 
 KINDS: tuple[Kind, ...] = ("memory", "other", "declaration")
-"""The later ones prevail where ranks fail in several ways."""
+"""Kinds of failure, in ascending order of precedence if ranks fail in several ways."""
 
 
 def tensor_plan(tower: nn.Module) -> "dict[str, ParallelStyle]":
-    """How to shard the tower of a recipe, as a plan for torch's `parallelize_module`.
+    """Return a plan for torch's `parallelize_module` that shards the tower of a recipe.
 
         parallelize_module(tower, init_device_mesh("cuda", (ranks,)), vg.parallel.tensor_plan(tower))
 
-    Each rank has the attention of some heads, and a part of each MLP; all else is replicated. It is for towers whose
-    blocks have one projection for queries, keys and values: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3-Omni, GLM.
-    `num_heads` of each attention becomes what a rank has. Load the weights before.
+    Each rank has the attention of some heads and a part of each MLP; everything else is replicated. The plan is for
+    towers whose blocks have a fused projection of queries, keys and values: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5,
+    Qwen3-Omni, GLM. It sets `num_heads` of each attention to the number of heads of a rank. Load weights before.
+
+    Args:
+        tower: The tower, not yet sharded.
 
     Raises:
-        SpecError: The tower has other blocks. `parallelize_module` raises one where ranks cannot share the heads.
+        SpecError: The tower has other blocks. `parallelize_module` raises it if the number of ranks does not divide the
+            number of heads.
     """
     from varlen_graphs.parallel.styles import plan_of
 
@@ -53,32 +57,34 @@ def tensor_plan(tower: nn.Module) -> "dict[str, ParallelStyle]":
 class TensorParallelEncoder:
     """Encodes on all ranks of a group together, each with a shard of the weights; the collectives are in the graphs.
 
-    Shard the module with torch's `parallelize_module` first, then make its encoder, then this. All ranks do each of
-    these, make the same calls with the same items in the same order, and get the same whole output.
+    First shard the module with torch's `parallelize_module`, then create its encoder, then this object. All ranks do
+    each of these, make the same calls with the same items in the same order, and return the same whole output.
 
-    What ranks must do alike they agree on while they capture: the same budgets in the same order, those out of use that
-    failed on any rank, and the times that the first rank measured, or has from a warm-up file. So all ranks plan each
-    call alike, and a call sends nothing but what the module itself sends. A forward that is captured runs without the
-    other ranks first: what fails on one rank, such as memory that is not enough, then raises, or puts a budget out of
-    use, on all of them.
+    Ranks agree during the capture: they capture the same budgets in the same order, disable every budget that failed on
+    any rank, and use the costs that the first rank measured or read from a warm-up file. So all ranks plan each call
+    the same way, and a call sends nothing but what the module itself sends. Before each capture the forward runs
+    without the other ranks: a failure on one rank, such as a lack of memory, then raises or disables a budget on all
+    ranks.
 
-    A rank may die or hang, raise an error that others do not meet, or be called with something else. Nothing of torch
-    looks at collectives in a graph, so on GPUs a thread does while calls are under way: where none ends within
-    `deadline`, the group is aborted, which ends what hangs on the GPU. `RankError` then comes from each later call and
-    from `check()`; an output that was under way is undefined. On the CPU collectives raise by themselves, at the
-    timeout of the group, and the call raises `RankError`. After that a group is of no use any more.
+    A rank may die or hang, raise an error that others do not meet, or make a different call. torch does not watch
+    collectives inside a graph, so on GPUs a thread does while calls are pending: if none ends within `deadline`, the
+    group is aborted, which ends the work that hangs on the GPU. Each later call and `check()` then raise `RankError`;
+    the outputs of pending calls are undefined. On the CPU collectives raise at the timeout of the group, and the call
+    raises `RankError`. The group cannot be used afterwards.
 
     Args:
-        encoder: The encoder of this rank's shard, nothing captured yet. All ranks have the same budgets and options.
-        group: The ranks. `None` is the group of the mesh that weights are sharded over.
-        deadline: Seconds, on GPUs. Work queued ahead on the stream of a call counts.
+        encoder: Encoder of this rank's shard, without captured graphs, with the same budgets and options on all ranks.
+        group: Process group; `None` is the group of the mesh that the weights are sharded over.
+        deadline: Longest time without the end of a call, in seconds, on GPUs. Includes work queued earlier on the
+            stream of a call.
 
     Attributes:
-        encoder: As given. Its own calls are those of the group, too, but for the deadline.
+        encoder: As given. Calling it directly is a call of the group as well, without the deadline.
 
     Raises:
-        SpecError: There is no process group, or an encoder that has captured, that ranks could not agree on (`verify`,
-            `lazy`, `memory`), or whose compiler may reorder collectives (`compile`).
+        SpecError: There is no process group, `deadline` is not positive and finite, `encoder` is not a `GraphedEncoder`
+            or has captured graphs, or it has an option that ranks could not agree on (`verify`, `memory`,
+            `vg.Capture(lazy=True)`) or that may reorder collectives (`vg.Capture(compile=True)`).
         RankError: Another rank has other budgets, or raised an error.
     """
 
@@ -86,22 +92,27 @@ class TensorParallelEncoder:
         if not 0 < deadline <= threading.TIMEOUT_MAX:
             raise SpecError(f"deadline={deadline}: expected finite seconds above 0")
         if not isinstance(encoder, GraphedEncoder):
-            raise SpecError(f"a {type(encoder).__name__} came as the encoder: expected a GraphedEncoder of the module")
+            raise SpecError(f"encoder is a {type(encoder).__name__}: expected a GraphedEncoder of the module")
         if len(encoder.executor.store):
-            raise SpecError("the encoder has captured already, by itself: expected a new one, or encoder.release()")
+            raise SpecError(
+                "the encoder has captured graphs without the other ranks: expected a new encoder; or call "
+                "encoder.release() first"
+            )
         if isinstance(encoder.executor, VerifyingExecutor):
             raise SpecError(
-                "verify takes budgets out of use on one rank alone: expected an encoder without it; call "
+                "verify= disables budgets on one rank alone: expected an encoder without it; call "
                 "encoder.verify(calls) on all ranks instead"
             )
         if encoder.executor.forward.compiled is not None:
-            raise SpecError("compile=True may put collectives in another order: expected an encoder without it")
+            raise SpecError("capture=vg.Capture(compile=True) may reorder collectives: expected an encoder without it")
         if encoder.executor.store.lazy:
-            raise SpecError("lazy=True captures when one rank alone has time: expected an encoder without it")
+            raise SpecError(
+                "capture=vg.Capture(lazy=True) captures when one rank alone has time: expected an encoder without it"
+            )
         if encoder.executor.store.limit is not None:
             raise SpecError(
-                "memory= takes budgets out of use by what one rank alone holds: expected an encoder without it; choose "
-                "budgets that fit, for example by Ladder.auto(memory, bytes_per_row)"
+                "memory= disables budgets by the memory of one rank alone: expected an encoder without it; choose "
+                "budgets that fit, for example Ladder.auto(memory, bytes_per_row)"
             )
         mesh = mesh_of(encoder.module)
         self.encoder = encoder
@@ -109,7 +120,7 @@ class TensorParallelEncoder:
         if mesh is None and self._ranks.count > 1:
             warn(
                 f"no weight of {type(encoder.module).__name__} is sharded, so every rank does all of the work unless "
-                "the module divides it by itself: call torch's parallelize_module before you make the encoder"
+                "the module divides it itself: call torch's parallelize_module before you create the encoder"
             )
         self._lost: str | None = None
         device = encoder.executor.forward.device or torch.device("cpu")
@@ -134,7 +145,7 @@ class TensorParallelEncoder:
         """Encode the items of one call, the same on all ranks.
 
         Raises:
-            RankError: Another rank takes part no more, in this call or an earlier one, or failed to capture.
+            RankError: Another rank no longer takes part, since this call or an earlier one, or failed to capture.
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for `GraphedEncoder`.
         """
         output = self._together(lambda: self.encoder(*args, **kwargs))
@@ -143,22 +154,22 @@ class TensorParallelEncoder:
         return output
 
     def capture(self, **statics: Any) -> "TensorParallelEncoder":
-        """Capture the graphs now, on all ranks, for calls with these static arguments: see `GraphedEncoder.capture`."""
+        """Capture the graphs now, on all ranks, for calls with these static arguments; see `GraphedEncoder.capture`."""
         self._together(lambda: self.encoder.capture(**statics))
         return self
 
     def check(self) -> None:
-        """Wait for all calls, and raise what went wrong: the deadline bounds how long.
+        """Wait for all calls, until the deadline at the latest, and raise if one failed.
 
         Raises:
-            RankError: A rank takes part no more.
+            RankError: A rank no longer takes part.
             LayoutError, StaleGraphError: As for `GraphedEncoder.check`.
         """
         self._together(self.encoder.check)
         self._tell()
 
     def _together(self, run: Callable[[], Value]) -> Value:
-        """Run something that has collectives, whose errors say that another rank is lost."""
+        """Run a function that has collectives; an error of a collective means that another rank is lost."""
         self._tell()
         try:
             return run()
@@ -177,12 +188,12 @@ class TensorParallelEncoder:
             raise RankError(self._lost)
 
     def _give_up(self) -> None:
-        """Abort the group, because calls do not end. In a thread."""
+        """Abort the group because calls do not end. Runs in the thread of the deadline."""
         self._lost = f"no call ended for {self._seconds:g} s, so the group was aborted: {_LOST}"
         LOGGER.error("%s", self._lost)
         aborting = threading.Thread(target=self._ranks.abort, name="varlen_graphs abort", daemon=True)
-        aborting.start()  # it raises a flag at once, at which collectives end, and then waits for the end of all graphs
-        with suppress(Exception):  # of the device: whoever uses it next is told
+        aborting.start()  # sets a flag at once, which ends collectives, and then waits until all graphs are freed
+        with suppress(Exception):  # an error of the device, which its next use raises
             self.encoder.release()
 
     def __repr__(self) -> str:
@@ -190,13 +201,13 @@ class TensorParallelEncoder:
 
 
 _LOST = (
-    "a rank of the group has died, hangs, raised an error, or was called with something else; see its own output. This "
-    "group is of no use any more: end the process"
+    "a rank of the group died, hangs, raised an error, or made a different call; see its own logs. This group cannot "
+    "be used any more: end the process"
 )
 
 
 class _Ranks(Agreement):
-    """The agreement of the ranks of a group. Synchronizes with the host."""
+    """Agreement between the ranks of a group. Synchronizes with the host."""
 
     alone = False
 
@@ -230,23 +241,23 @@ class _Ranks(Agreement):
         return Rehearsal()  # type: ignore[no-untyped-call]  # torch's own
 
     def same(self, value: Value) -> Value:
-        """The value of the first rank: small, and no tensors."""
+        """Return the value of the first rank, which is small and has no tensors."""
         told: list[Value]
         _, told = self._ranks.exchange(self._device, lambda: (None, value))
         return told[0]
 
 
 def _is_of_group(error: RuntimeError) -> bool:
-    """Whether a collective raised this."""
+    """Return True if a collective raised this error."""
     return isinstance(error, torch.distributed.DistError) or _GLOO.match(str(error)) is not None
 
 
 _GLOO = re.compile(r"\[(enforce fail at )?\S*gloo/\S+:\d+\] |Application timeout caused pair closure$")
-"""What errors of gloo say, which are of no class of their own: most begin with where in its source they are raised."""
+"""Messages of gloo's errors, which have no class of their own: most begin with a place in its source."""
 
 
 def _method(bound: Any) -> Callable[[], None]:
-    """A bound method that does not keep its object."""
+    """Return a function that calls a bound method without keeping its object alive."""
     method = weakref.WeakMethod(bound)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""The report of an encoder as one self-contained page: the table, and its figures drawn as SVG."""
+"""The report of an encoder as a self-contained HTML page: the table, and figures as SVG."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from varlen_graphs.stats import Stats
 
 WIDTH, HEIGHT = 860, 240
 LEFT, RIGHT, TOP, BOTTOM = 80, 30, 12, 46
-"""The margins of a figure, pixels."""
+"""Margins of a figure, in pixels."""
 
 LABELS = 24
-"""At most so many bars are labelled."""
+"""Largest number of labelled bars."""
 
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML has no place for: control characters, such as those of colours in the text of an error."""
+"""Characters that XML forbids: control characters, such as those of colours in the text of an error."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #2c3e50; --accent: #e67e22; --grid: #dde2e6; --ground: #ffffff; }
@@ -33,13 +33,13 @@ polyline { fill: none; stroke: var(--accent); stroke-width: 2; } circle { fill: 
 
 
 def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
-    """The page, as HTML that is XML as well.
+    """Return the page, as HTML that is also well-formed XML.
 
     Args:
-        name: What to call the encoder.
+        name: Name of the encoder.
         text: The table.
-        costs: The budgets in use, if any, and what was measured of them.
-        stats: The counters, of budgets that are gone too.
+        costs: Costs of the enabled budgets, if any.
+        stats: Counters, dropped budgets included.
     """
     parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in _figures(costs, stats).items()]
     name, text = (_NO_XML.sub("", each) for each in (name, text))
@@ -48,34 +48,34 @@ def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
             f"<title>{escape(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(name)}</h1>",
             *parts,
-            f"<h2>All of it</h2>\n<pre>{escape(text)}</pre>\n</body>\n</html>\n",
+            f"<h2>Report</h2>\n<pre>{escape(text)}</pre>\n</body>\n</html>\n",
         ]
     )
 
 
 def _figures(costs: Costs, stats: Stats) -> dict[str, str]:
-    """The figures, by their titles: what budgets in use take, and what was replayed, in those that are gone too."""
+    """Draw the costs of enabled budgets, and the replays of all budgets; return the figures by title."""
     figures = {}
-    in_use, used = sorted(costs.replays), [*stats.replays]  # at one moment
-    if in_use:
-        cost = "Milliseconds of a replay, attention aside," if costs.measured else "Assumed cost of a replay, in rows,"
-        figures[f"{cost} by the rows of its budget"] = _line(in_use, [costs.replays[budget] for budget in in_use])
-    if budgets := sorted({*in_use, *used}):
+    enabled, used = sorted(costs.replays), [*stats.replays]  # copied: other threads change them
+    if enabled:
+        cost = "Milliseconds of a replay without attention" if costs.measured else "Assumed cost of a replay, in rows"
+        figures[f"{cost}, by rows of the budget"] = _line(enabled, [costs.replays[budget] for budget in enabled])
+    if budgets := sorted({*enabled, *used}):
         replays = [stats.replays[budget] for budget in budgets]
         active = [stats.active[budget] for budget in budgets]
         padding = [budget.rows * count - rows for budget, count, rows in zip(budgets, replays, active, strict=True)]
         figures["Replays of each budget"] = _bars(budgets, {"replays": replays})
-        figures["Rows replayed in each budget: active ones, and padding in orange"] = _bars(
-            budgets, {"active rows": active, "rows of padding": padding}
+        figures["Replayed rows of each budget: active rows, and padding in orange"] = _bars(
+            budgets, {"active rows": active, "padding rows": padding}
         )
-    if in_use and costs.bytes_per_row is not None:
-        memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in in_use]
-        figures["MiB that pool and arena take up to each budget, in proportion to its rows"] = _line(in_use, memory)
+    if enabled and costs.bytes_per_row is not None:
+        memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in enabled]
+        figures["MiB of pool and arena up to each budget, in proportion to its rows"] = _line(enabled, memory)
     return figures
 
 
 def _line(budgets: Sequence[Budget], values: Sequence[float]) -> str:
-    """Values over the rows of budgets."""
+    """Draw values over the rows of budgets."""
     widest = budgets[-1].rows
     top = _ceiling(max(values))
     points = [(_x(budget.rows / widest), _y(value / top)) for budget, value in zip(budgets, values, strict=True)]
@@ -92,7 +92,7 @@ def _line(budgets: Sequence[Budget], values: Sequence[float]) -> str:
 
 
 def _bars(budgets: Sequence[Budget], stacks: dict[str, Sequence[int]]) -> str:
-    """Numbers by budget, one kind on top of the other."""
+    """Draw stacked bars, one per budget."""
     top = _ceiling(max(map(sum, zip(*stacks.values(), strict=True))))
     each = (WIDTH - LEFT - RIGHT) / len(budgets)
     parts = []
@@ -115,7 +115,7 @@ def _bars(budgets: Sequence[Budget], stacks: dict[str, Sequence[int]]) -> str:
 
 
 def _figure(top: float, parts: Sequence[str]) -> str:
-    """A figure with lines at quarters of its height, of which `top` is the number."""
+    """Draw a figure with grid lines at quarters of its height; `top` is the value at the top."""
     lines = [
         f'<line x1="{LEFT}" y1="{_y(share):.1f}" x2="{WIDTH - RIGHT}" y2="{_y(share):.1f}"/>'
         f'<text x="{LEFT - 8}" y="{_y(share) + 4:.1f}" text-anchor="end">{_number(top * share)}</text>'
@@ -138,6 +138,6 @@ def _y(share: float) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """The next round number: four lines at quarters of it have short numbers."""
+    """Return the next round number whose quarters have short labels."""
     scale = 10 ** len(str(int(value)))
     return next((scale * part for part in (0.12, 0.2, 0.4, 0.6, 0.8) if scale * part >= value), float(scale))

@@ -1,20 +1,20 @@
-"""What an encoder is made of and did so far, for people."""
+"""The report of an encoder as a text table."""
 
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.stats import Stats
 
 
 def report(name: str, store: GraphStore, stats: Stats) -> str:
-    """A table of the budgets, those that were used and are gone too, and what happened.
+    """Format the budgets, dropped ones that were replayed included, with their costs and counters.
 
     Args:
-        name: What to call the encoder.
-        store: The graphs, and the budgets with their costs.
-        stats: The counters.
+        name: Name of the encoder.
+        store: Its graphs, and budgets with their costs.
+        stats: Its counters.
     """
     budgets, capturer = store.budgets, store.capturer
     seconds, kept, failure = capturer.seconds, capturer.dependencies.kept, capturer.failure
-    costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # at one moment
+    costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
     lines = [name]
     if failure is not None:
         lines += [f"nothing could be captured, so calls {'run eager' if store.lazy else 'raise an error'}: {failure}"]
@@ -24,26 +24,26 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     for budget in sorted({*costs.replays, *disabled, *used}):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "" if budget in budgets.budgets else "  dropped"
-        note = "  not used: a larger one takes no longer" if budget in costs.dropped else note
+        note = "  not used: a larger budget takes no longer" if budget in costs.dropped else note
         note = f"  disabled: {disabled[budget]}" if budget in disabled else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
     if costs.measured:
         long = costs.per_square * 1024**2
         lines += [
             "",
-            f"ms of one replay, attention aside; attention adds {long:.3f} ms for each segment of 1024 rows, and four "
-            "times as much for twice the rows",
-            f"an eager call takes {costs.host:.2f} ms or more",
+            f"ms is the time of one replay without attention; attention adds {long:.3f} ms for each segment of 1024 "
+            "rows, and four times as much for twice the rows",
+            f"an eager call takes at least {costs.host:.2f} ms",
         ]
     if costs.bytes_per_row is not None:
-        lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes for each row of the largest budget"]
+        lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes per row of the largest budget"]
     lines += [
         "",
-        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} rows, and "
+        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} active rows, "
         f"{stats.padding_share:.1%} padding",
     ]
     if stats.checked:
-        lines += [f"{stats.checked.total()} replays compared with the module itself, {stats.wrong.total()} wrong"]
+        lines += [f"{stats.checked.total()} replays verified against the module itself, {stats.wrong.total()} wrong"]
     lines += [f"{count} eager runs: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

@@ -99,12 +99,13 @@ def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
 
 
 class Borrowed:
-    """The output of a call with `outputs="borrowed"`, in the memory where its graph wrote it.
+    """Output of a call with `outputs="borrowed"`, in the memory where its graph wrote it.
 
-    Any later replay or capture in the same pool, of whatever encoder, may write there: from then on the handle refuses.
-    Read what is borrowed on the stream of the call; a later replay on another stream waits for what was queued on this
-    one. What no single graph computed (a call that was split, that ran eager, or whose layout came on the GPU; a batch
-    padded further than its budget, or packed on its way in) is the caller's own, and stays valid.
+    Any later replay or capture in the same pool, by any encoder, may overwrite that memory: borrowed outputs become
+    invalid. Read the output on the stream of the call; a later replay on another stream waits for the work queued
+    there. An output that no single graph computed is the caller's own and stays valid: that of a call that was split,
+    ran eager, or had its layout on the GPU, and that of a batch that was padded beyond its budget or packed for the
+    graph.
     """
 
     def __init__(self, output: Any) -> None:
@@ -112,12 +113,12 @@ class Borrowed:
 
     @property
     def valid(self) -> bool:
-        """Whether the output may still be read."""
+        """True while the output may be read."""
         return True
 
     @property
     def output(self) -> Any:
-        """The module's output, with the active rows only. Copies nothing.
+        """The module's output, with the active rows only. No copy.
 
         Raises:
             StaleOutputError: A later replay or capture in the pool may have written there.
@@ -125,7 +126,7 @@ class Borrowed:
         return self._output
 
     def clone(self) -> Any:
-        """The output as the caller's own: copied in one launch, on the current stream, if it is borrowed. No sync.
+        """Return an output that the caller owns: copied in one launch on the current stream, if borrowed. No sync.
 
         Raises:
             StaleOutputError: A later replay or capture in the pool may have written there.
@@ -134,14 +135,7 @@ class Borrowed:
 
 
 class Lent(Borrowed):
-    """Borrowed from one graph.
-
-    Args:
-        graphs: What ran; it holds the memory.
-        outputs: Its outputs, padding included.
-        everything: The active rows and items.
-        pool: Tells whether anything was run since.
-    """
+    """Output borrowed from one graph; `graphs` keeps its memory, and `everything` spans its active rows."""
 
     def __init__(self, graphs: GraphSet, outputs: Sequence[Tensor], everything: Span, pool: Pool) -> None:
         self._graphs = graphs
@@ -152,19 +146,19 @@ class Lent(Borrowed):
 
     @property
     def valid(self) -> bool:
-        """As of `Borrowed`."""
+        """See `Borrowed.valid`."""
         return self._pool.turn == self._turn
 
     @property
     def output(self) -> Any:
-        """As of `Borrowed`."""
+        """See `Borrowed.output`."""
         self._check()
         extents = self._graphs.extents
         active = [extent.part(out, self._everything) for out, extent in zip(self._outputs, extents, strict=True)]
         return self._graphs.rebuild(active)
 
     def clone(self) -> Any:
-        """As of `Borrowed`."""
+        """See `Borrowed.clone`."""
         own = Collected(self._everything)
         with torch.no_grad(), on_device(self._outputs[0].device), self._pool.exclusive():
             self._check()
@@ -174,7 +168,7 @@ class Lent(Borrowed):
     def _check(self) -> None:
         if not self.valid:
             raise StaleOutputError(
-                f"a borrowed output was read {self._pool.turn - self._turn} calls or captures later, which write to "
-                "the same memory; read it before the next call of any encoder of this pool, call clone() in time, or "
-                "use outputs='owned'"
+                f"a borrowed output was read after {self._pool.turn - self._turn} later calls or captures, which write "
+                "to the same memory; read it before the next call of any encoder of this pool, call clone() before "
+                "then, or use outputs='owned'"
             )

@@ -1,4 +1,4 @@
-"""What the start of an encoder measures, kept in a file for the next start."""
+"""Save the measurements of an encoder's start for the next start."""
 
 import hashlib
 import importlib.metadata
@@ -24,18 +24,18 @@ from varlen_graphs.spec.outputs import extents
 from varlen_graphs.watch.sharded import sharding
 
 FORMAT = "2"
-"""Changes with what a file holds; another one is ignored."""
+"""Version of the file format. Files of another version are ignored."""
 
 
 @dataclass
 class WarmupFile:
-    """What was measured, and of what.
+    """Measurements of a start, and the setup that they hold for.
 
     Attributes:
-        identity: What it was measured of: versions, device, module and declaration. Of anything else it says nothing.
-        costs: What replays cost, if that was measured.
-        used: How often calls used each budget, by their static arguments; those that JSON does not hold are not saved.
-        attention: What backends of attention were timed, as `timing.as_json` gives it.
+        identity: Versions, device, module and declaration; see `identity_of`.
+        costs: Costs of replays, if measured.
+        used: Number of calls of each budget, by static arguments. Static arguments that JSON cannot hold are not saved.
+        attention: Timings of attention backends, as `timing.as_json` returns them.
     """
 
     identity: dict[str, str]
@@ -44,7 +44,7 @@ class WarmupFile:
     attention: list[Any]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, in place of what is there only once it is whole."""
+        """Write a JSON file atomically."""
         value = {
             "identity": self.identity,
             "costs": self.costs.as_json() if self.costs is not None else None,
@@ -59,18 +59,18 @@ class WarmupFile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "WarmupFile | None":
-        """Read what `save` wrote. `None` where there is none yet, and, with a warning, of something else.
+        """Read a file written by `save`; `None` if there is none, or, with a warning, if its identity differs.
 
         Raises:
-            InputError: It is no such file.
+            InputError: The file is not a valid warm-up file.
         """
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
             found = {str(name): str(what) for name, what in value["identity"].items()}
             differences = [name for name in {**identity, **found} if identity.get(name) != found.get(name)]
             if differences:
-                what = "; ".join(f"{name} is {found.get(name)}, and not {identity.get(name)}" for name in differences)
-                warn(f"{path} was written of something else, so it is ignored, and measured anew: {what}")
+                what = "; ".join(f"{name} is {found.get(name)}, not {identity.get(name)}" for name in differences)
+                warn(f"{path} was written for another setup, so it is ignored and everything is measured again: {what}")
                 return None
             costs = None if value["costs"] is None else Costs.from_json(value["costs"])
             used = [(dict(statics), _counts(budgets)) for statics, budgets in value["used"]]
@@ -79,19 +79,16 @@ class WarmupFile:
             return None
         except (ValueError, KeyError, TypeError, AttributeError, VarlenGraphsError) as error:
             raise InputError(
-                f"{path} is no warm-up file ({error!r}): expected what `encoder.save_warmup` wrote; remove it to start "
-                "without"
+                f"{path} is not a warm-up file ({error!r}): expected a file from `encoder.save_warmup`; remove it to "
+                "start without one"
             ) from error
 
 
 def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None, *options: object) -> dict[str, str]:
-    """What measurements hold for.
+    """Return the identity of a setup, for which measurements hold.
 
-    Args:
-        module: The module: its class, and the names, shapes and dtypes of its weights, and how they are sharded.
-        spec: The declaration.
-        device: Where it is.
-        options: What else makes another encoder.
+    It includes the module's class, and the names, shapes, dtypes and sharding of its weights. `options` are any other
+    values that distinguish encoders.
     """
     named = (*module.named_parameters(), *module.named_buffers())
     weights = [(name, tuple(tensor.shape), str(tensor.dtype), *sharding(tensor)) for name, tensor in named]
@@ -117,7 +114,7 @@ def _counts(value: Any) -> dict[Budget, int]:
 
 
 def _is_json(statics: dict[str, Any]) -> bool:
-    """Whether static arguments come back from JSON as they were, as tuples and dtypes do not."""
+    """Return True if JSON preserves static arguments; it does not preserve tuples and dtypes."""
     try:
         return static_key(json.loads(json.dumps(statics))) == static_key(statics)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Budgets planned from recorded calls."""
+"""Budgets planned from recorded traffic."""
 
 from varlen_graphs.traffic.planning import Plan, plan
 from varlen_graphs.traffic.trace import Trace

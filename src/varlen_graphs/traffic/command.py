@@ -1,4 +1,4 @@
-"""`python -m varlen_graphs plan`: from a trace to budgets, shown beside the usual ladders."""
+"""`python -m varlen_graphs plan`: plan budgets for a trace and compare them with the usual ladders."""
 
 import sys
 from pathlib import Path
@@ -10,17 +10,10 @@ from varlen_graphs.traffic.trace import Trace
 
 
 def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Path | None, figure: Path | None) -> int:
-    """Print the plan for a trace.
+    """Print the plan for a trace, and plot it to `figure` if given.
 
-    Args:
-        path: The trace.
-        max_graphs: As for `plan`.
-        max_memory: As for `plan`.
-        costs_from: The trace whose costs to plan with; `None` is the same one.
-        figure: Where to draw it; `None` draws nothing.
-
-    Returns:
-        0, or 1 with a message on stderr if there is no plan.
+    `costs_from` is another trace to take the costs from. Returns the exit status: 1, with a message on stderr, if there
+    is no plan.
     """
     try:
         trace = Trace.load(path)
@@ -35,7 +28,7 @@ def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Pa
     except ModuleNotFoundError as error:
         print(f"a plot needs matplotlib: pip install matplotlib ({error})", file=sys.stderr)
         return 1
-    except (VarlenGraphsError, OSError, ValueError) as error:  # the last of a format that matplotlib does not write
+    except (VarlenGraphsError, OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
         print(error, file=sys.stderr)
         return 1
     return 0

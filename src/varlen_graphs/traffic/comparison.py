@@ -1,4 +1,4 @@
-"""A plan beside the usual ladders, as text."""
+"""Compare a plan with the usual ladders, as text."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,13 @@ from varlen_graphs.traffic.planning import Plan, evaluate
 from varlen_graphs.traffic.trace import Trace
 
 BAR = 40
-"""Characters of the longest bar."""
+"""Length of the longest bar, in characters."""
 
 
 def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
-    """The plan, the default ladder and one of powers of two, by name.
+    """Return the plan, the default ladder and a ladder of powers of two, by name.
 
-    All with room for the items and segments of the trace, so that they differ by their row counts alone.
+    All have room for the items and segments of the trace, so they differ only in their row counts.
     """
     smallest, largest = (pick(size.rows for size in trace.calls) for pick in (min, max))
     powers = [2**exponent for exponent in range((smallest - 1).bit_length(), (largest - 1).bit_length() + 1)]
@@ -26,31 +26,31 @@ def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
 
 
 def table(trace: Trace, plans: Mapping[str, Plan]) -> str:
-    """Padding, expected cost and memory of some plans for a trace, one a line."""
+    """Format padding, expected cost and memory of each plan, one plan per line."""
     items, rows = (sum(size[at] * count for size, count in trace.calls.items()) / len(trace) for at in (1, 0))
     measured = any(plan.measured for plan in plans.values())
     unit, digits = ("ms", 3) if measured else ("cost", 0)
     lines = [
-        f"{len(trace)} calls, on average of {items:.1f} items and {rows:.0f} rows",
+        f"{len(trace)} calls of {items:.1f} items and {rows:.0f} rows on average",
         "",
-        f"{'':<16}{'graphs':>8}{'used':>8}{'padding':>10}{unit + ' a call':>14}{'GiB':>8}{'eager':>8}",
+        f"{'':<16}{'graphs':>8}{'used':>8}{'padding':>10}{unit + ' per call':>15}{'GiB':>8}{'eager':>8}",
     ]
     for name, plan in plans.items():
         memory = "-" if plan.memory is None else f"{plan.memory / 2**30:.2f}"
         lines += [
             f"{name:<16}{len(plan.budgets):>8}{len(plan.replays):>8}{plan.padding_share:>10.1%}"
-            f"{plan.cost_per_call:>14,.{digits}f}{memory:>8}{plan.eager:>8}"
+            f"{plan.cost_per_call:>15,.{digits}f}{memory:>8}{plan.eager:>8}"
         ]
     attention = max(plan.attention / plan.calls for plan in plans.values())
-    note = f"ms of replays, attention aside, which takes {attention:.3f} ms a call with any budgets"
-    lines += ["", note if measured else f"cost in rows, and {REPLAY_ROWS} a replay: no time was measured"]
+    note = f"ms of replays without attention, which takes {attention:.3f} ms per call with any budgets"
+    lines += ["", note if measured else f"cost in rows plus {REPLAY_ROWS} per replay: no time was measured"]
     if any(plan.eager for plan in plans.values()):
-        lines += ["calls that no budget holds run eager: they are in no column but the last"]
+        lines += ["calls that no budget holds run eager: only the last column counts them"]
     return "\n".join(lines)
 
 
 def bars(plan: Plan) -> str:
-    """The budgets of a plan, one a line, with a bar of the rows that are replayed: active ones, and padding."""
+    """Format the budgets of a plan, one per line, each with a bar of its replayed rows: active ones and padding."""
     longest = max(budget.rows * count for budget, count in plan.replays.items())
     lines = [f"{'rows':>8}{'items':>8}{'segments':>10}{'replays':>9}{'padding':>9}  # active rows, . padding"]
     for budget in plan:

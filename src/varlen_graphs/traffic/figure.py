@@ -1,4 +1,4 @@
-"""A plan beside the usual ladders, as a figure. Needs matplotlib."""
+"""Compare a plan with the usual ladders, as a figure. Needs matplotlib."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +12,16 @@ DPI = 160
 
 
 def draw(plans: Mapping[str, Plan], path: Path) -> None:
-    """Draw padding, cost and memory of all plans, and the replayed rows of the first one by budget.
+    """Draw padding, cost and memory of all plans, and the replayed rows of the first plan by budget.
 
-    The suffix of the file says the format: .png, .svg, .pdf.
+    The suffix of the path selects the format: .png, .svg or .pdf.
     """
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 3), squeeze=False).flat
     first = next(iter(plans.values()))
     panels = {
         "padding, %": [100 * plan.padding_share for plan in plans.values()],
-        f"{'ms' if first.measured else 'cost'} a call": [plan.cost_per_call for plan in plans.values()],
+        f"{'ms' if first.measured else 'cost'} per call": [plan.cost_per_call for plan in plans.values()],
     }
     if first.memory is not None:
         panels["GiB"] = [(plan.memory or 0) / 2**30 for plan in plans.values()]
@@ -29,7 +29,7 @@ def draw(plans: Mapping[str, Plan], path: Path) -> None:
         axes.bar_label(axes.barh([*plans], values, color=PADDING), fmt="{:,.4g}", fontsize=7, padding=2)
         axes.set_xlabel(title, fontsize=8)
         axes.margins(x=0.25)
-    axes.invert_yaxis()  # of all: they share it
+    axes.invert_yaxis()  # all panels share it
     axes = below.subplots()
     names = [str(budget.rows) for budget in first]
     active = [first.active[budget] for budget in first]

@@ -1,4 +1,4 @@
-"""Which budgets suit a trace."""
+"""Plan the budgets that suit a trace."""
 
 import math
 from bisect import bisect_left
@@ -15,29 +15,31 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.traffic.trace import Size, Trace
 
 ASSUMED = Costs.in_rows([Budget(ROW_ALIGNMENT)])
-"""What replays cost where nothing was measured."""
+"""Costs of replays if nothing was measured."""
 
 ROUNDING = 1e-9
-"""Budgets that gain less than this share of the cost gain nothing."""
+"""Relative reduction of the cost below which another budget is not worth a graph."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Budgets, and what the calls of a trace cost with them. It is taken wherever budgets are.
+    """Budgets, and the costs of the calls of a trace with them. Accepted wherever budgets are.
 
-    A call is one replay of the smallest budget that holds it. One that has too many rows for all is taken as parts that
-    fit if all of its items but the largest are of one size, and as eager if the largest fits none.
+    Each call counts as one replay of the smallest budget that holds it. A call with more rows than the largest budget
+    counts as several replays, under the assumption that all of its items but the largest have the same size; if its
+    largest item fits no budget, it counts as eager.
 
     Attributes:
-        budgets: The budgets, ascending, each with room for all calls of no more rows.
-        calls: Calls of the trace.
-        replays: Replays of each budget.
+        budgets: Budgets, ascending, each with room for all calls with at most its rows.
+        calls: Number of calls of the trace.
+        replays: Number of replays of each budget.
         active: Active rows in all replays of each budget.
-        eager: Calls of which an item, or a group, has too many rows for all budgets. They are in no other number.
-        cost: What all replays cost, attention aside: milliseconds if they were measured, rows and 512 a replay else.
-        attention: Milliseconds that attention takes in all calls, whatever the budgets.
-        measured: Whether costs were measured.
-        memory: Bytes of pool and arena; `None` where what a row takes was not measured.
+        eager: Number of calls with an item, or a group, that has too many rows for every budget. No other number
+            includes them, except `calls`.
+        cost: Cost of all replays without attention: milliseconds if measured, otherwise rows plus 512 per replay.
+        attention: Milliseconds of attention in all calls, the same with any budgets.
+        measured: True if costs were measured.
+        memory: Bytes of pool and arena; `None` if the bytes per row were not measured.
     """
 
     budgets: tuple[Budget, ...]
@@ -60,63 +62,66 @@ class Plan:
 
     @property
     def padding(self) -> int:
-        """Rows of padding of all replays."""
+        """Padding rows of all replays."""
         return sum(budget.rows * count for budget, count in self.replays.items()) - self.rows
 
     @property
     def padding_share(self) -> float:
-        """Padding among all replayed rows, 0 to 1."""
+        """Share of padding in all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
 
     @property
     def cost_per_call(self) -> float:
-        """The mean cost of the calls that are replayed: those that run eager are not in `cost`."""
+        """Mean cost of the calls that are replayed, eager ones excluded."""
         return self.cost / max(1, self.calls - self.eager)
 
 
 def plan(
     trace: Trace, *, max_graphs: int = 32, max_memory: int | str | None = None, costs: Costs | None = None
 ) -> Plan:
-    """Choose the budgets that calls like those of a trace take the least time with.
+    """Choose the budgets with which calls like those of a trace take the least time.
 
-    Row counts are chosen among those that a `Ladder` takes (multiples of 32, then of 128, then 16 less), for each call
-    the fewest that hold it. A budget of so many rows gets room for the items and segments of every call of no more
-    rows, so that budgets nest, and calls go to the smallest by rows. Of all such budgets these cost the least: exactly,
-    by dynamic programming. Where a replay costs what its rows say, and no less than one of fewer rows, room for items
-    and segments is free, and no other budgets of these row counts cost less either. Splits that the packer may make of
-    a call that some budget holds are not foreseen; it makes them only where they cost less.
+    The candidates are the row counts of a `Ladder` (multiples of 32, then of 128, then 16 less): for each call, the
+    smallest that holds it. A budget has room for the items and segments of every call with at most its rows. So budgets
+    nest, and each call uses the smallest budget by rows. Dynamic programming finds the cheapest of all such budgets,
+    exactly. As long as the cost of a replay depends on its rows alone and does not fall with more rows, room for items
+    and segments is free, and no other budgets of these row counts cost less either. The plan does not foresee that the
+    packer may split a call that a budget holds; the packer does so only if it costs less.
 
-    There is no budget without calls, and there are fewer than `max_graphs` where more would gain nothing. Later calls
-    may be larger than those of the trace: add budgets for them, `[*vg.traffic.plan(trace), vg.Budget(16_384)]`.
+    Every budget has calls, and there are fewer than `max_graphs` if more would gain nothing. Later calls may be larger
+    than those of the trace: add budgets for them, `[*vg.traffic.plan(trace), vg.Budget(16_384)]`.
 
     Args:
-        trace: The calls.
-        max_graphs: The most budgets.
-        max_memory: What pool and arena may take: bytes, or a text such as `"2GiB"`. It bounds the rows of the largest
-            budget, because graphs share that one's memory.
-        costs: What replays cost, in place of what is in the trace: `encoder.costs`, or `Trace.load(...).costs`. Between
-            the budgets that were measured, costs are interpolated.
+        trace: The recorded calls.
+        max_graphs: Largest number of budgets.
+        max_memory: Limit for pool and arena: bytes, or a text such as `"2GiB"`. It limits the rows of the largest
+            budget, whose memory all graphs share.
+        costs: Costs of replays to use instead of those in the trace: `encoder.costs`, or `Trace.load(...).costs`.
+            Costs between measured budgets are interpolated.
+
+    Returns:
+        The budgets, and their costs for the trace.
 
     Raises:
-        InputError: There are no calls in the trace, or these are no trace and costs.
-        BudgetError: No graph is allowed, or no call fits the memory, or it is not known what a row takes.
+        InputError: The trace has no calls, or an argument is not a `Trace` or not `Costs`.
+        BudgetError: `max_graphs` is below 1, no call fits `max_memory`, or the bytes per row were not measured.
     """
     if not isinstance(trace, Trace) or not isinstance(costs, Costs | None):
-        came = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
-        raise InputError(f"plan() came with {came}: expected a Trace, such as Trace.load(path), and Costs or None")
+        got = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
+        raise InputError(f"plan() got {got}: expected a Trace, such as Trace.load(path), and Costs or None")
     trace = trace.copy()
-    # Of an encoder that has no budget in use there are none.
+    # Costs of an encoder without enabled budgets have no replays.
     costs = next((one for one in (costs, trace.costs) if one is not None and one.replays), ASSUMED)
     if not trace.calls:
-        raise InputError("there are no calls in the trace: expected some inside `with encoder.record() as trace`")
+        raise InputError("the trace has no calls: expected calls inside `with encoder.record() as trace`")
     if max_graphs < 1:
         raise BudgetError(f"max_graphs={max_graphs}: expected at least 1")
     largest = row_count_for(max(size.rows for size in trace.calls))
     if max_memory is not None:
         if costs.bytes_per_row is None:
             raise BudgetError(
-                f"max_memory={max_memory!r}, but what a row takes was not measured: record where graphs are captured, "
-                "on a GPU, or pass the costs of such an encoder, costs=encoder.costs"
+                f"max_memory={max_memory!r}, but the bytes per row were not measured: record with an encoder that "
+                "captures on a GPU, or pass the costs of one, costs=encoder.costs"
             )
         largest = min(largest, most_rows(max_memory, costs.bytes_per_row, ROW_ALIGNMENT))
     replays: Counter[int] = Counter()
@@ -124,12 +129,12 @@ def plan(
         for part, count in _parts(size, largest):
             replays[min(row_count_for(part.rows), largest)] += calls * count
     if not replays:
-        raise BudgetError(f"no call fits the {largest} rows that max_memory={max_memory!r} has room for: allow more")
+        raise BudgetError(f"no call fits the {largest} rows that max_memory={max_memory!r} has room for: raise it")
     return evaluate(trace, _cheapest(replays, costs.replay, max_graphs), costs)
 
 
 def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
-    """What the calls of a trace cost with budgets of these row counts, ascending, that nest as those of `plan` do."""
+    """Return the plan with these row counts, ascending; budgets nest as those of `plan` do."""
     parts = {size: _parts(size, row_counts[-1]) for size in trace.calls}
     budgets = [_budget(rows, [part for of_call in parts.values() for part, _ in of_call]) for rows in row_counts]
     replays: Counter[Budget] = Counter()
@@ -155,10 +160,10 @@ def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
 
 
 def _parts(size: Size, most: int) -> list[tuple[Load, int]]:
-    """What replays of at most so many rows must hold for a call, and how many of each; none if an item has more rows.
+    """Return the loads of the replays of a call, of at most `most` rows each, and their counts; none if it runs eager.
 
-    A trace knows the largest item, and how many rows the others have together. These are taken to be of one size: as
-    many as fit go with the largest, the others fill further replays. Which of them meet is not known, so each replay
+    A trace has only the largest item and the total rows of the others, which are assumed to have equal sizes: as many
+    as fit join the largest, and the others fill further replays. It is not known which items share a replay, so each
     has room for the items and segments of the whole call.
     """
     if size.largest > most:
@@ -175,25 +180,22 @@ def _parts(size: Size, most: int) -> list[tuple[Load, int]]:
 
 
 def _budget(rows: int, parts: Sequence[Load]) -> Budget:
-    """The budget of so many rows with room for the items and segments of everything that has no more rows."""
+    """Return the budget with room for the items and segments of every part with at most its rows."""
     held = [part for part in parts if part.rows <= rows]
     items = max((part.items for part in held), default=1)
     return Budget(rows, items, max([items, *(part.segments for part in held)]))
 
 
 def _cheapest(replays: Mapping[int, int], price: Callable[[int], float], most: int) -> list[int]:
-    """The row counts, at most so many and no more than pay, with which all replays cost the least.
+    """Choose the cheapest row counts, at most `most`, and no more than pay off.
 
-    Args:
-        replays: How many replays there are for which each row count is the smallest.
-        price: What a replay of a budget of so many rows costs.
-        most: How many row counts may be chosen.
+    `replays` counts the replays by the smallest row count that holds them; `price` is the cost of a replay by rows.
     """
     rows = sorted(replays)
     before = [*accumulate((replays[count] for count in rows), initial=0)]
     prices = [price(count) for count in rows]
-    best = [0.0] + [math.inf] * len(rows)  # of the first row counts, with as many budgets as there are layers
-    layers: list[list[int]] = []  # how many of the first row counts the budgets below the last one are for
+    best = [0.0] + [math.inf] * len(rows)  # cost of the first n row counts with one budget per layer
+    layers: list[list[int]] = []  # for each n, how many row counts the budgets below the last one serve
     totals = []
     for _ in range(min(most, len(rows))):
         after, starts = [math.inf], [0]

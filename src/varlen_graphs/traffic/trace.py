@@ -1,4 +1,4 @@
-"""The sizes of the calls that an encoder got."""
+"""Record the sizes of the calls of an encoder."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from varlen_graphs.routing.costs import Costs
 
 
 class Size(NamedTuple):
-    """The size of a call.
+    """Size of a call.
 
     Attributes:
         rows: Rows of all items.
-        items: Items.
-        segments: Segments.
+        items: Number of items.
+        segments: Number of segments.
         longest: Rows of the longest segment.
-        largest: Rows of the largest item or group, which no replay parts.
+        largest: Rows of the largest item, or group of items, which is never split.
     """
 
     rows: int
@@ -32,18 +32,21 @@ class Size(NamedTuple):
 
 
 COLUMNS = [*Size._fields, "calls"]
-"""What a file says of calls."""
+"""Columns of the calls in a file."""
 
 
 class Trace:
-    """How many calls of each size there were. Of what was in them nothing is kept.
+    """Numbers of calls by size. Holds no contents of calls.
 
-    It grows with the number of different sizes, not with that of calls.
+    Memory grows with the number of different sizes, not with the number of calls. Calls may be counted from any thread.
+
+    Args:
+        costs: Costs of the recorded encoder, or a function that returns the current ones.
 
     Attributes:
-        calls: Calls by their sizes.
-        squares: The sum of squared segment lengths over all calls, which the time of attention follows. Calls whose
-            items only the GPU has seen are not in it.
+        calls: Number of calls of each `Size`.
+        squares: Sum of squared segment lengths over all calls, to which the time of attention is proportional. Excludes
+            calls whose items are known to the GPU only.
     """
 
     def __init__(self, costs: Costs | Callable[[], Costs] | None = None) -> None:
@@ -54,7 +57,7 @@ class Trace:
 
     @property
     def costs(self) -> Costs | None:
-        """What replays cost where the calls came from, as known now, or at the end of the recording."""
+        """Costs of replays of the recorded encoder: current ones during the recording, then those at its end."""
         return self._costs() if callable(self._costs) else self._costs
 
     @costs.setter
@@ -62,13 +65,13 @@ class Trace:
         self._costs = costs
 
     def count(self, size: Size, squares: int = 0) -> None:
-        """Count a call."""
+        """Count a call. `squares` is the sum of its squared segment lengths."""
         with self._lock:
             self.calls[size] += 1
             self.squares += squares
 
     def copy(self) -> "Trace":
-        """The trace as it is now, which later calls do not change."""
+        """Return a copy that later calls do not change."""
         with self._lock:
             now = Trace(self.costs)
             now.calls.update(self.calls)
@@ -76,9 +79,15 @@ class Trace:
         return now
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON, in place of what is there only once it is whole. Calls may go on meanwhile.
+        """Write the trace as JSON, with the costs measured so far. Replaces an existing file atomically.
 
-        Costs are written as far as they were measured by then.
+        Calls may be recorded meanwhile.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         now = self.copy()
         costs = now.costs
@@ -92,22 +101,26 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """Read what `save` wrote.
+        """Read a file written by `save`.
+
+        Args:
+            path: The file.
 
         Raises:
-            InputError: It is no such file.
+            InputError: The file is not a valid trace.
+            OSError: The file cannot be read.
         """
         trace = cls()
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
             if value["columns"] != COLUMNS:
-                raise InputError(f"columns are {value['columns']}, and not {COLUMNS}: record again")
+                raise InputError(f"columns are {value['columns']}, expected {COLUMNS}: record the trace again")
             for *numbers, calls in value["calls"]:
                 trace.calls[_size(*numbers)] += integer("calls", calls)
             trace.squares = integer("squares", value["squares"], zero=True)
             trace.costs = None if value["costs"] is None else Costs.from_json(value["costs"])
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no trace ({error!r}): expected what `Trace.save` wrote") from error
+            raise InputError(f"{path} is not a trace ({error!r}): expected a file from `Trace.save`") from error
         return trace
 
     def __len__(self) -> int:
@@ -118,11 +131,11 @@ class Trace:
 
 
 def _size(rows: object, items: object, segments: object, longest: object, largest: object) -> Size:
-    """The size of a call, out of a file."""
+    """Check the size of a call read from a file."""
     size = Size(
         integer("rows", rows),
         integer("items", items),
-        integer("segments", segments, zero=True),  # not every encoder declares some
+        integer("segments", segments, zero=True),  # 0 if the encoder declares none
         integer("longest", longest, zero=True),
         integer("largest", largest),
     )

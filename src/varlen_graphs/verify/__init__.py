@@ -1,4 +1,4 @@
-"""Prove on example calls that graphs give what the module gives."""
+"""Verify on example calls that graphs reproduce the outputs of the module."""
 
 from varlen_graphs.verify.verifier import Verified
 

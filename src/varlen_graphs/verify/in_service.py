@@ -122,7 +122,7 @@ class VerifyingExecutor(Executor):
                     self._done[self._graph(call, graphs, pack.budget)] += 1
                 else:
                     wrong[pack.budget] = (
-                        f"{worst.where} is {worst.error:.1e} from the output of the module itself (tolerance "
+                        f"{worst.where} differs by {worst.error:.1e} from the module's own output (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
         if not wrong:
@@ -145,7 +145,7 @@ class VerifyingExecutor(Executor):
         if not forward_is_right:
             self._distrusted = self.store.releases
             why = next(iter(wrong.values()))
-            LOGGER.error("all budgets are disabled: the declared buffers and forward= are wrong eager, too")
+            LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*budgets.costs.replays, *wrong]:
                 budgets.disable(budget, f"wrong eager, too: {why}")
         if self._options.strict:

@@ -1,4 +1,4 @@
-"""Which operation it is: the first one of a forward whose active rows differ between two runs."""
+"""Find the first operation of a forward whose active rows differ between two runs."""
 
 import linecache
 import sys
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from varlen_graphs.graphs.forward import Forward
 
 MOST_BYTES = 1 << 30
-"""How much of what a run computes is kept at a time, to be compared with another run."""
+"""Bytes of results of one run to keep at a time for comparison with another run."""
 
 PACKAGE, TORCH = str(Path(__file__).parent.parent), str(Path(torch.__file__).parent)
 
@@ -26,43 +26,31 @@ _UNWRITTEN = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty, aten.new_empty_strided,
     aten.resize_,
 }  # fmt: skip
-"""Operations whose results hold anything."""
+"""Operations whose results are uninitialized."""
 
 Run = Callable[[], object]
 Same = Callable[[Tensor, Tensor], bool]
 
 
-class Operation(NamedTuple):
-    """An operation of a run.
+class DifferingOperation(NamedTuple):
+    """First operation whose results differ between two runs."""
 
-    Attributes:
-        name: What torch calls it.
-        line: The line of the module's code that runs it.
-        module: The path and the class of the submodule that runs it.
-    """
-
-    name: str
-    line: str
-    module: str
+    name: str  # torch's name of the operator
+    line: str  # of the module's code
+    module: str  # path and class of the submodule
 
     def __str__(self) -> str:
         return f"{self.name}\n  at {self.line}\n  in {self.module}"
 
 
-def first_difference(module: nn.Module, exact: Run, one: Run, other: Run, same: Same) -> Operation | None:
-    """The first operation whose results differ between two runs, entries of padding aside.
+def first_difference(module: nn.Module, exact: Run, one: Run, other: Run, same: Same) -> DifferingOperation | None:
+    """Find the first operation whose active results differ between two runs at a budget; `one` may be `exact` instead.
 
-    Which entries are active is told by a run without padding: as many as the same operation gives there, in front.
-    Operations that it does not run are passed over. Each run is repeated for every gibibyte of results.
-
-    Args:
-        module: What runs, for the names of its parts.
-        exact: Runs the items without padding.
-        one: Runs them at a budget; or `exact` itself.
-        other: Runs them at a budget.
-        same: Whether two results are the same.
+    `exact` runs the items without padding and shows which entries are active: the leading ones, as many as the same
+    operation returns there. Operations missing from that run are skipped. Both runs are repeated for each `MOST_BYTES`
+    of results.
     """
-    without, padded = _Outline(), _Outline()
+    without, padded = _OutlineRecorder(), _OutlineRecorder()
     without.watch(exact)
     padded.watch(other)
     blocks = SequenceMatcher(None, padded.names, without.names, autojunk=False).get_matching_blocks()
@@ -71,30 +59,30 @@ def first_difference(module: nn.Module, exact: Run, one: Run, other: Run, same: 
     paths = {id(part): f"{path or 'the module'} ({type(part).__name__})" for path, part in module.named_modules()}
     begin = 0
     while begin < len(without.names):
-        kept = _Kept(own_places, without.shapes, begin)
-        kept.watch(one)
-        compared = _Compared(places, kept.results, same, paths)
-        compared.watch(other)
-        if compared.found is not None:
-            return compared.found
-        begin = kept.end
+        recorder = _ResultRecorder(own_places, without.shapes, begin)
+        recorder.watch(one)
+        comparer = _ResultComparer(places, recorder.results, same, paths)
+        comparer.watch(other)
+        if comparer.found is not None:
+            return comparer.found
+        begin = recorder.end
     return None
 
 
-class _Operations(TorchDispatchMode):
-    """Sees the operations of a run that write tensors."""
+class _OperationMode(TorchDispatchMode):
+    """Calls `seen` for each operation of a run that writes tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._count = -1
 
     def watch(self, run: Run) -> None:
-        """See one run."""
+        """Observe one run."""
         with torch.compiler.set_stance("force_eager"), self:
             run()
 
     def seen(self, at: int, name: str, results: list[Tensor]) -> None:
-        """Called with each operation that there is."""
+        """Handle one operation."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -107,8 +95,8 @@ class _Operations(TorchDispatchMode):
         return result
 
 
-class _Outline(_Operations):
-    """Notes the names of operations, and the shapes of what they give."""
+class _OutlineRecorder(_OperationMode):
+    """Records the name and the result shapes of each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +108,8 @@ class _Outline(_Operations):
         self.shapes.append([result.shape for result in results])
 
 
-class _Kept(_Operations):
-    """Keeps the active part of what operations give, from one on, as long as there is room."""
+class _ResultRecorder(_OperationMode):
+    """Records the active part of results, from the operation `begin` on, up to `MOST_BYTES`."""
 
     def __init__(self, places: Mapping[int, int], shapes: list[list[torch.Size]], begin: int) -> None:
         super().__init__()
@@ -142,38 +130,39 @@ class _Kept(_Operations):
                 self.end = place + 1
 
 
-class _Compared(_Operations):
-    """Compares what operations give with what was kept, up to the first difference."""
+class _ResultComparer(_OperationMode):
+    """Compares results with recorded ones, up to the first difference."""
 
     def __init__(
-        self, places: Mapping[int, int], kept: dict[int, list[Tensor | None]], same: Same, paths: dict[int, str]
+        self, places: Mapping[int, int], recorded: dict[int, list[Tensor | None]], same: Same, paths: dict[int, str]
     ) -> None:
         super().__init__()
-        self.found: Operation | None = None
+        self.found: DifferingOperation | None = None
         self._places = places
-        self._kept = kept
+        self._recorded = recorded
         self._same = same
         self._paths = paths
 
     def seen(self, at: int, name: str, results: list[Tensor]) -> None:
         if self.found is not None:
             return
-        for result, kept in zip(results, self._kept.get(self._places.get(at, -1), []), strict=False):
-            part = None if kept is None else _active(result, kept.shape)
-            if part is not None and kept is not None and not self._same(part, kept):
-                self.found = Operation(name, *_where(self._paths))
+        recorded = self._recorded.get(self._places.get(at, -1), [])
+        for result, expected in zip(results, recorded, strict=False):
+            part = None if expected is None else _active(result, expected.shape)
+            if part is not None and expected is not None and not self._same(part, expected):
+                self.found = DifferingOperation(name, *_where(self._paths))
                 return
 
 
 def _active(tensor: Tensor, shape: torch.Size) -> Tensor | None:
-    """The entries in front, of a result that has as many without padding; `None` if it has fewer."""
+    """Return the leading entries of the given shape; `None` if the tensor has fewer."""
     if tensor.dim() != len(shape) or any(own < active for own, active in zip(tensor.shape, shape, strict=True)):
         return None
     return tensor[tuple([slice(size) for size in shape])]
 
 
 def _where(paths: dict[int, str]) -> tuple[str, str]:
-    """The line that runs an operation, and the module: outside of torch and of this package, if there is one."""
+    """Return the line and the module that run the operation, outside of torch and of this package if there is one."""
     lines, module = [], ""
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code is not Forward.__call__.__code__:

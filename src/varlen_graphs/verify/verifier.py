@@ -16,11 +16,11 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Expected, few, limit_of
-from varlen_graphs.verify.diagnosis import DECLARED, PADDING, REPEATED, STATE, Diagnosis
+from varlen_graphs.verify.error_locator import DECLARED, PADDING, REPEATED, STATE, ErrorLocator
 from varlen_graphs.verify.examples import permuted
 
 Packs = Sequence[Pack]
-Why = Callable[[Diagnosis], str]
+Why = Callable[[ErrorLocator], str]
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Verifier:
         over_nan = self._over_nan(call, packs)
         self._check(call, packs, over_nan, expected)
         again, over_rows = self._over_nan(call, packs), self._over_rows(call, packs)
-        self._check_same(call, packs, over_nan, again, REPEATED, Diagnosis.of_repetition)
-        self._check_same(call, packs, over_nan, over_rows, PADDING, Diagnosis.of_padding)
+        self._check_same(call, packs, over_nan, again, REPEATED, ErrorLocator.explain_repetition)
+        self._check_same(call, packs, over_nan, over_rows, PADDING, ErrorLocator.explain_padding)
         order, shuffled = permuted(call, layout_of(call))
         shuffled_packs = [Pack(pack.budget, sorted(map(order.index, pack.items))) for pack in packs]
         self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
@@ -165,12 +165,12 @@ class Verifier:
         found = expected.furthest(output, layout, items, call.length)
         self._error = max(self._error, found.error)
         if found.error > self._tolerance:
-            what = f"{found.where} is {found.error:.1e} from the output of the module itself (tolerance "
+            what = f"{found.where} differs by {found.error:.1e} from the module's own output (tolerance "
             what += f"{self._tolerance:.0e}{', items in another order' if order else ''})"
             pack = next(pack for pack in packs if items.index(found.item) in pack.items)
 
-            def why(diagnosis: Diagnosis) -> str:
-                return diagnosis.of_error(expected, [items[i] for i in pack.items], self._tolerance)
+            def why(locator: ErrorLocator) -> str:
+                return locator.explain_error(expected, [items[i] for i in pack.items], self._tolerance)
 
             self._refuse(call, pack, what, why)
 
@@ -181,7 +181,7 @@ class Verifier:
         found = first.furthest(other, layout, range(len(layout)), call.length)
         if found.error > 0:
             pack = next(pack for pack in packs if found.item in pack.items)
-            self._refuse(call, pack, f"{what}: {found.where} by {found.error:.1e}", why)
+            self._refuse(call, pack, f"{what}: {found.where} differs by {found.error:.1e}", why)
 
     def _refuse(self, call: Call, pack: Pack, what: str, why: Why) -> NoReturn:
         layout, arena = layout_of(call), self._store.arena
@@ -189,7 +189,7 @@ class Verifier:
         cause = DECLARED
         if pack.budget is not None and arena is not None:
             where = f"{pack.budget}, replaying items {few(pack.layout(layout))}"
-            cause = why(Diagnosis(self._forward, arena, call, pack, self._largest.rows))
+            cause = why(ErrorLocator(self._forward, arena, call, pack, self._largest.rows))
         raise VerificationError(f"wrong in {where}: {what}\n{cause}")
 
 

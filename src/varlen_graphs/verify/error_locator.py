@@ -1,4 +1,4 @@
-"""Why a replay is wrong, as far as runs of the same forward without a graph tell."""
+"""Locate the cause of a wrong replay by rerunning its forward eagerly."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,41 +16,34 @@ from varlen_graphs.verify.compare import Expected, close, equal
 from varlen_graphs.verify.operations import first_difference
 
 FROZEN = (
-    "The same code on the same padded memory gives the right output without a graph, so the graph holds something that "
-    "is another one now: a Python number or branch, a cache, or code that was compiled. Compute it from the items, in "
-    "a declared buffer."
+    "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "
+    "has changed since the capture: a Python number or branch, a cache, or compiled code. Compute it from the items, "
+    "in a declared buffer."
 )
 DECLARED = (
-    "The declared buffers and forward= give this without a graph and without padding too: they compute something else "
+    "An eager run of the declared buffers and forward=, without padding, is wrong too: they compute something other "
     "than the module itself."
 )
 MEMORY = (
-    "Without a graph nothing differs, so a replay reads memory that it did not write: a tensor made with empty(), or a "
-    "cache that was filled during the capture."
+    "Eager runs do not differ, so a replay reads memory that it did not write: a tensor made with empty(), or a cache "
+    "that was filled during the capture."
 )
 STATE = (
-    "The module itself gives another output when the same call is repeated: it keeps something from call to call, or "
-    "draws random numbers. Call module.eval(), and compute anew in each call what depends on the call."
+    "The module itself gives a different output when the same call is repeated: it keeps state between calls, or draws "
+    "random numbers. Call module.eval(), and compute in each call everything that depends on the call."
 )
 REPEATED = "two replays of one call over the same memory differ"
-PADDING = "what padding holds changes active rows"
+PADDING = "the contents of padding change active rows"
 REMEDY = (
     "Rows may mix only through declared buffers: attention over cu_seqlens, gathers by declared indices, sums by item "
-    "with padding left out."
+    "that leave padding out."
 )
 
 
-class Diagnosis:
-    """Runs the forward of one replay without a graph: at its budget over two kinds of padding, and without padding.
+class ErrorLocator:
+    """Reruns the forward of one replay eagerly: at its budget over rows of `filling` and over NaN, and unpadded.
 
-    Changes the arena: NaN is left in its padding.
-
-    Args:
-        forward: Runs it.
-        arena: What graphs read.
-        call: The call.
-        pack: The items that are replayed, and their budget.
-        filling: Rows that padding holds in the one run; NaN in the other.
+    Leaves NaN in the padding of the arena.
     """
 
     def __init__(
@@ -77,8 +70,8 @@ class Diagnosis:
             self._padded.append(own.clone())
         self._active = arena.part(Span.of(self._part), budget).clone()
 
-    def of_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:
-        """Why a replay of these items is further than `limit` from what the module itself gives of them."""
+    def explain_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:
+        """Explain why a replay of these items differs from the expected output by more than `limit`."""
 
         def is_right(output: Any, clear: bool) -> bool:
             parts = flatten(output, self._forward.spec.declared)
@@ -94,26 +87,29 @@ class Diagnosis:
             self._forward.module, self._exact, self._exact, partial(self._at_budget, 1), partial(close, limit=limit)
         )
         if found is None:
-            return self.of_padding()
-        return f"Without padding it is right. The first operation that is not, at the budget, is {found}\n{REMEDY}"
+            return self.explain_padding()
+        return (
+            "Without padding the output is right. The first operation with a wrong result at the budget is "
+            f"{found}\n{REMEDY}"
+        )
 
-    def of_padding(self) -> str:
-        """Why a replay depends on what padding holds."""
+    def explain_padding(self) -> str:
+        """Explain why a replay depends on the contents of padding."""
         one, other = (partial(self._at_budget, which) for which in range(2))
         found = first_difference(self._forward.module, self._exact, one, other, equal)
         if found is None:
             return MEMORY
         return f"The first operation whose active rows change with the padding is {found}\n{REMEDY}"
 
-    def of_repetition(self) -> str:
-        """Why two replays over the same memory differ."""
+    def explain_repetition(self) -> str:
+        """Explain why two replays over the same memory differ."""
         run = partial(self._at_budget, 1)
         found = first_difference(self._forward.module, self._exact, run, run, equal)
         if found is None:
             return MEMORY
         return (
-            f"The first operation that gives something else when it is repeated is {found}\nThe module changes state "
-            "in place, or the order of its sums is not fixed; see torch.use_deterministic_algorithms."
+            f"The first operation whose result changes when it is repeated is {found}\nThe module changes state in "
+            "place, or the order of its sums is not fixed; see torch.use_deterministic_algorithms."
         )
 
     def _at_budget(self, which: int) -> Any:
