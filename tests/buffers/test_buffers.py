@@ -266,7 +266,7 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
     ],
 )
 def test_an_item_table_has_all_numbers_of_each_item(values, came):
-    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], for each item t, h, w")):
+    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], with t, h, w")):
         vg.layout.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
 
 

@@ -321,7 +321,7 @@ def test_bad_declarations_raise_named_errors(make, message):
 
 def test_a_table_without_groups_says_so():
     table = vg.layout.ItemTable(torch.tensor([[1, 2, 2]]), vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match="was asked where groups begin, which 'spatial_shapes' does not describe"):
+    with pytest.raises(vg.SpecError, match="needs groups of items, which 'spatial_shapes' does not describe"):
         table.cu_seqlens("group")
 
 
