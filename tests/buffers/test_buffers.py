@@ -58,7 +58,7 @@ def test_a_rotary_table_may_turn_along_one_axis():
 
 def test_unknown_axes_are_refused():
     table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
-    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected some of 't', 'h', 'w', 'row'")):
+    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected one or more of 't', 'h', 'w', 'row'")):
         vg.GridPositions(axes=("z",)).produce(table, None)
 
 

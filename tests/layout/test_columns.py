@@ -309,8 +309,8 @@ def test_grids_on_the_device_are_not_read_on_the_host():
         (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
         (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.spec.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
         (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.layout.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
-        (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
-        (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
+        (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
+        (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
         (lambda: vg.spec.Groups(rows=0), "expected an integer of at least 1"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.buffers.kept import Kept
+from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.errors import SpecError
 
 
@@ -30,7 +30,7 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
     rescale: float = 1 / 255
-    _constants: Kept = field(init=False, repr=False, compare=False)
+    _constants: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
@@ -40,7 +40,7 @@ class Normalize:
             raise SpecError(
                 f"{self!r}: expected as many means as deviations, one a channel, finite numbers, and no deviation of 0"
             )
-        object.__setattr__(self, "_constants", Kept(self._compute))
+        object.__setattr__(self, "_constants", DeviceConstants(self._compute))
 
     def check(self, shape: Sequence[int] | None) -> None:
         """Whether rows of this shape have whole channels, which come first.
