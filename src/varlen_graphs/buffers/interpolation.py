@@ -49,7 +49,7 @@ def interpolate_positions(
         add: Floating `[rows, dim]` to add to, such as the embedded patches. Values of its padding rows stay in these
             rows.
         antialias: As in `torch.nn.functional.interpolate`; requires `"bilinear"` without `align_corners`. If a grid is
-            smaller than the table, a row averages all entries that its patch covers. The filters are computed from the
+            smaller than the table, a row combines all entries that its patch covers. The filters are computed from the
             sizes at each call: new sizes cost no more than known ones, and weights may change.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Indices and weights of interpolated position embeddings, for modules that gather for themselves."""
+"""Indices and weights of interpolated position embeddings."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -16,6 +16,8 @@ from varlen_graphs.layout.items import Order
 @dataclass(frozen=True)
 class InterpolationIndices(Buffer):
     """Indices of the table entries that each row interpolates, int64 `[rows, taps]`.
+
+    For modules that gather the entries themselves.
 
     Attributes:
         name: Argument to fill.

@@ -15,7 +15,7 @@ from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layout.item_table import ItemTable
 
 RowEntries = tuple[Tensor, Tensor]
-"""Floating `[entries, n]`, and indices, int64 `[rows]` or `[rows, axes]`: a row concatenates the entries at its indices."""
+"""Floating `[entries, n]`, and int64 `[rows]` or `[rows, axes]`: each row concatenates the entries it indexes."""
 
 
 def add_sincos(rows: Tensor, sincos: RowEntries) -> Tensor:

@@ -98,7 +98,7 @@ class LayoutArgument(ABC):
         return False
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Copy a tensor that `is_table` accepts into `len(value)` rows of an item table.
+        """Copy a tensor that `is_table` accepts into as many rows of an item table.
 
         Does not sync if both are on one device.
         """

@@ -96,7 +96,7 @@ class ItemTable:
     @cached_property
     def item_ends(self) -> Tensor:
         """Row after the last of each item, int64 `[items]`."""
-        self._check_packed("the first and last row of each item")
+        self._check_packed("the row range of each item")
         return self.item_rows.cumsum(0)
 
     @cached_property

@@ -30,8 +30,8 @@ class Windows:
 
 
 Per = Literal["frame", "item", "clip", "group"] | Windows
-"""Extent of one segment: a frame (`h * w` rows), an item (a clip is an item with frames), a group of items, or a
-window."""
+"""Kind of segment: a frame (`h * w` rows), all rows of an item (a clip is an item with frames), all rows of a group of
+items, or a window."""
 
 
 def segments_of(item: Sequence[int], per: Per, merge: int = 1) -> tuple[int, int]:
