@@ -58,7 +58,7 @@ def test_a_rotary_table_may_turn_along_one_axis():
 
 def test_unknown_axes_are_refused():
     table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
-    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected some of 't', 'h', 'w', 'row'")):
+    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected one or more of 't', 'h', 'w', 'row'")):
         vg.GridPositions(axes=("z",)).produce(table, None)
 
 
@@ -266,7 +266,7 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
     ],
 )
 def test_an_item_table_has_all_numbers_of_each_item(values, came):
-    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], for each item t, h, w")):
+    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], with t, h, w")):
         vg.layout.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
 
 

@@ -115,7 +115,10 @@ def test_the_host_looks_at_items_on_the_device_only_where_one_may_be_too_large(m
     ("make", "message"),
     [
         (lambda: vg.buffers.Lookup("n", squares, largest=0), "expected largest to be at least 1"),
-        (lambda: vg.buffers.Lookup("n", squares, axes=("z",)), "axes=('z',): expected some of 't', 'h', 'w', 'row'"),
+        (
+            lambda: vg.buffers.Lookup("n", squares, axes=("z",)),
+            "axes=('z',): expected one or more of 't', 'h', 'w', 'row'",
+        ),
         (lambda: vg.buffers.SinCos("p", frequencies(4), largest=0), "expected largest to be at least 1"),
     ],
 )
@@ -125,14 +128,14 @@ def test_bad_declarations_raise_named_errors(make, message):
 
 
 @pytest.mark.parametrize(
-    ("function", "gave"),
+    ("function", "message"),
     [
-        (lambda size: torch.zeros(2 * size - 1).long(), "gave torch.int64 [3] for 2: expected integers [2]"),
-        (lambda size: torch.full((size,), 0.5), "gave torch.float32 [1] for 1: expected integers [1]"),
-        (lambda size: torch.full((size,), 2**40), "for 1: expected integers [1] that fit into 32 bits"),
+        (lambda size: torch.zeros(2 * size - 1).long(), "returned torch.int64 [3] for size 2: expected integers [2]"),
+        (lambda size: torch.full((size,), 0.5), "returned torch.float32 [1] for size 1: expected integers [1]"),
+        (lambda size: torch.full((size,), 2**40), "for size 1: expected integers [1] that fit into 32 bits"),
     ],
 )
-def test_a_function_that_gives_something_else_is_named(function, gave):
+def test_a_function_that_gives_something_else_is_named(function, message):
     table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match=re.escape(gave)):
+    with pytest.raises(vg.SpecError, match=re.escape(message)):
         vg.buffers.Lookup("n", function, largest=4).produce(table, None)

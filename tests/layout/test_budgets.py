@@ -101,7 +101,7 @@ def test_what_is_no_memory_says_so(memory):
         (lambda: vg.Budget(1024, items=0), "Budget(items=0): no item could use it; expected items to be an integer of"),
         (
             lambda: vg.Ladder.auto("1MiB", 2**17),
-            "1MiB of memory hold no graph: expected 64 MiB of scratch memory and enough for 16 rows, each of which takes",
+            "memory '1MiB' is too little for any graph: expected 64 MiB of scratch memory plus 16 rows of 131,072 bytes",
         ),
         (lambda: vg.Budget(0), "Budget(rows=0): no item could use it"),
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),

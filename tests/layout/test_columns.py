@@ -309,8 +309,8 @@ def test_grids_on_the_device_are_not_read_on_the_host():
         (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
         (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.spec.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
         (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.layout.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
-        (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
-        (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, and per='item', 'clip' or 'group' with them"),
+        (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
+        (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
         (lambda: vg.spec.Groups(rows=0), "expected an integer of at least 1"),
     ],
 )  # fmt: skip
@@ -321,7 +321,7 @@ def test_bad_declarations_raise_named_errors(make, message):
 
 def test_a_table_without_groups_says_so():
     table = vg.layout.ItemTable(torch.tensor([[1, 2, 2]]), vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match="was asked where groups begin, which 'spatial_shapes' does not describe"):
+    with pytest.raises(vg.SpecError, match="needs groups of items, which 'spatial_shapes' does not describe"):
         table.cu_seqlens("group")
 
 

@@ -52,7 +52,7 @@ def test_lengths_come_as_lists_and_tensors(value):
         (vg.GridTHW(), [[1, 2.0, 4]], "expected integers, got 2.0 (float)"),
         (vg.GridTHW(), [[1, True, 4]], "expected integers, got True (bool)"),
         (vg.GridTHW(), torch.ones(1, 3), "grid_thw is a torch.float32 tensor: expected integers"),
-        (vg.GridTHW(), [[1, 2**70, 4]], "sizes must be below 2**63; these cannot be rows of one call"),
+        (vg.GridTHW(), [[1, 2**70, 4]], "sizes must be below 2**63; no call has that many rows"),
         (vg.GridTHW(), "no", "grid_thw is 'no': expected integers"),
         (vg.GridTHW(), 7, "grid_thw is 7: expected integers"),
         (vg.GridTHW(), torch.tensor(7), "grid_thw is 7: expected integers"),

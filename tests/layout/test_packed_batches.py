@@ -206,12 +206,12 @@ CALLS = {
     "padding on the left": ({"mask": MASK.flip(1)}, vg.LayoutError, "but not the first 3: expected items padded on the"),
     "other lengths": (
         {"lengths": [4, 5]}, vg.LayoutError,
-        "mask marks [3, 5] rows as real, but the items that lengths describes have [4, 5]: expected the same of both",
+        "mask marks [3, 5] rows as real, but lengths describes items of [4, 5] rows: expected the same rows",
     ),
     "another batch": ({"lengths": [3]}, vg.LayoutError, "lengths describes 1 items, the longest of 3 rows, but x is [2, 5"),
     "an item longer than the batch": ({"lengths": [3, 6]}, vg.LayoutError, "the longest of 6 rows, but x is [2, 5, 8]"),
     "another mask": ({"mask": MASK[:, :4]}, vg.LayoutError, "mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
-    "a mask of fewer items": ({"mask": MASK[1:]}, vg.LayoutError, "mask marks [5] rows as real, but the items that"),
+    "a mask of fewer items": ({"mask": MASK[1:]}, vg.LayoutError, "mask marks [5] rows as real, but lengths describes items of"),
     "scores": ({"mask": MASK.float()}, vg.LayoutError, "mask is a torch.float32 tensor: expected a key padding mask"),
 }  # fmt: skip
 

@@ -374,15 +374,15 @@ X, PADDING = batch([3, 5])
 CALLS = {
     "padding on the left": (X, PADDING.flip(1), "src_key_padding_mask[0] marks 3 rows as real (0), but not the first 3"),
     "a hole": (X, [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]], "[1] marks 4 rows as real (0), but not the first 4: expected items"),
-    "an empty item": (X, [[0] * 5, [1] * 5], "[1] marks no row as real (0); drop items that are empty"),
+    "an empty item": (X, [[0] * 5, [1] * 5], "[1] marks no row as real (0): expected at least one real row in each item; drop empty items"),
     "other values": (X, [[0] * 5, [0, 0, 2, 2, 2]], "[1] has values other than 0 and 1: expected a key padding mask"),
     "another length": (X, PADDING[:, :4], "src_key_padding_mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
     "another batch": (X, PADDING[:1], "describes 1 items, the longest of 3 rows, but x is [2, 5, 8]: expected [batch, len"),
     "no batch": (X[:0], PADDING[:0], "src_key_padding_mask is empty: expected a key padding mask"),
     "scores": (X, PADDING.float(), "is a torch.float32 tensor: expected a key padding mask [batch, length] of bool"),
     "four dimensions": (X, PADDING[:, None, None], "is [2, 1, 1, 5]: expected a key padding mask [batch, length]"),
-    "a ragged list": (X, [[0], [0, 1]], "src_key_padding_mask is no mask (expected sequence of length 1 at dim 1 (got 2))"),
-    "a word": (X, "no", "src_key_padding_mask is no mask ("),
+    "a ragged list": (X, [[0], [0, 1]], "src_key_padding_mask is not a mask (expected sequence of length 1 at dim 1 (got 2))"),
+    "a word": (X, "no", "src_key_padding_mask is not a mask ("),
 }  # fmt: skip
 
 
@@ -445,8 +445,8 @@ DECLARATIONS = {
         lambda: vg.BufferSpec(vg.PackedRows("x", rows_dim=1), MASK), vg.SpecError,
         "a padded batch is [batch, length, ...]; leave rows_dim out",
     ),
-    "a mask of scores": (lambda: vg.PaddedMask(dtype=torch.float32), vg.SpecError, "expected a dtype of bool or integers"),
-    "a buffer of scores": (lambda: vg.KeyPaddingMask(dtype=torch.half), vg.SpecError, "expected a dtype of bool or integ"),
+    "a mask of scores": (lambda: vg.PaddedMask(dtype=torch.float32), vg.SpecError, "expected torch.bool or an integer dtype"),
+    "a buffer of scores": (lambda: vg.KeyPaddingMask(dtype=torch.half), vg.SpecError, "expected torch.bool or an integer"),
     "a number of rows": (
         lambda: transformer([1024]), vg.BudgetError,
         "max_seqlen=1024) is not that of a padded batch: expected rows = items * max_seqlen; write Budget.padded(batch, le",
@@ -470,7 +470,7 @@ DECLARATIONS = {
             POOLING, BUDGETS, backend="tape",
             buffer_spec=vg.BufferSpec("x", vg.PaddedLengths(), [vg.DeviceBuffer("real", lambda table: table.row_item)]),
         )(X, lengths=[3, 5]), vg.SpecError,
-        "the item table was asked which item each row belongs to, which it knows of packed rows only, but 'lengths' descr",
+        "the item of each row is defined for packed rows only, but 'lengths' describes a padded batch: use real_rows",
     ),
 }  # fmt: skip
 

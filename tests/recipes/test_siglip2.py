@@ -223,7 +223,7 @@ def test_adapters_are_called(path):
     [
         ({"rows": batch(SHAPES)[0]}, vg.InputError, r"pixel_values is \[128, 48\]: expected \[batch, length, 48\], a batch"),
         ({"mask": mask_of([(3, 5), (2, 3), (8, 6)])}, vg.LayoutError,
-         r"marks \[15, 6, 48\] rows as real, but the items that spatial_shapes describes have \[15, 4, 48\]"),
+         r"marks \[15, 6, 48\] rows as real, but spatial_shapes describes items of \[15, 4, 48\] rows"),
         ({"mask": mask_of(SHAPES).flip(1)}, vg.LayoutError, "but not the first 15: expected items padded on the right"),
         ({"shapes": [(3, 5), (2, 2), (16, 9)]}, vg.LayoutError, "the longest of 144 rows, but pixel_values is"),
         ({"shapes": SHAPES[:2]}, vg.LayoutError, "spatial_shapes describes 2 items"),

@@ -108,10 +108,13 @@ def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
     [
         (lambda: vg.spec.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
         (lambda: vg.spec.Normalize((0.5,), (0.0,)), "no deviation of 0"),
-        (lambda: vg.spec.Normalize((0.5,), (float("nan"),)), "finite numbers"),
+        (lambda: vg.spec.Normalize((0.5,), (float("nan"),)), "all finite"),
         (lambda: vg.PackedRows("x", (8,), torch.uint8, normalize=vg.spec.Normalize(MEAN, STD)), "rows of shape (8,)"),
         (lambda: vg.PackedRows("x", None, torch.uint8, normalize=vg.spec.Normalize(MEAN, STD)), "rows of shape None"),
-        (lambda: vg.PackedRows("x", (9,), normalize=vg.spec.Normalize(MEAN, STD)), "expected an integer dtype of rows"),
+        (
+            lambda: vg.PackedRows("x", (9,), normalize=vg.spec.Normalize(MEAN, STD)),
+            "expected an integer dtype for rows",
+        ),
     ],
 )
 def test_what_cannot_be_normalised_is_refused(make, message):

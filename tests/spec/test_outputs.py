@@ -76,15 +76,15 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
             (ROWS,),
             "output has fields ['x'] but is declared as (Rows(every=1, rows_dim=0),): expected Outputs(...)",
         ),
-        ({"x": a, "y": b}, vg.Outputs(x=ROWS), "not Python values but not declared: ['y']"),
+        ({"x": a, "y": b}, vg.Outputs(x=ROWS), "undeclared: ['y']"),
         ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
         ({"x": a}, {"x": ROWS, 3: ROWS}, "declared but absent: [3]"),
         ((a, b), {0: ROWS, 1: HALF}, "output has 2 parts but is declared as {0: Rows(every=1, rows_dim=0), 1: Rows"),
-        ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "not declared: ['y']"),
+        ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "undeclared: ['y']"),
         (
             {"x": a, "y": object()},
             ROWS,
-            "output.y is a object, which may hide tensors: expected tensors, Python values",
+            "output.y has type object, which may hide tensors: expected tensors, Python values",
         ),
         (
             ({"x": a},),
@@ -243,7 +243,7 @@ def test_outputs_of_replays_hold_what_those_of_the_module_hold(make):
 )
 def test_outputs_that_cannot_be_made_anew_are_refused(make, name):
     encoder = encoder_of(lambda y: (y, make(y)))
-    with pytest.raises(vg.SpecError, match=re.escape(f"output[1] is a {name}, which cannot be made anew of its parts")):
+    with pytest.raises(vg.SpecError, match=re.escape(f"output[1] is a {name}, which cannot be rebuilt from its parts")):
         encoder(torch.randn(12, 8), lengths=[5, 7])
 
 
@@ -253,7 +253,7 @@ def test_tensors_beside_the_fields_of_a_dataclass_are_declared_by_their_names():
 
     encoder, rows = encoder_of(make, vg.Outputs(states=ROWS, pooled=HALF)), torch.randn(12, 8)
     assert torch.equal(encoder(rows, lengths=[4, 8]).pooled, encoder.module(rows).pooled)
-    with pytest.raises(vg.SpecError, match=re.escape("not Python values but not declared: ['pooled']")):
+    with pytest.raises(vg.SpecError, match=re.escape("undeclared: ['pooled']")):
         encoder_of(make, vg.Outputs(states=ROWS))(rows, lengths=[4, 8])
 
 
@@ -269,7 +269,7 @@ def test_a_declaration_may_name_self_and_keys_without_one_may_hold_python_values
     spec = vg.BufferSpec("x", vg.PaddedLengths(), outputs=outputs)
     padded = vg.GraphedEncoder(Keyed(), vg.PaddedLadder(4, 32), spec, backend="tape")
     assert padded(torch.ones(2, 3, 8), lengths=[2, 3])["self"].sum() == 5 * 8
-    with pytest.raises(vg.SpecError, match=re.escape("output has fields ['self', 3]; not Python values but not dec")):
+    with pytest.raises(vg.SpecError, match=re.escape("output has fields ['self', 3]; undeclared: [3]")):
         encoder_of(lambda y: {"self": y, 3: [y]}, outputs)(torch.randn(2, 8), lengths=[2])
 
 

@@ -1,21 +1,21 @@
-"""Declared buffers: arguments of a module that follow from the item table, one kind a file."""
+"""Buffers: arguments of a module that are computed from the item table, one file per buffer."""
 
 from varlen_graphs.buffers.attention_schedule import AttentionSchedule
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.buffers.custom import DeviceBuffer, HostBuffer
-from varlen_graphs.buffers.interpolation import (
-    Interpolation,
-    InterpolationIndices,
-    InterpolationWeights,
-    interpolate_positions,
-)
+from varlen_graphs.buffers.cu_seqlens import CuSeqlens
+from varlen_graphs.buffers.device_buffer import DeviceBuffer
+from varlen_graphs.buffers.grid_positions import GridPositions
+from varlen_graphs.buffers.host_buffer import HostBuffer
+from varlen_graphs.buffers.interpolation import Interpolation, interpolate_positions
+from varlen_graphs.buffers.interpolation_taps import InterpolationIndices, InterpolationWeights
+from varlen_graphs.buffers.key_padding_mask import KeyPaddingMask
 from varlen_graphs.buffers.lookup import Lookup
-from varlen_graphs.buffers.mask import KeyPaddingMask
-from varlen_graphs.buffers.positions import GridPositions, RowPositions
-from varlen_graphs.buffers.rotary import RotaryTable
-from varlen_graphs.buffers.seqlens import CuSeqlens, MaxSeqlen
-from varlen_graphs.buffers.sincos import SinCos, SinCosColumn, add_sincos
-from varlen_graphs.buffers.windows import WindowIndex
+from varlen_graphs.buffers.max_seqlen import MaxSeqlen
+from varlen_graphs.buffers.rotary_table import RotaryTable
+from varlen_graphs.buffers.row_positions import RowPositions
+from varlen_graphs.buffers.sincos import SinCos, add_sincos
+from varlen_graphs.buffers.sincos_column import SinCosColumn
+from varlen_graphs.buffers.window_index import WindowIndex
 
 __all__ = [
     "AttentionSchedule",

@@ -1,4 +1,4 @@
-"""The schedule that the attention of all layers shares."""
+"""Tile schedule that the attention of all layers shares."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,25 @@ from torch import nn
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.buffers.seqlens import check_queries
+from varlen_graphs.buffers.cu_seqlens import check_queries
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
 
 @dataclass(frozen=True)
 class AttentionSchedule(Buffer):
-    """A `TileSchedule` for `varlen_attention`, computed once a replay instead of once a layer.
+    """`TileSchedule` for `varlen_attention`, computed once per replay instead of once per layer.
 
     Attributes:
-        heads: Query heads.
-        head_dim: Channels a head.
-        name: The argument it fills.
-        per: What a segment is.
-        queries: Of cross attention: how many queries belong to every segment of keys, as of `CuSeqlens(queries=...)`.
-            `None`: the rows of a segment attend to each other.
+        heads: Number of query heads.
+        head_dim: Number of channels per head.
+        name: Argument to fill.
+        per: Kind of segment, as in `CuSeqlens`.
+        queries: For cross attention: number of queries per segment of keys, as in `CuSeqlens(queries=...)`. `None` for
+            self-attention within each segment.
+
+    Raises:
+        SpecError: `queries` is below 1, or `per` is a kind with possibly more segments than items.
     """
 
     any_segments = False
@@ -36,7 +39,7 @@ class AttentionSchedule(Buffer):
         check_queries(self, self.queries, self.per)
 
     def produce(self, table: ItemTable, module: nn.Module) -> TileSchedule:
-        """The schedule of the segments that `CuSeqlens(per=...)` describes."""
+        """Return the schedule of the segments of `CuSeqlens(per=...)`."""
         budget, keys = table.budget, table.cu_seqlens(self.per)
         if self.queries is None:
             queries, longest, rows = keys, table.max_seqlen(self.per), budget.rows

@@ -1,4 +1,4 @@
-"""What every declared buffer is: an argument of the module that the graph computes for itself."""
+"""Base class of buffers, and tensors of the module that they read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from varlen_graphs.layout.item_table import ItemTable
 
 
 class Buffer(ABC):
-    """An argument of the module, produced from the item table by operations that are part of the graph.
+    """Argument of the module that is computed from the item table by operations inside the graph.
 
     Attributes:
-        name: The argument it fills.
-        any_segments: Whether it may use segments of every kind (`table.cu_seqlens(...)`, `table.budget.segments`), so
-            that all kinds count against budgets; windows only where a buffer of this library has declared them. Those
-            say exactly which they use, if any.
-        for_rows: What rows it is for: packed ones, or those of a padded batch; `None` where it does not matter.
-        largest: The largest size of an item that it has entries for; `None`: any.
+        name: Argument to fill.
+        any_segments: If True, the buffer may use segments of any kind (`table.cu_seqlens(...)`,
+            `table.budget.segments`), so all kinds count against budgets; windows count only if a buffer of this library
+            declares them. Buffers of this library set it to False and declare the kind that they use, if any, as `per`.
+        for_rows: Rows that the buffer supports: `"packed"`, `"padded"`, or `None` for both.
+        largest: Largest size of an item for which the buffer has entries; `None` for no limit.
     """
 
     name: str
@@ -28,26 +28,26 @@ class Buffer(ABC):
     largest: int | None = None
 
     def size(self, item: Sequence[int]) -> int:
-        """The size of an item `(t, h, w, *columns)` that may not be larger than `largest`: at most its rows."""
+        """Return the size of an item `(t, h, w, *columns)` that is limited by `largest`; never more than its rows."""
         return 0
 
     @abstractmethod
     def produce(self, table: ItemTable, module: nn.Module) -> Any:
-        """Compute the buffer at the capacity of `table.budget`. Only tensor operations, and no host sync."""
+        """Compute the buffer at the capacity of `table.budget`, with tensor operations only and without host syncs."""
 
 
 TensorSource = str | Tensor
-"""A tensor of the module by its dotted path, followed anew at each forward, or a tensor itself."""
+"""Tensor, or dotted path of a tensor in the module, which is resolved anew at each forward."""
 
 
 _MISSING = object()
 
 
 def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
-    """The tensor that `source` means in `module`.
+    """Return the tensor of `module` that `source` refers to.
 
     Raises:
-        SpecError: The path leads to no tensor.
+        SpecError: The path does not lead to a tensor.
     """
     if isinstance(source, Tensor):
         return source
@@ -64,10 +64,10 @@ def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
 
 
 def check_largest(buffer: Buffer, largest: int) -> None:
-    """Whether a buffer can have entries up to this size.
+    """Check that `largest` is a size.
 
     Raises:
-        SpecError: It is below 1.
+        SpecError: `largest` is below 1.
     """
     if largest < 1:
         raise SpecError(f"{buffer!r}: expected largest to be at least 1")

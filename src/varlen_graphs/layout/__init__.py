@@ -1,12 +1,11 @@
-"""Items: how calls describe them, and what follows from their sizes."""
+"""Items of a call: how arguments describe them, the budgets they fill, and the item table on the device."""
 
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget, Ladder, PaddedLadder
-from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.columns import Column, NestedColumn
 from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.nested_column import NestedColumn
 from varlen_graphs.layout.padded import PaddedLengths, PaddedMask
 from varlen_graphs.layout.segments import Windows
 

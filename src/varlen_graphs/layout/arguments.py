@@ -1,4 +1,4 @@
-"""The argument of a call that describes its items."""
+"""Base class of the arguments that describe the items of a call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from varlen_graphs.layout.items import Layout
 
 
 class LayoutArgument(ABC):
-    """The argument of a call that describes its items.
+    """Base class of the argument that describes the items of a call.
 
     Attributes:
-        name: The argument.
-        columns: Extra integers an item carries.
-        merge: What `h` and `w` of every item are divisible by.
-        row_multiple: What the rows of every frame are divisible by.
-        rows_are: How the rows of a call lie, for messages.
-        has_frames: Whether an item may have several frames.
-        has_sides: Whether items have a height and a width.
-        padded: Whether the rows of a call are a padded batch `[batch, length, ...]`.
+        name: Name of the argument.
+        columns: Extra integers that each item carries.
+        merge: Divisor of `h` and `w` of every item.
+        row_multiple: Divisor of the number of rows of every frame.
+        rows_are: Arrangement of the rows of a call, as error messages describe it.
+        has_frames: True if an item may have several frames.
+        has_sides: True if items have a height and a width.
+        padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
 
     Raises:
-        SpecError: `columns` holds something else than columns.
+        SpecError: `columns` is not a tuple or list of `Column`s.
     """
 
     name: str
@@ -46,12 +46,12 @@ class LayoutArgument(ABC):
 
     @property
     def grouped(self) -> bool:
-        """Whether adjoining items may belong together: the item table then has a last column that says which do."""
+        """True if adjoining items may form groups. The item table then has a last column that marks their starts."""
         return any(column.groups for column in self.columns)
 
     @property
     def pads(self) -> tuple[int, ...]:
-        """What an item of padding has beside its size. It begins a group, which is empty."""
+        """Values of a padding item after `t, h, w`. Each padding item starts an empty group of its own."""
         return (*[column.pad for column in self.columns], *[1] * self.grouped)
 
     @abstractmethod
@@ -59,19 +59,19 @@ class LayoutArgument(ABC):
         """Check `value` and return its items as `(t, h, w)`.
 
         Raises:
-            LayoutError: It describes no items, or impossible ones.
+            LayoutError: `value` describes no items, or impossible ones.
         """
 
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
-        """Whether these are the items of the rows that came.
+        """Check that the items have as many rows as the call brought.
 
         Args:
             layout: The items.
-            shape: The shape of the rows.
-            rows: What messages call them.
+            shape: Shape of the rows.
+            rows: Name of the rows in error messages.
 
         Raises:
-            LayoutError: There are more or fewer rows.
+            LayoutError: The number of rows differs.
         """
         if layout.total != shape[0]:
             raise LayoutError(
@@ -80,23 +80,26 @@ class LayoutArgument(ABC):
             )
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
-        """To how many rows each item of a call is padded; 0 where rows are packed.
+        """Return the number of rows to which each item of a call is padded; 0 if the rows are packed.
 
         Args:
-            value: What describes the items.
-            items: What it says.
-            shape: The shape of the rows; empty where there are none yet.
+            value: Value of the argument.
+            items: Items parsed from `value`.
+            shape: Shape of the rows; empty if there are no rows yet.
         """
         return 0
 
     @abstractmethod
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table, where it takes this argument."""
+        """Return this argument for a module that takes it, computed from the values of an item table."""
 
     def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor that can be written into an item table without a look at it."""
+        """Return True if `value` is a tensor that can be copied into an item table without reading it on the host."""
         return False
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        """Copy a tensor that `is_table` accepts into as many rows of an item table.
+
+        Does not sync if both are on one device.
+        """
         raise NotImplementedError

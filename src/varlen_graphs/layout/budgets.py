@@ -1,4 +1,4 @@
-"""Budgets and ladders: how much one captured graph can hold."""
+"""Budgets and ladders: the capacities of captured graphs."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,24 +9,24 @@ from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
 
 ROW_ALIGNMENT = 16
-"""Plain row counts are rounded up to a multiple of this, so that vectors of numbers begin where they can be loaded."""
+"""Plain row counts are rounded up to a multiple of this, so that kernels can use aligned vector loads."""
 
-PART_OF_TILE, PARTS_OF_TILES = 32, 1024
-"""Up to so many rows a ladder's row counts are multiples of this: single images are that small, and a row of padding is
-a large share of them."""
+SMALL_STEP, SMALL_ROWS = 32, 1024
+"""Up to `SMALL_ROWS` rows, row counts of a ladder are multiples of `SMALL_STEP`: single images are that small, and each
+padding row is a large share of them."""
 
-TILE, WHOLE_TILES = 128, 2048
-"""From there on, up to so many rows, they are whole tiles of matrix products."""
+TILE, TILED_ROWS = 128, 2048
+"""Above `SMALL_ROWS` and up to `TILED_ROWS`, they are whole tiles of matrix products."""
 
-SHORT_OF_TILE = 16
-"""Above that they are so much short of whole tiles, where cuBLAS takes a few per cent less for a row
+TILE_MARGIN = 16
+"""Above `TILED_ROWS`, they are this much short of whole tiles, where cuBLAS takes a few per cent less time per row
 (docs/benchmarks.md)."""
 
-ROWS_PER_ITEM, FEWEST_ITEMS = 64, 8
-"""A budget holds an item for each so many rows unless it says more, and at least so many."""
+ROWS_PER_ITEM, MIN_ITEMS = 64, 8
+"""By default a budget holds one item per `ROWS_PER_ITEM` rows, and at least `MIN_ITEMS`."""
 
-LARGEST_STEP = 4
-"""A larger ratio is a mistake: a number of rows, most likely."""
+MAX_STEP = 4
+"""Largest accepted ratio of neighbouring budgets: a larger one is most likely a number of rows."""
 
 
 class _Capacities(NamedTuple):
@@ -40,13 +40,13 @@ class Budget(_Capacities):
     """The capacity of one graph.
 
     Attributes:
-        rows: Packed rows, padding included.
-        items: Items, default `max(8, rows // 64)`.
-        segments: Segments (entries of `cu_seqlens` less one), default the larger of `items` and `max(8, rows // 64)`.
+        rows: Number of packed rows, padding included.
+        items: Number of items, default `max(8, rows // 64)`.
+        segments: Number of segments (`len(cu_seqlens) - 1`), default the larger of `items` and `max(8, rows // 64)`.
         max_seqlen: Rows of the longest segment, default `rows`. Attention kernels see this number as a constant.
 
     Raises:
-        BudgetError: A capacity below one: no item could use such a budget.
+        BudgetError: A capacity is not an integer of at least 1.
     """
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class Budget(_Capacities):
         cls, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
     ) -> "Budget":
         """Fill in the defaults, and check the capacities."""
-        typical = max(FEWEST_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else FEWEST_ITEMS
+        typical = max(MIN_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else MIN_ITEMS
         items = typical if items is None else items
         capacities = {
             "rows": rows,
@@ -72,15 +72,15 @@ class Budget(_Capacities):
 
     @classmethod
     def padded(cls, batch: int, length: int) -> "Budget":
-        """The capacity of a graph for padded batches: up to `batch` items, each padded to `length` rows.
+        """Return the budget of a graph for padded batches: up to `batch` items, each padded to `length` rows.
 
         Raises:
-            BudgetError: One of them is below one.
+            BudgetError: `batch` or `length` is not an integer of at least 1.
         """
         return cls(cls(length).rows * cls(batch).rows, items=batch, segments=batch, max_seqlen=length)
 
     def holds(self, rows: int, items: int, segments: int, longest: int) -> bool:
-        """Whether `items` items of together `rows` rows and `segments` segments, none over `longest`, fit."""
+        """Return True if `items` items with `rows` rows and `segments` segments of at most `longest` rows fit."""
         return rows <= self.rows and items <= self.items and segments <= self.segments and longest <= self.max_seqlen
 
 
@@ -88,18 +88,22 @@ class Budget(_Capacities):
 class Ladder:
     """Budgets in geometric steps, from `min` to `max` rows.
 
-    Fine steps cost no memory, because all graphs share one pool and one arena, and a tenth of a second each to capture.
-    Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 some 6 %, powers of two about a third. Between
-    the ends, row counts are multiples of 32 up to 1,024, of 128 up to 2,048, and above that 16 less than those, which
-    is what matrix products like.
+    Fine steps cost no memory, because all graphs share one pool and one arena; each graph takes about a tenth of a
+    second to capture. Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 about 6 %, powers of two
+    about a third. Between the ends, row counts are multiples of 32 up to 1,024, multiples of 128 up to 2,048, and 16
+    less than a multiple of 128 above that, where matrix products are fastest.
 
     Attributes:
         min: Rows of the smallest budget.
         max: Rows of the largest budget.
-        step: Ratio of neighbouring budgets, above 1.
-        rows_per_item: A budget holds an item for each so many of its rows, and 8 at least. For short texts, say 16.
-        rows_per_segment: The same for segments, of which there are never fewer than items.
-        memory: What an encoder takes as its `memory=` if it is given none.
+        step: Ratio of neighbouring budgets, above 1 and at most 4.
+        rows_per_item: A budget of `rows` rows holds `rows // rows_per_item` items, and at least 8. Use a smaller
+            number, such as 16, for short texts.
+        rows_per_segment: Likewise for segments; a budget never holds fewer segments than items.
+        memory: Default for the `memory=` of an encoder with this ladder: bytes, or a string such as `"2GiB"`.
+
+    Raises:
+        BudgetError: `min`, `max`, `step` or a ratio is out of range.
     """
 
     min: int = 256
@@ -114,27 +118,28 @@ class Ladder:
             raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
         if self.rows_per_item < 1 or self.rows_per_segment < 1:
             raise BudgetError(f"{self}: expected rows_per_item and rows_per_segment to be at least 1")
-        if not 1 < self.step <= LARGEST_STEP:
+        if not 1 < self.step <= MAX_STEP:
             raise BudgetError(
                 f"Ladder(step={self.step}): expected the ratio of neighbouring budgets, above 1 and at most "
-                f"{LARGEST_STEP}, for example 1.1"
+                f"{MAX_STEP}, for example 1.1"
             )
 
     @classmethod
     def auto(cls, memory: int | str, bytes_per_row: float | None = None) -> "Ladder":
-        """The ladder up to as many rows as so much memory holds graphs for.
+        """Return the ladder whose graphs fit into `memory`.
 
-        `min` is lower than the default where memory holds no more. What a row takes depends on the module, and is
-        measured where graphs are captured on a GPU. Without it this is the default ladder, of which an encoder captures
-        all and keeps what fits: as with its `memory=`. To reach beyond the default `max`, capture once, with any
-        budgets, and ask for `encoder.costs.bytes_per_row`. `dataclasses.replace` changes the rest.
+        `max` is the largest row count that fits; `min` is its default, or `max` if that is smaller. The memory per row
+        depends on the module; captures on a GPU measure it as `encoder.costs.bytes_per_row`. Without it, the result is
+        the default ladder with `memory` set: an encoder captures all of its budgets and keeps those that fit. To go
+        beyond the default `max`, capture once with any budgets and pass the measured value. Use `dataclasses.replace`
+        to change other attributes.
 
         Args:
-            memory: Bytes, or a text such as `"2GiB"`, for the pool and the arena.
-            bytes_per_row: What these take for each row of the largest budget; `None` leaves it to the encoder.
+            memory: Memory for the pool and the arena: bytes, or a string such as `"2GiB"`.
+            bytes_per_row: Bytes of pool and arena per row of the largest budget; `None` leaves it to the encoder.
 
         Raises:
-            BudgetError: Not an amount of memory, or too little of it for any budget.
+            BudgetError: `memory` is not an amount of memory, or too little for any budget.
         """
         if bytes_per_row is None:
             in_bytes(memory)
@@ -146,32 +151,37 @@ class Ladder:
         return map(self.budget, self.row_counts())
 
     def budget(self, rows: int) -> Budget:
-        """The budget of so many rows."""
-        items, segments = (max(FEWEST_ITEMS, rows // of) for of in (self.rows_per_item, self.rows_per_segment))
+        """Return the budget with `rows` rows."""
+        items, segments = (max(MIN_ITEMS, rows // per) for per in (self.rows_per_item, self.rows_per_segment))
         return Budget(rows, items, max(items, segments))
 
     def row_counts(self) -> Iterator[int]:
-        """The rows of each budget, ascending."""
-        wanted, last = float(self.min), self.min
+        """Iterate over the row counts of the budgets, ascending."""
+        target, last = float(self.min), self.min
         if self.min < self.max:
             yield self.min
-        while (rows := _nearest(wanted)) < self.max - SHORT_OF_TILE:
+        while (rows := _nearest(target)) < self.max - TILE_MARGIN:
             if rows > last:
                 yield rows
-            wanted, last = wanted * self.step, max(rows, last)
+            target, last = target * self.step, max(rows, last)
         yield self.max
 
 
 @dataclass(frozen=True)
 class PaddedLadder:
-    """Budgets of padded batches: every number of items, doubling up to `batch`, with every length of a ladder.
+    """Budgets of padded batches: each batch size combined with each length.
+
+    Batch sizes double from `min_batch` up to `batch`. Lengths grow in geometric steps from `min_length` up to `length`.
 
     Attributes:
-        batch: The most items.
-        length: The longest.
-        min_batch: The fewest items.
-        min_length: The shortest length.
-        step: Ratio of neighbouring lengths, above 1; lengths between the ends are multiples of 16.
+        batch: Largest number of items.
+        length: Largest length, in rows.
+        min_batch: Smallest number of items.
+        min_length: Smallest length, in rows.
+        step: Ratio of neighbouring lengths, above 1 and at most 4; all lengths but `length` are multiples of 16.
+
+    Raises:
+        BudgetError: `step` or one of the ends is out of range.
     """
 
     batch: int = 32
@@ -183,8 +193,8 @@ class PaddedLadder:
     def __post_init__(self) -> None:
         if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length):
             raise BudgetError(f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length")
-        if not 1 < self.step <= LARGEST_STEP:
-            raise BudgetError(f"{self}: expected a step above 1 and at most {LARGEST_STEP}, for example 1.25")
+        if not 1 < self.step <= MAX_STEP:
+            raise BudgetError(f"{self}: expected a step above 1 and at most {MAX_STEP}, for example 1.25")
 
     def __iter__(self) -> Iterator[Budget]:
         batches, lengths = [self.min_batch], [_round_up(self.min_length, ROW_ALIGNMENT)]
@@ -201,17 +211,17 @@ Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 
 
 def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
-    """Turn what a user wrote into sorted, distinct budgets.
+    """Return sorted, distinct budgets from any accepted form of `budgets`.
 
-    Plain integers mean rows, and are rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`; the rows
-    of a `Budget` are rounded up to a multiple of `multiple` alone. Capacities are never rounded down.
+    Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`. The rows of
+    a `Budget` are rounded up to a multiple of `multiple` only. Capacities are never rounded down.
 
     Args:
         budgets: Row counts, `Budget`s, a `Ladder`, or a `PaddedLadder`.
-        multiple: What every row count must be divisible by (the least common multiple of the row ratios).
+        multiple: Divisor of every row count (the least common multiple of the row ratios).
 
     Raises:
-        BudgetError: No budget at all, or an entry that is neither an integer nor a `Budget`.
+        BudgetError: `budgets` is empty, or has an entry that is neither an integer nor a `Budget`.
     """
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
     if isinstance(budgets, Ladder):
@@ -235,16 +245,16 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
 
 
 def _nearest(rows: float) -> int:
-    """The nearest row count for a budget, by the size of it."""
-    tile = PART_OF_TILE if rows <= PARTS_OF_TILES else TILE
+    """Round to the nearest row count of a ladder."""
+    tile = SMALL_STEP if rows <= SMALL_ROWS else TILE
     nearest = max(1, round(rows / tile)) * tile
-    return nearest if nearest <= WHOLE_TILES else nearest - SHORT_OF_TILE
+    return nearest if nearest <= TILED_ROWS else nearest - TILE_MARGIN
 
 
 def row_count_for(rows: int) -> int:
-    """The fewest rows, of those that a ladder takes, that hold so many."""
-    tiled = _round_up(rows, PART_OF_TILE if rows <= PARTS_OF_TILES else TILE)
-    return tiled if tiled <= WHOLE_TILES else _round_up(rows + SHORT_OF_TILE, TILE) - SHORT_OF_TILE
+    """Return the smallest row count of a ladder that is at least `rows`."""
+    tiled = _round_up(rows, SMALL_STEP if rows <= SMALL_ROWS else TILE)
+    return tiled if tiled <= TILED_ROWS else _round_up(rows + TILE_MARGIN, TILE) - TILE_MARGIN
 
 
 def _round_up(value: int, multiple: int) -> int:

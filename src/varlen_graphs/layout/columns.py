@@ -1,4 +1,4 @@
-"""Extra integers an item carries."""
+"""Extra integers that an item carries."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from varlen_graphs.layout.values import INT64_MAX, as_list, quoted
 
 @dataclass(frozen=True)
 class Column:
-    """An extra integer an item carries, such as a temporal id: an argument of the call, and a column of the item table.
+    """Extra integer per item, such as a temporal id: an argument of the call and a column of the item table.
 
     Attributes:
-        name: The argument that brings one integer an item (a list or a tensor `[items]`).
-        pad: What the items of padding have there.
-        function: What gives one integer an item instead of an argument, from all items of a call: for what depends on
-            them all, while a replay may see only some. The host computes it, so items that are described on the GPU are
-            copied there.
-        default: What items have where a call does not bring the argument, or has `None` for an item. `None`: calls must
-            bring it.
-        groups: Whether it tells which items belong together; see `NestedColumn`.
+        name: Argument that brings one integer per item, as a list or a tensor `[items]`.
+        pad: Value of padding items.
+        function: Computes one integer per item from all items of a call, in place of an argument. Use it for values
+            that depend on the whole call, because a replay may see only some of the items. It runs on the host, so
+            items described on the GPU are copied there.
+        default: Value of items for which the call brings no value: if the argument is missing, or an entry is `None`.
+            `None`: calls must bring the argument.
+        groups: True if the column defines groups of items; see `NestedColumn`.
 
     Raises:
-        SpecError: `pad` or `default` is no integer.
+        SpecError: `pad` or `default` is not an integer.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Column:
             raise SpecError(f"{self!r}: expected pad to be an integer, and default an integer or None")
 
     def parse(self, value: Any, items: int) -> list[int]:
-        """Check the values that a call brought and return them, one an item.
+        """Check the values that a call brought and return them, one per item.
 
         Raises:
-            LayoutError: Not one int64 for each item.
+            LayoutError: `value` does not hold one int64 per item.
         """
         if value is None and self.default is not None:
             return [self.default] * items
@@ -55,5 +55,51 @@ class Column:
         return [int(value) for value in values]
 
     def begins(self, value: Any, items: int) -> list[int]:
-        """Of values that `parse` takes, whether each item begins a group (1), or belongs to the one before (0)."""
+        """Return 1 for each item that starts a group and 0 for each that continues one; `parse` must accept `value`."""
         return [1] * items
+
+
+@dataclass(frozen=True)
+class NestedColumn(Column):
+    """Column whose nesting defines groups of adjoining items: the items of one inner list form a group.
+
+    Use it for items that belong together, such as the frames of a clip that differ in size. `[[-1], [-1], [2, 6, 9]]`
+    are five items in three groups. An integer beside inner lists is a group of its own, so `[-1, -1, [2, 6, 9]]` means
+    the same. In a flat list or tensor `[items]`, and if the argument is missing, every item is a group.
+
+    The packer never splits a group, so a group that fits no budget runs eager as a whole. Segments may be groups
+    (`per="group"`), and outputs may have entries per group (`Groups`). The host must see the nesting, so items
+    described on the GPU cost one copy to the host.
+
+    Attributes:
+        name: Argument that brings the integers.
+        pad: See `Column`.
+        function: See `Column`; its result may be nested.
+        default: See `Column`.
+    """
+
+    groups = True
+
+    def parse(self, value: Any, items: int) -> list[int]:
+        """Check the values that a call brought and return them, one per item.
+
+        Raises:
+            LayoutError: `value` does not hold one int64 per item, or a group has no items.
+        """
+        flat = None if value is None else [entry for group in self._groups(value) for entry in group]
+        return super().parse(flat, items)
+
+    def begins(self, value: Any, items: int) -> list[int]:
+        """Return 1 for each item that starts a group and 0 for each that continues one; `parse` must accept `value`."""
+        if value is None:
+            return super().begins(value, items)
+        return [int(at == 0) for group in self._groups(value) for at in range(len(group))]
+
+    def _groups(self, value: Any) -> list[list[Any]]:
+        groups = []
+        for index, entry in enumerate(as_list(self.name, value, "one for each item, or a list of them for each group")):
+            plain = entry.tolist() if hasattr(entry, "tolist") else entry
+            groups.append([*plain] if isinstance(plain, list | tuple) else [plain])
+            if not groups[-1]:
+                raise LayoutError(f"{self.name}[{index}] is empty: expected at least one item in every group; drop it")
+        return groups

@@ -1,4 +1,4 @@
-"""What describes the items of packed rows: grids of images and videos, and lengths."""
+"""Arguments that describe the items of packed rows: grids of images and videos, and lengths."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,19 @@ from varlen_graphs.layout.values import INT64_MAX, as_list, is_integers, positiv
 
 @dataclass(frozen=True)
 class GridTHW(LayoutArgument):
-    """The argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
+    """Argument that describes items as `(t, h, w)`: images and videos, in patches before merging.
 
-    The module sees it, where it takes that argument, as int64 `[items, 3]` with `(0, 0, 0)` for items of padding.
+    A module that takes the argument receives it as int64 `[items, 3]`, with `(0, 0, 0)` for padding items.
 
     Attributes:
-        name: The argument, usually `grid_thw`. A call may bring a list of triples, or a tensor `[items, 3]` on the CPU,
-            or on the GPU, which costs one copy to the host unless the smallest budget holds whatever it may say.
-        merge: The side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
-        columns: Extra integers an item carries.
+        name: Name of the argument, usually `grid_thw`. A call may bring a list of triples, or a tensor `[items, 3]` on
+            the CPU or the GPU. A tensor on the GPU costs one copy to the host unless the smallest budget fits any items
+            that it could describe.
+        merge: Side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
+        columns: Extra integers that each item carries.
+
+    Raises:
+        SpecError: `merge` is not an integer of at least 1, or `columns` are not columns.
     """
 
     name: str = "grid_thw"
@@ -40,14 +44,15 @@ class GridTHW(LayoutArgument):
 
     @cached_property
     def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
-        """What the rows of every frame are divisible by."""
+        """Divisor of the number of rows of every frame."""
         return self.merge**2
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(t, h, w)`.
 
         Raises:
-            LayoutError: Not `[items, 3]` integers, no items, a size below 1, or a side that `merge` does not divide.
+            LayoutError: `value` is not integers `[items, 3]`, is empty, or has a size below 1 or a side that `merge`
+                does not divide.
         """
         entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
         if all(map(self._plain, entries)):
@@ -66,7 +71,7 @@ class GridTHW(LayoutArgument):
         return items
 
     def _plain(self, entry: Any) -> bool:
-        """Whether an entry is beyond doubt; any other is looked at more closely."""
+        """Return True if an entry is certainly valid; any other takes the slow path."""
         if type(entry) not in (list, tuple) or len(entry) != 3:
             return False
         t, h, w = entry
@@ -75,29 +80,32 @@ class GridTHW(LayoutArgument):
         return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items, 3]`."""
+        """Return this argument for the module: int64 `[items, 3]`, from the values of an item table."""
         return values[:, :3]
 
     def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items, 3]`."""
+        """Return True if `value` is a tensor of integers `[items, 3]`."""
         return is_integers(value, 2) and value.shape[1] == 3
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        """Copy a tensor that `is_table` accepts into as many rows of an item table.
+
+        Does not sync if both are on one device.
+        """
         values[:, :3].copy_(value)
 
 
 @dataclass(frozen=True)
 class GridHW(LayoutArgument):
-    """The argument that describes items as `(h, w)`: images, in patches.
+    """Argument that describes items as `(h, w)`: images, in patches.
 
-    The module sees it, where it takes that argument, as int64 `[items, 2]` with `(0, 0)` for items of padding.
+    A module that takes the argument receives it as int64 `[items, 2]`, with `(0, 0)` for padding items.
 
     Attributes:
-        name: The argument, such as `spatial_shapes` or `tgt_sizes`. A call may bring a list of pairs, or a tensor
-            `[items, 2]` on the CPU, or on the GPU, which costs one copy to the host unless the smallest budget holds
-            whatever it may say.
-        columns: Extra integers an item carries.
+        name: Name of the argument, such as `spatial_shapes` or `tgt_sizes`. A call may bring a list of pairs, or a
+            tensor `[items, 2]` on the CPU or the GPU. A tensor on the GPU costs one copy to the host unless the
+            smallest budget fits any items that it could describe.
+        columns: Extra integers that each item carries.
     """
 
     name: str = "spatial_shapes"
@@ -108,7 +116,7 @@ class GridHW(LayoutArgument):
         """Check `value` and return its items as `(1, h, w)`.
 
         Raises:
-            LayoutError: Not `[items, 2]` integers, no items, or a size below 1.
+            LayoutError: `value` is not integers `[items, 2]`, is empty, or has a size below 1.
         """
         items = []
         for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
@@ -119,29 +127,32 @@ class GridHW(LayoutArgument):
         return items
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items, 2]`."""
+        """Return this argument for the module: int64 `[items, 2]`, from the values of an item table."""
         return values[:, 1:3]
 
     def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items, 2]`."""
+        """Return True if `value` is a tensor of integers `[items, 2]`."""
         return is_integers(value, 2) and value.shape[1] == 2
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        """Copy a tensor that `is_table` accepts into as many rows of an item table.
+
+        Does not sync if both are on one device.
+        """
         values[:, 0].fill_(1)
         values[:, 1:3].copy_(value)
 
 
 @dataclass(frozen=True)
 class Lengths(LayoutArgument):
-    """The argument that describes items by their number of rows: documents, clips of audio, ragged sequences.
+    """Argument that describes items by their number of rows: documents, audio clips, ragged sequences.
 
-    The module sees it, where it takes that argument, as int64 `[items]` with 0 for items of padding.
+    A module that takes the argument receives it as int64 `[items]`, with 0 for padding items.
 
     Attributes:
-        name: The argument. A call may bring a list, or a tensor `[items]` on the CPU, or on the GPU, which costs one
-            copy to the host unless the smallest budget holds whatever it may say.
-        columns: Extra integers an item carries.
+        name: Name of the argument. A call may bring a list, or a tensor `[items]` on the CPU or the GPU. A tensor on
+            the GPU costs one copy to the host unless the smallest budget fits any items that it could describe.
+        columns: Extra integers that each item carries.
     """
 
     name: str = "lengths"
@@ -151,20 +162,23 @@ class Lengths(LayoutArgument):
         """Check `value` and return its items as `(1, 1, length)`.
 
         Raises:
-            LayoutError: Not `[items]` integers, no items, or a length below 1.
+            LayoutError: `value` is not integers `[items]`, is empty, or has a length below 1.
         """
         lengths = as_list(self.name, value, "[items] lengths")
         return [(1, 1, positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[items]`."""
+        """Return this argument for the module: int64 `[items]`, from the values of an item table."""
         return values[:, 2]
 
     def is_table(self, value: Any) -> bool:
-        """Whether `value` is a tensor of integers `[items]`."""
+        """Return True if `value` is a tensor of integers `[items]`."""
         return is_integers(value, 1)
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Write such a tensor into as many rows of an item table. No sync where both are on one device."""
+        """Copy a tensor that `is_table` accepts into as many rows of an item table.
+
+        Does not sync if both are on one device.
+        """
         values[:, :2].fill_(1)
         values[:, 2].copy_(value)

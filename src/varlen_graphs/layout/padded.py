@@ -1,4 +1,4 @@
-"""Padded batches: rows `[batch, length, ...]`, and the argument that says which of them are real."""
+"""Padded batches: rows `[batch, length, ...]`, and the arguments that describe which of them are real."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from varlen_graphs.layout.values import INTEGERS, is_dense, quoted
 
 
 class Padded(LayoutArgument):
-    """An argument that describes a padded batch: each item is padded on the right, to the length of the batch."""
+    """Base class of arguments that describe a padded batch, in which items are padded on the right to one length."""
 
     padded = True
     rows_are = "a batch of items, each padded on the right to the same length"
 
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
-        """Whether these are the items of the batch that came.
+        """Check that the items are those of a batch of this shape.
 
         Raises:
-            LayoutError: Another number of items, or one that is longer than the batch.
+            LayoutError: The number of items differs, or an item is longer than the batch.
         """
         check_batch(self.name, layout, shape, rows)
 
 
 @dataclass(frozen=True)
 class PaddedLengths(Padded):
-    """The argument that describes a padded batch by the number of real rows of each item.
+    """Argument that describes a padded batch by the number of real rows of each item.
 
-    The module sees it, where it takes that argument, as int64 `[batch]` with 0 for items of padding.
+    A module that takes the argument receives it as int64 `[batch]`, with 0 for padding items.
 
     Attributes:
-        name: The argument. A call may bring a list, or a tensor `[batch]` on the CPU, or on the GPU, which costs one
-            copy to the host.
-        columns: Extra integers an item carries.
+        name: Name of the argument. A call may bring a list, or a tensor `[batch]` on the CPU or the GPU. A tensor on
+            the GPU costs one copy to the host.
+        columns: Extra integers that each item carries.
     """
 
     name: str = "lengths"
@@ -51,33 +51,36 @@ class PaddedLengths(Padded):
         """Check `value` and return its items as `(1, 1, length)`.
 
         Raises:
-            LayoutError: Not `[batch]` integers, no items, or a length below 1.
+            LayoutError: `value` is not integers `[batch]`, is empty, or has a length below 1.
         """
         return Lengths(self.name).parse(value)
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
-        """The length of the batch that came; that of the longest item where there are no rows yet."""
+        """Return the length of the batch, or that of the longest item if there are no rows yet."""
         return shape[1] if shape else max(length for _, _, length in items)
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: int64 `[batch]`."""
+        """Return this argument for the module: int64 `[batch]`, from the values of an item table."""
         return values[:, 2]
 
 
 @dataclass(frozen=True)
 class PaddedMask(Padded):
-    """The argument that describes a padded batch by a key padding mask `[batch, length]`: of each item the first rows.
+    """Argument that describes a padded batch by a key padding mask `[batch, length]`.
 
-    The module sees it, where it takes that argument, at the shape of the budget: computed inside the graph, by the same
-    convention.
+    The real rows of each item come first. A module that takes the argument receives a mask of the budget's shape,
+    computed inside the graph with the same convention.
 
     Attributes:
-        name: The argument. A call may bring nested lists, or a tensor of bool or of 0 and 1 on the CPU, or on the GPU,
-            which costs one copy of a few integers to the host.
-        dtype: What the module sees: `torch.bool`, or integers.
-        real: What marks real rows: True (and 1), as in transformers, or False (and 0), as in `key_padding_mask` of
+        name: Name of the argument. A call may bring nested lists, or a tensor of bool or of 0 and 1 on the CPU or the
+            GPU. A tensor on the GPU costs one copy of a few integers to the host.
+        dtype: Dtype of the mask that the module receives: `torch.bool`, or an integer dtype.
+        real: Value of real rows: True (1), as in transformers, or False (0), as in `key_padding_mask` of
             `torch.nn.MultiheadAttention`.
-        columns: Extra integers an item carries.
+        columns: Extra integers that each item carries.
+
+    Raises:
+        SpecError: `dtype` is neither bool nor an integer dtype, or `columns` are not columns.
     """
 
     name: str = "attention_mask"
@@ -93,49 +96,50 @@ class PaddedMask(Padded):
         """Check `value` and return its items as `(1, 1, length)`.
 
         Raises:
-            LayoutError: Not a mask `[batch, length]` of bool, 0 and 1, or an item that is not a prefix of real rows.
+            LayoutError: `value` is not a mask `[batch, length]` of bool or of 0 and 1, or the real rows of an item are
+                not its first rows.
         """
         mask = self._tensor(value)
         lengths = (mask == self.real).sum(1)
         expected = key_padding_mask(real_rows(lengths, mask.shape[1]), mask.dtype, self.real)
-        facts = torch.stack([lengths, (mask == expected).all(1)], 1).tolist()  # one copy, where it is on a GPU
-        for index, (length, sound) in enumerate(facts):
-            if not (sound and length):
-                self._refuse(index, mask[index].tolist(), length)
-        return [(1, 1, length) for length, _ in facts]
+        checked = torch.stack([lengths, (mask == expected).all(1)], 1).tolist()  # a single copy from a GPU
+        for index, (length, valid) in enumerate(checked):
+            if not (valid and length):
+                self._raise_invalid(index, mask[index].tolist(), length)
+        return [(1, 1, length) for length, _ in checked]
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
-        """The length of the batch that came; that of the longest item where there are no rows yet.
+        """Return the length of the batch, or that of the longest item if there are no rows yet.
 
         Raises:
-            LayoutError: The mask is of another length.
+            LayoutError: The mask has another length than the batch.
         """
         if shape and len(value[0]) != shape[1]:
             raise LayoutError(
                 f"{self.name} is {[len(items), len(value[0])]}, but the rows are {list(shape)}: expected a mask "
-                f"[batch, length] = {list(shape[:2])}"
+                f"[batch, length] = {list(shape[:2])}; pass the mask that belongs to these rows"
             )
         return shape[1] if shape else max(length for _, _, length in items)
 
     def marks(self, value: Any, lengths: Sequence[int], length: int) -> bool:
-        """Whether `value` is the mask of just these items in a batch of this length.
+        """Return True if `value` is the mask of items of these lengths in a batch of this length.
 
-        Of a mask on a GPU this is one copy to the host, where finding the items (`parse`) is some eight launches.
+        A mask on a GPU costs one copy to the host; `parse` would cost about eight launches.
 
         Raises:
-            LayoutError: No mask `[batch, length]` of bool or of integers.
+            LayoutError: `value` is not a mask `[batch, length]` of bool or integers.
         """
         mask = self._tensor(value).cpu()
         expected = key_padding_mask(real_rows(torch.tensor(lengths, device="cpu"), length), mask.dtype, self.real)
         return torch.equal(mask, expected)
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
-        """What the module gets of the values of an item table: `[batch, length]`."""
+        """Return this argument for the module: a mask `[batch, length]`, from the values of an item table."""
         return key_padding_mask(real_rows(values[:, 2], budget.max_seqlen), self.dtype, self.real)
 
     def _tensor(self, value: Any) -> Tensor:
         expected = "expected a key padding mask [batch, length] of bool, or of 0 and 1"
-        mask = value if isinstance(value, Tensor) else self._of_lists(value, expected)
+        mask = value if isinstance(value, Tensor) else self._from_lists(value, expected)
         if not is_dense(mask):
             raise LayoutError(f"{self.name} is a sparse, nested or meta tensor: {expected}, in a dense one")
         if mask.dim() != 2:
@@ -146,26 +150,27 @@ class PaddedMask(Padded):
             raise LayoutError(f"{self.name} is a {mask.dtype} tensor: {expected}; try {self.name}.bool()")
         return mask
 
-    def _of_lists(self, value: Any, expected: str) -> Tensor:
-        """A mask that came as lists or an array, on the CPU. Torch ends the process where lists are very deep."""
+    def _from_lists(self, value: Any, expected: str) -> Tensor:
+        """Convert nested lists or an array to a CPU tensor; torch crashes the process on very deep lists."""
         rows = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(rows, list | tuple):
             rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, Tensor) else row for row in rows]
         flat = isinstance(rows, list) and all(isinstance(row, list | tuple) for row in rows)
         if not flat or not {*map(type, chain.from_iterable(rows))} <= {bool, int, float}:
-            raise LayoutError(f"{self.name} is no mask ({quoted(value)}): {expected}")
+            raise LayoutError(f"{self.name} is not a mask ({quoted(value)}): {expected}")
         try:
             return torch.tensor(rows, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or a number past int64
-            raise LayoutError(f"{self.name} is no mask ({error}): {expected}") from None
+            raise LayoutError(f"{self.name} is not a mask ({error}): {expected}") from None
 
-    def _refuse(self, index: int, entry: list[int], length: int) -> NoReturn:
-        """Say what is wrong with the mask of one item."""
+    def _raise_invalid(self, index: int, entry: list[int], length: int) -> NoReturn:
         what, mark = f"{self.name}[{index}]", int(self.real)
         if not {*entry} <= {0, 1}:
             raise LayoutError(f"{what} has values other than 0 and 1: expected a key padding mask [batch, length]")
         if not length:
-            raise LayoutError(f"{what} marks no row as real ({mark}); drop items that are empty")
+            raise LayoutError(
+                f"{what} marks no row as real ({mark}): expected at least one real row in each item; drop empty items"
+            )
         raise LayoutError(
             f"{what} marks {length} rows as real ({mark}), but not the first {length}: expected items padded on the "
             "right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
@@ -173,51 +178,45 @@ class PaddedMask(Padded):
 
 
 def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> None:
-    """Whether the items that the argument `name` describes are those of a batch.
+    """Check that the items described by the argument `name` are those of a batch.
 
     Raises:
-        LayoutError: Another number of items, or one that is longer than the batch.
+        LayoutError: The number of items differs, or an item is longer than the batch.
     """
     if len(layout) != shape[0] or max(layout.rows) > shape[1]:
         raise LayoutError(
             f"{name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
-            f"{list(shape)}: expected [batch, length, ...] with one entry an item, and none longer than the batch"
+            f"{list(shape)}: expected [batch, length, ...] with one entry per item, and no item longer than the batch"
         )
 
 
 def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: Sequence[int]) -> None:
-    """Whether a mask marks the rows of a batch as real that belong to the items the argument `name` describes.
+    """Check that a mask marks exactly the rows of the items described by the argument `name` as real.
 
     Raises:
-        LayoutError: No mask `[batch, length]` of items padded on the right, or one that marks more or fewer rows.
+        LayoutError: `value` is not a mask `[batch, length]` of items padded on the right, or it marks other rows.
     """
     if mask.marks(value, layout.rows, shape[1]):
         return
-    marked = mask.parse(value)  # which says what is wrong with it
+    marked = mask.parse(value)  # raises a specific error for a malformed mask
     mask.batch_length(value, marked, shape)
     lengths = tuple(length for _, _, length in marked)
     if lengths != layout.rows:
         raise LayoutError(
-            f"{mask.name} marks {quoted(list(lengths))} rows as real, but the items that {name} describes have "
-            f"{quoted(list(layout.rows))}: expected the same of both"
+            f"{mask.name} marks {quoted(list(lengths))} rows as real, but {name} describes items of "
+            f"{quoted(list(layout.rows))} rows: expected the same rows in both"
         )
 
 
 def pack_rows(batch: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The real rows of a padded batch one after another, `[rows, ...]`.
-
-    One launch, or a view of a batch in which nothing is padded.
-    """
+    """Concatenate the real rows of a padded batch, `[rows, ...]`: one launch, or a view if nothing is padded."""
     if min(lengths) == batch.shape[1]:
         return batch.flatten(0, 1)
     return torch.cat([item[:length] for item, length in zip(batch, lengths, strict=True)])
 
 
 def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
-    """The batch of such rows, `[batch, length, ...]`, with zeros past the end of each item.
-
-    Two launches, or a view where nothing is to be padded.
-    """
+    """Pad packed rows to a batch `[batch, length, ...]` with zeros: two launches, or a view if no item is shorter."""
     if min(lengths) == length:
         return rows.view(len(lengths), length, *rows.shape[1:])
     batch = rows.new_zeros(len(lengths), length, *rows.shape[1:])
@@ -226,20 +225,22 @@ def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
 
 
 def real_rows(lengths: Tensor, length: int) -> Tensor:
-    """Whether each row of a padded batch belongs to its item: bool `[batch, length]`, of `lengths` `[batch]`."""
+    """Return the real rows of a padded batch as a mask, bool `[batch, length]`, from `lengths` `[batch]`."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]
 
 
 def key_padding_mask(is_real: Tensor, dtype: torch.dtype, real: bool) -> Tensor:
-    """What marks real rows, by the convention of a module: `real` for them, in `dtype`."""
+    """Convert a mask of real rows to the convention of a module: `real` for real rows, in `dtype`."""
     return (is_real if real else ~is_real).to(dtype)
 
 
 def check_mask_dtype(declaration: Any, dtype: torch.dtype) -> None:
-    """Whether a mask can be of this dtype.
+    """Check that a mask can have this dtype.
 
     Raises:
-        SpecError: It is neither bool nor an integer.
+        SpecError: `dtype` is neither bool nor an integer dtype.
     """
     if dtype.is_floating_point or dtype.is_complex:
-        raise SpecError(f"{declaration!r}: expected a dtype of bool or integers; have the module make scores of it")
+        raise SpecError(
+            f"{declaration!r}: expected torch.bool or an integer dtype; let the module turn the mask into scores"
+        )

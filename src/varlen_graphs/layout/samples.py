@@ -1,4 +1,4 @@
-"""Items to warm up, capture and time with."""
+"""Sample items for warm-up, capture and timing."""
 
 import math
 
@@ -9,18 +9,19 @@ from varlen_graphs.layout.segments import Windows
 
 
 def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None) -> Layout:
-    """Items that fill `budget`, as even as they can be: what graphs are warmed up, captured and timed with.
+    """Return items of nearly equal size that fill `budget`, to warm up, capture and time graphs with.
 
-    Many moderate items rather than one huge one, and squares rather than strips, so that a module with a limit of its
-    own (tables of positions, say) is not driven past it.
+    Prefers many moderate items to one huge one, and squares to strips, so that a module with a limit of its own, such
+    as the size of a position table, is not driven past it.
 
     Args:
-        layout: What describes items.
-        budget: What they fill, as far as its segments go.
-        windows: What frames are cut into, if they are: then items are made of whole ones, as most of an image is.
+        layout: Argument that describes items.
+        budget: Budget to fill, as far as its segments allow.
+        windows: Windows that frames are cut into, if any. Items then consist of whole windows, as most of an image
+            does.
     """
     side = layout.merge
-    if windows is not None:  # of a budget that is smaller than a window the largest square
+    if windows is not None:  # a budget smaller than a window gets the largest square that fits
         fits = math.isqrt(min(budget.rows, budget.max_seqlen)) // layout.merge * layout.merge
         side = min(windows.side * layout.merge, fits)
     unit = side**2
@@ -29,7 +30,7 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
     if windows is not None:
         units = min(units, budget.segments // count)
     if layout.has_sides:
-        units -= units % math.isqrt(units)  # what squares nearly: never a prime number
+        units -= units % math.isqrt(units)  # nearly a square, never a prime number
     segments = 1 if windows is None else units
     count = min(budget.items, budget.segments // segments, budget.rows // (units * unit))
     items = (sample_item(layout, units * unit, side),) * count
@@ -37,7 +38,7 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
 
 
 def sample_item(layout: LayoutArgument, rows: int, side: int) -> tuple[int, ...]:
-    """One item of so many rows, as square as blocks of `side` rows a side make it, where items have sides."""
+    """Return one item of `rows` rows, as square as blocks of `side * side` rows allow if items have sides."""
     blocks = rows // side**2
     high = math.isqrt(blocks) if layout.has_sides else 1
     while blocks % high:

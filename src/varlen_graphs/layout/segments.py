@@ -1,4 +1,4 @@
-"""What rows attend to each other: kinds of segments, and how many an item has."""
+"""Kinds of segments: spans of rows that attend to each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,17 @@ from varlen_graphs.errors import SpecError
 
 @dataclass(frozen=True)
 class Windows:
-    """Squares that each frame is cut into, from its top left corner; at the right and the bottom edge they may be less.
+    """Square windows that tile each frame from its top left corner.
 
-    As a kind of segment, and as an order of rows: window by window in a frame (row by row of windows), in each of them
-    merged token by merged token, row by row. The rows of a merged token adjoin. `WindowIndex` brings them there.
+    Windows at the right and bottom edges may be smaller. Windows are a kind of segment and also an order of rows: a
+    frame then lists its windows row by row, each window its merged tokens row by row, and the rows of a merged token
+    adjoin. `WindowIndex` produces this order.
 
     Attributes:
-        side: Merged tokens a side, so `side * merge` rows by the merge size of the layout.
+        side: Side in merged tokens, that is, `side * merge` rows with the merge size of the layout.
+
+    Raises:
+        SpecError: `side` is below 1.
     """
 
     side: int
@@ -26,17 +30,17 @@ class Windows:
 
 
 Per = Literal["frame", "item", "clip", "group"] | Windows
-"""What one segment is: a frame (`h * w` rows), all rows of an item (a clip is an item that has frames), those of a
-group of items, or a window."""
+"""Kind of segment: a frame (`h * w` rows), all rows of an item (a clip is an item with frames), all rows of a group of
+items, or a window."""
 
 
 def segments_of(item: Sequence[int], per: Per, merge: int = 1) -> tuple[int, int]:
-    """How many segments an item has, and how many rows the longest of them has.
+    """Return the number of segments of an item, and the rows of the longest.
 
     Args:
         item: `(t, h, w, *columns)`.
-        per: What a segment is.
-        merge: The merge size of the layout.
+        per: Kind of segment.
+        merge: Merge size of the layout.
     """
     t, h, w = item[:3]
     if isinstance(per, Windows):

@@ -1,4 +1,4 @@
-"""Checks of what a call brings to describe items, and how messages quote it."""
+"""Checks and quoting of the values with which a call describes its items."""
 
 import reprlib
 from numbers import Integral
@@ -14,11 +14,11 @@ INT64_MAX = 2**63 - 1
 INTEGERS = frozenset(
     [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 )
-"""The dtypes of tensors of integers."""
+"""Integer dtypes that layout arguments accept."""
 
 
 def is_integers(value: Any, dims: int) -> bool:
-    """Whether `value` is a tensor of integers with so many dimensions, and not empty."""
+    """Return True if `value` is a dense, non-empty integer tensor with `dims` dimensions."""
     return (
         isinstance(value, Tensor)
         and value.dtype in INTEGERS
@@ -29,17 +29,17 @@ def is_integers(value: Any, dims: int) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has one number after the other in memory, to be read: sparse, nested and meta tensors do not."""
+    """Return True unless the tensor is sparse, nested or on the meta device."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
 def check_numbers(name: str, value: Any, rows: int) -> None:
-    """Whether what describes items holds no more numbers than so many rows can need.
+    """Check that `value` holds no more numbers than the items of `rows` rows can need.
 
-    Tensors and arrays may say that they hold far more than they have memory for, and a list of these would not.
+    Runs before `tolist`: an expanded tensor or array can claim more elements than memory holds as a list.
 
     Raises:
-        LayoutError: It holds more than three for each row.
+        LayoutError: `value` holds more than three numbers per row.
     """
     entries = value if isinstance(value, list | tuple) else [value]
     numbers = 0
@@ -48,19 +48,23 @@ def check_numbers(name: str, value: Any, rows: int) -> None:
             numbers += _numbers(entry)
     if numbers > 3 * rows:
         raise LayoutError(
-            f"{name} holds {numbers} numbers, which cannot describe the items of {rows} rows: expected one or three for"
-            " each item, and no item without rows"
+            f"{name} holds {numbers} numbers, which cannot describe the items of {rows} rows: expected at most three "
+            "numbers per item, and at least one row in each item"
         )
 
 
 def _numbers(value: Any) -> int:
-    """The entries of a tensor or array; 0 of anything else."""
+    """Return the number of elements of a tensor or array, or 0 for other objects."""
     size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
     return size if isinstance(size, int) else 0
 
 
 def as_list(name: str, value: Any, expected: str) -> list[Any]:
-    """`value` as a list that is not empty: tensors and arrays are copied to the host, floats are refused there."""
+    """Return `value` as a non-empty list, copying tensors and arrays to the host.
+
+    Raises:
+        LayoutError: `value` is empty, a non-integer, sparse, nested or meta tensor, or neither a list nor an array.
+    """
     if isinstance(value, Tensor):
         if value.dtype not in INTEGERS:
             raise LayoutError(f"{name} is a {value.dtype} tensor: expected integers, {expected}; try {name}.long()")
@@ -79,26 +83,26 @@ def as_list(name: str, value: Any, expected: str) -> list[Any]:
 
 
 def positive(what: str, size: Any, entry: Any) -> int:
-    """A size as an integer, of an entry that messages quote.
+    """Return `size` as an int; error messages quote `entry`.
 
     Raises:
-        LayoutError: It is no integer, or below 1.
+        LayoutError: `size` is not an integer, is below 1, or exceeds int64.
     """
     if not isinstance(size, Integral) or isinstance(size, bool):
         raise LayoutError(f"{what} is {quoted(entry)}: expected integers, got {quoted(size)} ({type(size).__name__})")
     number = int(size)
     if number < 1:
-        raise LayoutError(f"{what} is {quoted(entry)}: every size must be at least 1; drop items that are empty")
+        raise LayoutError(f"{what} is {quoted(entry)}: every size must be at least 1; drop empty items")
     if number > INT64_MAX:
-        raise LayoutError(f"{what} is {quoted(entry)}: sizes must be below 2**63; these cannot be rows of one call")
+        raise LayoutError(f"{what} is {quoted(entry)}: sizes must be below 2**63; no call has that many rows")
     return number
 
 
 class _Quoting(reprlib.Repr):
-    """Abridges what is long or deeply nested."""
+    """`repr` that abridges long or deeply nested values."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to print integers of thousands of digits."""
+        """Return the integer, or its size in bits: Python refuses to print thousands of digits."""
         return repr(x) if abs(x) <= 2**128 else f"<an integer of {x.bit_length()} bits>"
 
 
@@ -107,5 +111,5 @@ _QUOTING.maxother = _QUOTING.maxstring = 100
 
 
 def quoted(value: Any) -> str:
-    """What came, for messages: a few entries of it, whatever it is."""
+    """Return an abridged `repr` of any value for error messages."""
     return _QUOTING.repr(value)

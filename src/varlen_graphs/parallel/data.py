@@ -296,11 +296,6 @@ class DataParallelEncoder:
                 if not self._fits(layout.items[group.start : group.stop]):
                     planner.packs(layout)  # raises
 
-    def _fits(self, items: Sequence[Any]) -> bool:
-        """Return True if some budget holds all of these items."""
-        demand = self.encoder.spec.needs.demand(*items)
-        return cheapest(Load().add(demand), self.encoder._planner.costs) is not None
-
     @property
     def _device(self) -> torch.device:
         return self.encoder.executor.forward.device or torch.device("cpu")

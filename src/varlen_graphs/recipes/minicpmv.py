@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend as Backend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Lookup, MaxSeqlen
-from varlen_graphs.buffers.positions import Axis
+from varlen_graphs.buffers.axes import Axis
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError

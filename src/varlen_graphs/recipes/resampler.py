@@ -19,8 +19,8 @@ from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.columns import NestedColumn
 from varlen_graphs.layout.grids import GridHW
-from varlen_graphs.layout.nested_column import NestedColumn
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.recipes.towers import check_parts
 from varlen_graphs.spec.buffer_spec import BufferSpec

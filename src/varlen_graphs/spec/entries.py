@@ -1,4 +1,4 @@
-"""How many entries a tensor has for the rows and items of a call, and which of them belong to which."""
+"""Declared outputs: the number of entries of a tensor, and the entries that belong to each item."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -16,12 +16,12 @@ from varlen_graphs.layout.span import Span
 
 
 class Extent(ABC):
-    """How many entries a tensor has, and which of them belong to the items.
+    """Number of entries of a tensor, and the entries that belong to each item.
 
     Attributes:
-        dims: What messages call the dimensions of the entries, which adjoin.
-        gaps: Whether some entries between those of items belong to none. They hold zeros.
-        rows_dim: The first of these dimensions: 1 for `[1, entries, dim]`.
+        dims: Names of the entry dimensions in error messages. These dimensions adjoin.
+        gaps: True if there are entries between those of the items that belong to none. They hold zeros.
+        rows_dim: First entry dimension: 1 for `[1, entries, dim]`.
     """
 
     dims: ClassVar[tuple[str, ...]]
@@ -30,49 +30,43 @@ class Extent(ABC):
 
     @abstractmethod
     def shape(self, budget: Budget) -> tuple[int, ...]:
-        """Entries at a budget."""
+        """Return the sizes of the entry dimensions at a budget."""
 
     @abstractmethod
     def place(self, span: Span) -> tuple[slice, ...]:
-        """The entries that belong to a span."""
+        """Return the slices of the entry dimensions that belong to a span."""
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
-        """A view of the entries that belong to a span."""
+        """Return a view of the entries that belong to a span."""
         place = self.place(span)
         return tensor[(slice(None),) * self.rows_dim + place if self.rows_dim else place]
 
     def size(self, span: Span) -> tuple[int, ...]:
-        """How many entries there are up to the end of a span."""
+        """Return the sizes of the entry dimensions up to the end of a span."""
         return tuple([part.stop for part in self.place(span)])
 
     def resize(self, shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """A shape like this with so many entries."""
+        """Return `shape` with `sizes` in place of the entry dimensions."""
         return [*shape[: self.rows_dim], *sizes, *shape[self.rows_dim + len(self.dims) :]]
 
     def rest(self, tensor: Tensor) -> torch.Size:
-        """The shape of one entry of a tensor."""
+        """Return the shape of one entry of a tensor."""
         return torch.Size(self.resize(tensor.shape, ()))
 
     def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
-        """The tensor with `value` wherever it has gaps; itself if it has none."""
+        """Return the tensor with `value` in its gaps, or the tensor itself if it has none."""
         return tensor
 
-    def _check(self, number: int) -> None:
-        integers = isinstance(number, Integral) and isinstance(self.rows_dim, Integral)
-        if not integers or number < 1 or self.rows_dim < 0:
+    def _check(self, count: int) -> None:
+        integers = isinstance(count, Integral) and isinstance(self.rows_dim, Integral)
+        if not integers or count < 1 or self.rows_dim < 0:
             raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows(Extent):
-    """A tensor with one entry for every `every` rows of the input, `[rows / every, ...]`.
+class _PerRows(Extent):
+    """Base of extents with `rows // every` entries at a budget."""
 
-    Attributes:
-        every: How many rows become one; 4 after a 2 x 2 merge.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
-    """
-
-    dims = ("rows",)
     every: int = 1
     rows_dim: int = 0
 
@@ -80,107 +74,127 @@ class Rows(Extent):
         self._check(self.every)
 
     def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
+        """Return the number of entries at a budget."""
         return (budget.rows // self.every,)
 
+
+@dataclasses.dataclass(frozen=True)
+class _PerItem(Extent):
+    """Base of extents with `items * rows` entries at a budget."""
+
+    rows: int = 1
+    rows_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self._check(self.rows)
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """Return the number of entries at a budget."""
+        return (budget.items * self.rows,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(_PerRows):
+    """Tensor with one entry per `every` rows of the input, `[rows / every, ...]`.
+
+    Attributes:
+        every: Number of rows per entry; 4 after a 2 x 2 merge.
+        rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+
+    Raises:
+        SpecError: `every` is below 1, or `rows_dim` is negative.
+    """
+
+    dims = ("rows",)
+
     def place(self, span: Span) -> tuple[slice, ...]:
-        """As of `Extent`."""
+        """Return the slice of the entries that belong to a span."""
         return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
 
 
 @dataclasses.dataclass(frozen=True)
-class Items(Extent):
-    """A tensor with `rows` entries an item, `[items * rows, ...]`: pooled vectors, or the queries of a resampler.
+class Items(_PerItem):
+    """Tensor with `rows` entries per item, `[items * rows, ...]`, such as pooled vectors or queries of a resampler.
 
     Attributes:
-        rows: Entries an item.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+        rows: Number of entries per item.
+        rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+
+    Raises:
+        SpecError: `rows` is below 1, or `rows_dim` is negative.
     """
 
     dims = ("items",)
-    rows: int = 1
-    rows_dim: int = 0
-
-    def __post_init__(self) -> None:
-        self._check(self.rows)
-
-    def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
-        return (budget.items * self.rows,)
 
     def place(self, span: Span) -> tuple[slice, ...]:
-        """As of `Extent`."""
+        """Return the slice of the entries that belong to a span."""
         return (slice(span.item * self.rows, (span.item + span.items) * self.rows),)
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups(Extent):
-    """A tensor with `rows` entries a group of items, `[groups * rows, ...]`, those of the items' groups first.
+class Groups(_PerItem):
+    """Tensor with `rows` entries per group of items, `[groups * rows, ...]`, padding last.
 
-    At a budget it has room for as many groups as items. Which items are a group a `NestedColumn` tells.
+    A `NestedColumn` defines the groups. At a budget, the tensor has room for as many groups as items.
 
     Attributes:
-        rows: Entries a group.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+        rows: Number of entries per group.
+        rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+
+    Raises:
+        SpecError: `rows` is below 1, or `rows_dim` is negative.
     """
 
     dims = ("groups",)
-    rows: int = 1
-    rows_dim: int = 0
-
-    def __post_init__(self) -> None:
-        self._check(self.rows)
-
-    def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
-        return (budget.items * self.rows,)
 
     def place(self, span: Span) -> tuple[slice, ...]:
-        """As of `Extent`."""
+        """Return the slice of the entries that belong to a span."""
         return (slice(span.group * self.rows, (span.group + span.groups) * self.rows),)
 
 
 class CountedEntries(Extent):
-    """A tensor whose entries the host counts item by item. Those of the items come first, in their order."""
+    """Tensor whose entries the host counts item by item. Entries of items come first, in the order of the items."""
 
     dims = ("entries",)
 
     @abstractmethod
     def count(self, item: Sequence[int]) -> int:
-        """Entries of an item `(t, h, w, *columns)`."""
+        """Return the number of entries of an item `(t, h, w, *columns)`."""
 
     def place(self, span: Span) -> tuple[slice, ...]:
-        """As of `Extent`."""
+        """Return the slice of the entries that belong to a span."""
         start = sum(map(self.count, span.all_items[: span.item]))
         return (slice(start, start + sum(map(self.count, span.all_items[span.item : span.item + span.items]))),)
 
     def part(self, tensor: Tensor, span: Span) -> Tensor:
-        """A view of the entries that belong to a span.
+        """Return a view of the entries that belong to a span.
 
         Raises:
-            SpecError: There are not so many.
+            SpecError: The tensor has fewer entries than the items need.
         """
         (needed,), came = self.size(span), tensor.shape[self.rows_dim]
         if needed > came:
             raise SpecError(
                 f"the items have {needed} entries by {self}, but the output has room for {came}: expected at_budget to "
-                "give as many as any items have that fit the budget"
+                "return at least the entries of any items that fit the budget; return a larger number"
             )
         return super().part(tensor, span)
 
 
 @dataclasses.dataclass(frozen=True)
 class Entries(CountedEntries):
-    """A tensor whose entries an item follow from its rows, in a way that is no plain ratio: tokens of audio, say.
+    """Tensor whose number of entries per item is a function of its rows other than a ratio, such as audio tokens.
 
-    How many there are the host finds out item by item. So a call whose items are described on the GPU costs one copy of
-    them to the host.
+    The host counts the entries item by item, so items described on the GPU cost one copy to the host.
 
     Attributes:
-        of_item: How many entries an item of so many rows has.
-        at_budget: How many the tensor has at a budget: at least as many as any items have that the budget holds. Those
-            of the items come first, in their order.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+        of_item: Maps the number of rows of an item to its number of entries.
+        at_budget: Maps a budget to the number of entries of the tensor, which must be at least that of any items that
+            fit the budget. Entries of items come first, in the order of the items.
+        rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+
+    Raises:
+        SpecError: `rows_dim` is negative.
     """
 
     of_item: Callable[[int], int]
@@ -191,59 +205,52 @@ class Entries(CountedEntries):
         self._check(1)
 
     def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
+        """Return the number of entries at a budget."""
         return (self.at_budget(budget),)
 
     def count(self, item: Sequence[int]) -> int:
-        """As of `CountedEntries`."""
+        """Return the number of entries of an item."""
         return self.of_item(item[0] * item[1] * item[2])
 
 
 @dataclasses.dataclass(frozen=True)
-class FrameRows(CountedEntries):
-    """A tensor with one entry for every `every` rows of a frame, whatever the number of frames: they were pooled.
+class FrameRows(_PerRows, CountedEntries):
+    """Tensor with one entry per `every` rows of a frame, pooled over the frames of each item.
 
-    The tensor has `rows / every` entries at a budget, as if each item had one frame. Those of the items come first, in
-    their order. As with `Entries`, items that are described on the GPU cost one copy to the host.
+    The tensor has `rows / every` entries at a budget, as if each item had one frame. Entries of items come first, in
+    the order of the items. As with `Entries`, items described on the GPU cost one copy to the host.
 
     Attributes:
-        every: How many rows of a frame become one; 4 after a 2 x 2 merge.
-        rows_dim: In which dimension the entries lie: 1 for `[1, entries, dim]`.
+        every: Number of rows of a frame per entry; 4 after a 2 x 2 merge.
+        rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+
+    Raises:
+        SpecError: `every` is below 1, or `rows_dim` is negative.
     """
 
-    every: int = 1
-    rows_dim: int = 0
-
-    def __post_init__(self) -> None:
-        self._check(self.every)
-
-    def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
-        return (budget.rows // self.every,)
-
     def count(self, item: Sequence[int]) -> int:
-        """As of `CountedEntries`."""
+        """Return the number of entries of an item."""
         return item[1] * item[2] // self.every
 
 
 class BatchRows(Extent):
-    """What `Rows()` is of a padded batch: a tensor with one entry for every row of it, `[batch, length, ...]`."""
+    """Meaning of `Rows()` for a padded batch: one entry per row of the batch, `[batch, length, ...]`."""
 
     dims = ("batch", "length")
     gaps = True
 
-    def __str__(self) -> str:  # what the user wrote
+    def __str__(self) -> str:  # as the user declared it
         return "Rows() of a padded batch"
 
     def shape(self, budget: Budget) -> tuple[int, ...]:
-        """As of `Extent`."""
+        """Return `(batch, length)` at a budget."""
         return (budget.items, budget.max_seqlen)
 
     def place(self, span: Span) -> tuple[slice, ...]:
-        """As of `Extent`."""
+        """Return the slices of the batch that belong to a span."""
         return (slice(span.item, span.item + span.items), slice(0, span.length))
 
     def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
-        """The tensor with `value` past the end of every item, whatever was there."""
+        """Return the tensor with `value` past the end of every item."""
         padding = ~table.real_rows
         return tensor.masked_fill(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), value)

@@ -1,4 +1,4 @@
-"""What comes out: how it is declared, taken apart, and put together again."""
+"""Outputs of a module: declarations, flattening to tensors, and rebuilding."""
 
 import dataclasses
 import enum
@@ -22,11 +22,11 @@ from varlen_graphs.watch.sharded import whole
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
-    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations means the same,
-    and may have keys that are no names.
+    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations is equivalent, and
+    its keys may be any hashable values.
     """
 
-    def __init__(self, /, **fields: "Declared") -> None:  # any name may be that of a field, `self` too
+    def __init__(self, /, **fields: "Declared") -> None:  # a field may have any name, even `self`
         self.fields = fields
 
     def __repr__(self) -> str:
@@ -34,11 +34,11 @@ class Outputs:
 
 
 Declared = Extent | Outputs | Mapping[Any, "Declared"] | Sequence["Declared"]
-"""How an output is declared: one `Extent` for every tensor below it, or one declaration a part."""
+"""Declaration of an output: one `Extent` for all tensors in it, or one declaration per part."""
 
 
 def with_rows(declared: Declared, rows: Extent) -> Declared:
-    """A declaration with `rows` in the place of every `Rows`."""
+    """Return the declaration with every `Rows` replaced by `rows`."""
     if isinstance(declared, Extent):
         return rows if isinstance(declared, Rows) else declared
     if isinstance(declared, Outputs | Mapping):
@@ -47,10 +47,10 @@ def with_rows(declared: Declared, rows: Extent) -> Declared:
 
 
 def extents(declared: Declared) -> list[Extent]:
-    """Every extent in a declaration.
+    """Return all extents in a declaration.
 
     Raises:
-        SpecError: It is none, or some part of it.
+        SpecError: `declared`, or a part of it, is not a declaration.
     """
     if isinstance(declared, Extent):
         return [declared]
@@ -64,26 +64,26 @@ def extents(declared: Declared) -> list[Extent]:
 
 
 def _named(declared: Outputs | Mapping[Any, Declared]) -> Mapping[Any, Declared]:
-    """The declarations of the fields of an output."""
+    """Return the declarations of the fields of an output."""
     return declared.fields if isinstance(declared, Outputs) else declared
 
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
 Path = tuple[Hashable, ...]
-"""Where a tensor is in an output: names of fields, keys and indices, from the outside in."""
+"""Path of a tensor in an output: field names, keys and indices, from the outside in."""
 
 
 @dataclasses.dataclass
 class Parts:
-    """An output taken apart.
+    """Flattened output.
 
     Attributes:
-        tensors: Its tensors.
-        extents: What each of them is.
-        paths: Where each of them is.
-        constants: Its Python values.
-        rebuild: Puts other tensors in the places of its own in a new object. Holds none of its tensors.
+        tensors: Tensors of the output.
+        extents: Extent of each tensor.
+        paths: Path of each tensor.
+        constants: Python values of the output.
+        rebuild: Builds a new output from other tensors. Holds no reference to the tensors of this output.
     """
 
     tensors: list[Tensor]
@@ -93,19 +93,19 @@ class Parts:
     rebuild: Rebuild
 
     def active(self, span: Span) -> list[Tensor]:
-        """Views of the entries that belong to a span."""
+        """Return views of the entries that belong to a span."""
         return [extent.part(tensor, span) for tensor, extent in zip(self.tensors, self.extents, strict=True)]
 
 
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum.Enum)
-"""What an output may hold beside tensors: values that nothing can be hidden in."""
+"""Types of Python values that an output may hold: no tensor can hide in them."""
 
 
 def check_extents(parts: Parts, budget: Budget) -> None:
-    """Whether every tensor has the entries its declaration gives it at a budget.
+    """Check that every tensor has the number of entries of its extent at a budget.
 
     Raises:
-        SpecError: One has not.
+        SpecError: A tensor has another number of entries.
     """
     for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
         sizes = extent.shape(budget)
@@ -118,20 +118,20 @@ def check_extents(parts: Parts, budget: Budget) -> None:
 
 
 def clear_gaps(parts: Parts, table: ItemTable) -> None:
-    """Fill what tensors hold between items with zeros."""
+    """Zero the entries between items."""
     parts.tensors = [extent.clear(x, table) for x, extent in zip(parts.tensors, parts.extents, strict=True)]
 
 
 def with_padding(
     tensors: Sequence[Tensor], extents: Sequence[Extent], lengths: Sequence[int], length: int
 ) -> list[Tensor]:
-    """Active entries as the batch they are of: what has one for each row is `[batch, length, ...]`, zeros in between.
+    """Pad active entries back to a batch: tensors with one entry per row become `[batch, length, ...]`, zero-padded.
 
     Args:
-        tensors: What came out.
-        extents: What each of them is.
-        lengths: The rows of each item.
-        length: To how many rows items were padded; 0 where they were not, and nothing changes.
+        tensors: Active entries of the outputs.
+        extents: Extent of each tensor.
+        lengths: Number of rows of each item.
+        length: Number of rows to which the items of the call were padded; 0 if they were not, which changes nothing.
     """
     if not length:
         return [*tensors]
@@ -140,15 +140,15 @@ def with_padding(
 
 
 def flatten(output: Any, declared: Declared) -> Parts:
-    """Take an output apart.
+    """Flatten an output to its tensors.
 
     Args:
         output: Tensors in tuples, lists, mappings, dataclasses, `ModelOutput`s, and Python values.
-        declared: What its tensors are.
+        declared: Declaration of the output.
 
     Raises:
-        SpecError: A declaration does not match the output, or the output holds an object of another kind, or a tensor
-            of which each rank has a shard.
+        SpecError: The declaration does not match the output, or the output holds an unsupported object or a tensor
+            that is sharded over ranks.
     """
     parts = Parts([], [], [], [], rebuild=lambda tensors: None)
     parts.rebuild = _visit(output, declared, (), parts)
@@ -156,7 +156,7 @@ def flatten(output: Any, declared: Declared) -> Parts:
 
 
 def at(output: Any, path: Path) -> Any:
-    """What is at a place of an output; `None` where it has no such place."""
+    """Return the value at a path of an output, or `None` if there is none."""
     for step in path:
         if isinstance(output, Mapping) and not dataclasses.is_dataclass(output):
             output = output.get(step)
@@ -169,7 +169,7 @@ def at(output: Any, path: Path) -> Any:
 
 
 def name_of(path: Path) -> str:
-    """What messages call a place of an output."""
+    """Format a path of an output for messages."""
     return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step!r}]" for step in path)
 
 
@@ -187,45 +187,48 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
     if isinstance(part, CONSTANTS):
         parts.constants.append(part)
         return lambda tensors: part
-    kind = type(part)  # not `part` itself, in the functions below: they outlive its tensors
+    kind = type(part)  # the closures below must not hold `part`: they outlive its tensors
     if dataclasses.is_dataclass(part) and not isinstance(part, tuple | list):
         fields = _attributes(part)
         makes = _visit_fields(fields, declared, path, parts)
         construct = _constructor(part, fields)
-        _check_anew(part, construct, fields, path)
+        _check_rebuilt(part, construct, fields, path)
         return lambda tensors: construct({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, Mapping):
         makes = _visit_fields(part, declared, path, parts)
-        _check_anew(part, kind, dict(part.items()), path)
+        _check_rebuilt(part, kind, dict(part.items()), path)
         return lambda tensors: kind({name: make(tensors) for name, make in makes.items()})
     if isinstance(part, tuple | list):
         each = [declared] * len(part) if isinstance(declared, Extent) else declared
         if isinstance(each, Outputs | Mapping) or len(each) != len(part):
-            raise SpecError(f"{name_of(path)} has {len(part)} parts but is declared as {declared!r}")
+            raise SpecError(
+                f"{name_of(path)} has {len(part)} parts but is declared as {declared!r}: expected one declaration for "
+                "each part, in a tuple or list"
+            )
         entries = [_visit(p, d, (*path, i), parts) for i, (p, d) in enumerate(zip(part, each, strict=True))]
         named = hasattr(part, "_fields")
-        _check_anew(part, (lambda values: kind(*values)) if named else kind, list(part), path)
+        _check_rebuilt(part, (lambda values: kind(*values)) if named else kind, list(part), path)
         if named:
             return lambda tensors: kind(*(make(tensors) for make in entries))
         return lambda tensors: kind(make(tensors) for make in entries)
     raise SpecError(
-        f"{name_of(path)} is a {kind.__name__}, which may hide tensors: expected tensors, Python values, and tuples, "
-        "lists, mappings and dataclasses of them; return one of these, or pass forward= with a function that does"
+        f"{name_of(path)} has type {kind.__name__}, which may hide tensors: expected tensors, Python values, and "
+        "tuples, lists, mappings and dataclasses of them; return these, or pass forward= with a function that does"
     )
 
 
 def _attributes(part: Any) -> dict[str, Any]:
-    """What is set on an object: the fields of a dataclass first, in their order."""
+    """Return the attributes of an object, the fields of a dataclass first and in order."""
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     values = {field.name: getattr(part, field.name) for field in fields if hasattr(part, field.name)}
     return values | getattr(part, "__dict__", {})
 
 
 def _constructor(part: Any, attributes: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """How to make a dataclass of its attributes.
+    """Return a function that builds a dataclass like `part` from its attributes.
 
-    Not by its own constructor: that may change values (`__post_init__`), as it did when the module called it. What has
-    entries too, as a `ModelOutput` has, has them of the attributes by these names.
+    It bypasses the constructor, whose `__post_init__` may change values and has already run once. If the dataclass is
+    also a dict, as a `ModelOutput` is, its entries are set from the attributes of the same names.
     """
     kind: Any = type(part)
     slotted = not attributes.keys() <= getattr(part, "__dict__", {}).keys()
@@ -238,7 +241,7 @@ def _constructor(part: Any, attributes: Mapping[str, Any]) -> Callable[[Mapping[
             for name, value in values.items():
                 object.__setattr__(made, name, value)
         else:
-            vars(made).update(values)  # at once, which is faster
+            vars(made).update(values)  # faster than setattr one by one
         for name in entries:
             set_entry(made, name, values[name])
         return made
@@ -246,30 +249,30 @@ def _constructor(part: Any, attributes: Mapping[str, Any]) -> Callable[[Mapping[
     return construct
 
 
-def _check_anew(part: Any, construct: Callable[[Any], Any], values: Any, path: Path) -> None:
-    """Whether what is made of the values that an object holds is like it.
+def _check_rebuilt(part: Any, construct: Callable[[Any], Any], values: Any, path: Path) -> None:
+    """Check that an object rebuilt from its own values has the same contents.
 
     Raises:
-        SpecError: It cannot be made, or lacks something, or holds something else.
+        SpecError: The object cannot be rebuilt, or rebuilding loses or changes contents.
     """
     kind = type(part)
     if kind in (dict, list, tuple):
         return
     try:
-        # Of the very values, so that == finds the same objects, and does not compare tensors.
-        alike, why = _held(construct(values)) == _held(part), "that would lose or change what it holds"
-    except Exception as error:  # of a constructor, or of == between other objects
+        # Rebuilt from the same objects, so that == stops at identity and does not compare tensors.
+        alike, why = _contents(construct(values)) == _contents(part), "rebuilding loses or changes contents"
+    except Exception as error:  # raised by a constructor, or by == between other objects
         alike, why = False, f"{type(error).__name__}: {error}"
     if not alike:
         raise SpecError(
-            f"{name_of(path)} is a {kind.__name__} with attributes {list(_attributes(part))}, which cannot be made "
-            f"anew of its parts ({why}): expected nothing beside the fields of a dataclass or the entries of a "
-            "mapping, list or tuple; return a plain one, or pass forward= with a function that does"
+            f"{name_of(path)} is a {kind.__name__} with attributes {list(_attributes(part))}, which cannot be rebuilt "
+            f"from its parts ({why}): expected only fields of a dataclass or entries of a mapping, list or tuple; "
+            "return a plain one, or pass forward= with a function that does"
         )
 
 
-def _held(part: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The entries and attributes of an object."""
+def _contents(part: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return the entries and attributes of an object."""
     entries = part.items() if isinstance(part, Mapping) else part if isinstance(part, tuple | list) else ()
     return [*entries], _attributes(part)
 
@@ -284,7 +287,8 @@ def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, par
     missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(
-            f"{name_of(path)} has fields {list(fields)}; not Python values but not declared: {missing or 'none'}; "
-            f"declared but absent: {unknown or 'none'}; expected one declaration for each field with tensors"
+            f"{name_of(path)} has fields {list(fields)}; undeclared: {missing or 'none'}; declared but absent: "
+            f"{unknown or 'none'}; expected one declaration for each field that is not a Python value, as in "
+            "Outputs(name=Rows())"
         )
     return {name: _visit(field, each.get(name, Rows()), (*path, name), parts) for name, field in fields.items()}

@@ -1,4 +1,4 @@
-"""The argument that holds the rows."""
+"""Argument that holds the rows."""
 
 import math
 from collections.abc import Sequence
@@ -15,31 +15,30 @@ from varlen_graphs.spec.normalize import Normalize
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The argument that holds the rows: packed, `[rows, *shape]`, or with a padded layout `[batch, length, *shape]`.
+    """Argument that holds the rows: packed, `[rows, *shape]`, or with a padded layout `[batch, length, *shape]`.
 
     Attributes:
-        name: The argument.
-        shape: The shape of one row, which is that of the argument without the rows; `None` takes it from the first
-            call.
-        dtype: The dtype the module sees. `None`: that of its first floating parameter (or the default dtype); floating
-            rows of another dtype are cast. An integer dtype must be declared, and rows must come in it.
-        pad: What padding rows of an integer dtype hold; it must be valid for the module (a token id, say). Floating
-            padding may hold anything. In a padded batch rows past the end of an item hold it, floating ones too.
-        rows_dim: In which dimension of the argument packed rows lie, if not the first: 1 for `[1, rows, dim]`, or
-            `[mel_bins, frames]`. The module gets it contiguous: that takes no copy where all dimensions before the rows
-            have one entry, and one inside the graph elsewhere.
-        normalize: What makes of integer rows, such as the bytes of pixels, what the module takes: it gets them in the
-            dtype of its first floating parameter. Needs an integer `dtype`, and `shape`.
-        padded_by: The argument by which a call marks its real rows, where it brings a padded batch
-            `[batch, length, *shape]` and the module is to get the rows packed: a mask `[batch, length]` of bool or of 0
-            and 1, each item padded on the right, which must agree with the layout. The batch is packed on its way in,
-            one launch, and outputs declared as `Rows()` come back as `[batch, length, ...]`, two launches each, with
-            zeros past the end of each item. The host has to know the items; mask and layout on the GPU cost a copy to
-            the host each.
+        name: Name of the argument.
+        shape: Shape of one row, that is, of the argument without the rows; `None` takes it from the first call.
+        dtype: Dtype in which the module receives the rows; floating rows of another dtype are cast. `None` for that of
+            its first floating parameter (or the default dtype). An integer dtype must be declared, and calls must bring
+            rows of this dtype.
+        pad: Value of padding rows of an integer dtype, which must be valid for the module (a token id, for example).
+            Floating padding may hold anything. In a padded batch, rows past the end of an item hold `pad`, floating
+            rows too.
+        rows_dim: Dimension of packed rows in the argument: 1 for `[1, rows, dim]` or `[mel_bins, frames]`. The module
+            receives the argument contiguous, which takes a copy inside the graph unless all dimensions before the rows
+            have size 1.
+        normalize: Normalisation of integer rows, such as bytes of pixels. The module receives the result in the dtype
+            of its first floating parameter. Requires an integer `dtype`, and `shape`.
+        padded_by: Mask argument of calls that bring a padded batch `[batch, length, *shape]` to a module that takes
+            packed rows: `[batch, length]` of bool or of 0 and 1, each item padded on the right, in agreement with the
+            layout. The batch is packed in one launch, and outputs declared as `Rows()` are returned as
+            `[batch, length, ...]` with zeros past the end of each item, two launches each. The host must know the
+            items; a mask and a layout on the GPU cost one copy to the host each.
 
     Raises:
-        SpecError: `shape` is no shape, `dtype` no dtype, `rows_dim` no dimension of such an argument, or rows that
-            cannot be normalised.
+        SpecError: `shape`, `dtype` or `rows_dim` is invalid, or `normalize` does not apply to such rows.
     """
 
     name: str
@@ -60,29 +59,29 @@ class PackedRows:
         if self.normalize is not None:
             self.normalize.check(self.shape)
             if self.dtype is None or self.dtype.is_floating_point:
-                raise SpecError(f"{self!r}: expected an integer dtype of rows to normalise, such as torch.uint8")
+                raise SpecError(f"{self!r}: expected an integer dtype for rows to normalise, such as torch.uint8")
         most = math.inf if self.shape is None else len(self.shape)
         if not 0 <= self.rows_dim <= most:
             raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
 
     @classmethod
     def pixels(cls, name: str, width: int, normalize: Normalize | None) -> "PackedRows":
-        """Rows of so many pixels: floats, or bytes that are normalised."""
+        """Return the declaration for rows of `width` pixels: floating, or bytes if `normalize` is given."""
         return cls(name, (width,), None if normalize is None else torch.uint8, normalize=normalize)
 
     def rows_first(self, argument: Tensor) -> Tensor:
-        """A view of the argument as rows are kept, `[rows, *shape]`."""
+        """Return a view of the argument with the rows first, `[rows, *shape]`."""
         return argument if self.rows_dim == 0 else argument.movedim(self.rows_dim, 0)
 
     def as_argument(self, rows: Tensor) -> Tensor:
-        """A view of rows that are kept so, as the argument."""
+        """Return a view of rows `[rows, *shape]` with the dimensions of the argument."""
         return rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
 
     def argument_shape(self, rows: Sequence[Any], shape: Sequence[Any]) -> list[Any]:
-        """The shape of the argument: with these sizes for its rows, or their names for a message."""
+        """Return the shape of the argument for these sizes, or names, of its rows."""
         return [*shape[: self.rows_dim], *rows, *shape[self.rows_dim :]]
 
     def describe(self, dims: Sequence[str], shape: Sequence[int] | None) -> str:
-        """The shape that the argument should have, for messages; `dims` is what its rows lie in."""
+        """Format the expected shape of the argument for an error message; `dims` names the dimensions of its rows."""
         sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else shape
         return f"[{', '.join(map(str, self.argument_shape(dims, sizes)))}]"

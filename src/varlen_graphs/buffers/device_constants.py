@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 
-class Kept:
-    """A tensor that is made on the CPU when it is first asked for, and kept on each device where it was.
+class DeviceConstants:
+    """Tensor computed on the CPU at its first use, with one cached copy per device.
 
-    That is before anything is captured: what graphs run is run without them first.
+    The first use precedes every capture, because each forward runs eagerly before it is captured.
 
     Args:
-        make: Gives the tensor, on the CPU.
+        make: Computes the tensor on the CPU.
     """
 
     def __init__(self, make: Callable[[], Tensor]) -> None:
@@ -20,7 +20,7 @@ class Kept:
         self._on: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """The tensor on a device. The first time it is copied there, which may sync."""
+        """Return the copy on a device. The first call for a device copies the tensor there, which may sync."""
         if device not in self._on:
             with torch.inference_mode(False):
                 self._on[device] = self._make().to(device)

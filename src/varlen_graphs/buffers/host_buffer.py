@@ -1,38 +1,15 @@
-"""Buffers of the user's own: computed on the device, or on the host."""
+"""Custom buffers that are computed on the host."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
-
-
-@dataclass(frozen=True)
-class DeviceBuffer(Buffer):
-    """A buffer of your own: a function of the item table, made of tensor operations that become part of the graph.
-
-    Attributes:
-        name: The argument it fills.
-        function: From an `ItemTable` to a tensor (or a tuple of them) whose shape depends on `table.budget` alone.
-            `lambda table: table` hands the table itself to a forward of your own.
-        any_segments: False: it uses no segments, so that none count against budgets on its account.
-    """
-
-    name: str
-    function: Callable[[ItemTable], Any]
-    any_segments: bool = True
-
-    def produce(self, table: ItemTable, module: nn.Module) -> Any:
-        """Whatever `function` returns."""
-        return self.function(table)
-
 
 Capacity = Literal["rows", "items", "segments"]
 
@@ -41,21 +18,21 @@ Dim = int | Capacity
 
 @dataclass(frozen=True)
 class HostBuffer:
-    """A buffer that only the host can compute: called for every replay, then copied in. It costs that, each time.
+    """Custom buffer that is computed on the host before every replay and copied into static memory.
 
-    Prefer `DeviceBuffer`. With a `HostBuffer` a call pays for the function and for one copy to the device. During a
+    Prefer `DeviceBuffer`: with a `HostBuffer`, each call pays for the function and for one copy to the device. During a
     capture the buffer holds `pad`.
 
     Attributes:
-        name: The argument it fills.
-        function: From a `Layout` to a CPU tensor `[n, ...]` whose first dimension is at most that of `shape`.
-        shape: The static shape; `"rows"`, `"items"`, `"segments"` stand for the capacity of the budget, for example
+        name: Argument to fill.
+        function: Maps a `Layout` to a CPU tensor `[n, ...]` whose first dimension is at most that of `shape`.
+        shape: Static shape, in which `"rows"`, `"items"` and `"segments"` are the capacities of the budget, for example
             `("rows", 2)`.
-        dtype: The dtype of the static tensor.
-        pad: What the places past the end hold.
+        dtype: Dtype of the static tensor.
+        pad: Value of the entries past `n`.
 
     Raises:
-        SpecError: `shape` has no dimensions, or others than these, or `dtype` is no dtype.
+        SpecError: `shape` is empty or has other entries than integers and capacities, or `dtype` is not a dtype.
     """
 
     name: str
@@ -81,14 +58,14 @@ class HostBuffer:
             )
 
     def capacity(self, budget: Budget) -> tuple[int, ...]:
-        """The static shape at a budget."""
+        """Return the static shape at a budget."""
         return tuple(dim if isinstance(dim, int) else getattr(budget, dim) for dim in self.shape)
 
     def compute(self, layout: Layout, budget: Budget) -> Tensor:
-        """The buffer for `layout`, padded to the capacity of `budget`, on the CPU.
+        """Return the buffer for `layout` on the CPU, padded to the capacity of `budget`.
 
         Raises:
-            SpecError: The function returned another shape than was declared.
+            SpecError: The function returned something other than a tensor that fits `shape`.
         """
         value, capacity = self.function(layout), self.capacity(budget)
         if (

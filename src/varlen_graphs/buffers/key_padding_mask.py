@@ -1,4 +1,4 @@
-"""Which rows of a padded batch are real, for modules that take a mask beside what describes the items."""
+"""Key padding mask of a padded batch."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,18 @@ from varlen_graphs.layout.padded import check_mask_dtype, key_padding_mask
 
 @dataclass(frozen=True)
 class KeyPaddingMask(Buffer):
-    """Which rows of a padded batch are real, `[batch, length]`; none of an item of padding.
+    """Mask of the real rows of a padded batch, `[batch, length]`; padding items have no real rows.
 
-    A call does not bring it. Where it does, and describes the items by it, declare `PaddedMask` as the layout instead.
+    For modules that take a mask in addition to the argument that describes the items. If calls bring the mask and it
+    describes the items, declare `PaddedMask` as the layout instead.
 
     Attributes:
-        name: The argument it fills.
-        dtype: `torch.bool`, or integers.
-        real: What marks real rows: True (1), or False (0), as in `key_padding_mask` of `torch.nn.MultiheadAttention`.
+        name: Argument to fill.
+        dtype: `torch.bool`, or an integer dtype.
+        real: Value of real rows: True (1), or False (0), as in `key_padding_mask` of `torch.nn.MultiheadAttention`.
+
+    Raises:
+        SpecError: `dtype` is neither bool nor an integer dtype.
     """
 
     any_segments = False
@@ -32,5 +36,5 @@ class KeyPaddingMask(Buffer):
         check_mask_dtype(self, self.dtype)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
-        """`[batch, length]`."""
+        """Return the mask, `[batch, length]` in `dtype`."""
         return key_padding_mask(table.real_rows, self.dtype, self.real)

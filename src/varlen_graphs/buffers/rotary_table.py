@@ -1,12 +1,12 @@
-"""Tables of rotary position embedding."""
+"""Cosine and sine tables of rotary position embedding."""
 
 from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
 
+from varlen_graphs.buffers.axes import Axis, axis_names
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
-from varlen_graphs.buffers.positions import Axis, axis_names
 from varlen_graphs.kernels.rotary_table.op import rotary_table
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
@@ -18,10 +18,12 @@ class RotaryTable(Buffer):
     """Cosines and sines of the rotation of each row: a pair of float32 `[rows, 2 * axes * frequencies]`.
 
     Attributes:
-        name: The argument it fills.
+        name: Argument to fill.
         inv_freq: Inverse frequencies `[frequencies]`: a path in the module (`"rotary_pos_emb.inv_freq"`), or a tensor.
-        axes: What turns which share of the head: `("h", "w")` gives `[fh, fw, fh, fw]`, `("row",)` plain rotary.
-        order: How the rows of a frame are ordered; `Windows(side)` where `WindowIndex` has put them so.
+        axes: Axes that rotate the shares of a head: `("h", "w")` gives `[fh, fw, fh, fw]`, `("row",)` plain rotary
+            embedding.
+        order: Order of the rows of a frame: `"raster"`, `"merge_block"`, or `Windows(side)` for the order of
+            `WindowIndex`.
     """
 
     any_segments = False
@@ -32,7 +34,11 @@ class RotaryTable(Buffer):
     order: Order | Windows = "raster"
 
     def produce(self, table: ItemTable, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """`(cos, sin)`, float32."""
+        """Return `(cos, sin)`, float32.
+
+        Raises:
+            SpecError: `inv_freq` is not in the module, or `axes` or `order` is unknown.
+        """
         inv_freq = resolve_tensor(self.inv_freq, module)
         if isinstance(self.order, Windows):
             merge, side = table.layout.merge, self.order.side

@@ -1,4 +1,4 @@
-"""Which merged token is where when rows come window by window."""
+"""Permutation of merged tokens into window order."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -13,14 +13,15 @@ from varlen_graphs.layout.segments import Windows
 
 @dataclass(frozen=True)
 class WindowIndex(Buffer):
-    """The merged token at each place of window order, int64 `[rows / merge ** 2]`: `x.view(-1, merge**2, dim)[index]`.
+    """Permutation of merged tokens into window order, int64 `[rows / merge ** 2]`.
 
-    A permutation of all tokens of the budget: those of padding stay where they are.
+    `x.view(-1, merge**2, dim)[index]` has the tokens window by window. The permutation covers all tokens of the budget;
+    padding tokens stay in place.
 
     Attributes:
-        windows: What frames are cut into.
-        name: The argument it fills.
-        inverse: The place of each token instead, which brings outputs back into the order of the call.
+        windows: Windows that each frame is cut into.
+        name: Argument to fill.
+        inverse: If True, the inverse permutation, which restores the order of the call for outputs.
     """
 
     any_segments = False
@@ -30,7 +31,7 @@ class WindowIndex(Buffer):
     inverse: bool = False
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
-        """int64 `[rows / merge ** 2]`."""
+        """Return the permutation, int64 `[rows / merge ** 2]`."""
         merge = table.layout.merge
         tokens = table.budget.rows // merge**2
         return cast(Tensor, window_index(table.values, tokens, merge, self.windows.side, self.inverse))

@@ -1,0 +1,29 @@
+"""Upper bound of segment lengths."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.segments import Per
+
+
+@dataclass(frozen=True)
+class MaxSeqlen(Buffer):
+    """Upper bound of segment lengths, in rows: a Python int, frozen at capture.
+
+    It is the `max_seqlen` of the budget, or the rows of one window if segments are windows and these have fewer.
+
+    Attributes:
+        name: Argument to fill.
+        per: Kind of segment; items with a longer segment do not fit the budget.
+    """
+
+    any_segments = False
+    name: str = "max_seqlen"
+    per: Per = "item"
+
+    def produce(self, table: ItemTable, module: nn.Module) -> int:
+        """Return the number of rows that the budget allows per segment."""
+        return table.max_seqlen(self.per)

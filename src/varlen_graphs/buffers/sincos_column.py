@@ -1,0 +1,42 @@
+"""Sine and cosine position embeddings of a column of the layout."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.buffers.device_constants import DeviceConstants
+from varlen_graphs.buffers.sincos import RowEntries, sincos_table
+from varlen_graphs.layout.item_table import ItemTable
+
+
+@dataclass(frozen=True, eq=False)  # == is undefined for the tensors in it
+class SinCosColumn(Buffer):
+    """Sines and cosines of a column of the layout, for `add_sincos`: a pair `(entries, index)`.
+
+    Like `SinCos`, but with one position per item over all channels; zeros where the column is negative. `entries` are
+    float32 `[items, 2 * frequencies]`, computed inside the graph, so the column may hold any numbers; `index` is int64
+    `[rows]`.
+
+    Attributes:
+        name: Argument to fill.
+        column: Name of the column.
+        frequencies: Float32 `[frequencies]`; a row has twice as many channels.
+    """
+
+    any_segments = False
+    for_rows = "packed"
+    name: str
+    column: str
+    frequencies: Tensor
+    _frequencies: DeviceConstants = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_frequencies", DeviceConstants(self.frequencies.cpu))
+
+    def produce(self, table: ItemTable, module: nn.Module) -> RowEntries:
+        """Return `(entries, index)`."""
+        column = table.column(self.column)
+        entries = sincos_table(column, self._frequencies.on(table.device))
+        return torch.where(column[:, None] < 0, 0, entries), table.row_item
