@@ -1,4 +1,4 @@
-"""What ranks that share a module do alike while they capture."""
+"""Agreement of the ranks that share a module on each step of a capture."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar
@@ -8,35 +8,35 @@ from varlen_graphs.errors import CaptureError, VarlenGraphsError
 
 Value = TypeVar("Value")
 
-Kind = Literal["memory", "other", "declaration"]
-"""What went wrong: memory is short, something else, or the declaration, which is the same for all budgets."""
+FailureKind = Literal["memory", "other", "declaration"]
+"""Kind of failure: out of memory, a wrong declaration, which affects all budgets alike, or another error."""
 
 
 class Failure(NamedTuple):
-    """An error, and what follows from it."""
+    """An error and its kind."""
 
     error: Exception
-    kind: Kind
+    kind: FailureKind
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """What an error means for a capture."""
+        """Classify an error."""
         if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
             return cls(error, "declaration")
         return cls(error, "memory" if is_out_of_memory(error) else "other")
 
 
 class Agreement:
-    """One process, which has to agree with nobody. `TensorParallelEncoder` puts that of its ranks in the place.
+    """Agreement of a single process, which is trivial. `TensorParallelEncoder` replaces it with that of its ranks.
 
     Attributes:
-        alone: Whether it is one process.
+        alone: True for a single process.
     """
 
     alone = True
 
     def attempt(self, run: Callable[[], object]) -> Failure | None:
-        """Run something on every rank: what went wrong, of the same kind on all ranks if it did on any."""
+        """Run a function on every rank; if it fails on any, return a failure of the same kind on all."""
         try:
             run()
         except Exception as error:
@@ -44,20 +44,20 @@ class Agreement:
         return None
 
     def must(self, run: Callable[[], Value]) -> Value:
-        """Run something on every rank. What goes wrong on any raises on all."""
-        came: list[Value] = []
-        failure = self.attempt(lambda: came.append(run()))
+        """Run a function on every rank, and return its result; if it fails on any rank, raise on all."""
+        results: list[Value] = []
+        failure = self.attempt(lambda: results.append(run()))
         try:
             if failure is not None:
                 raise failure.error
         finally:
-            del failure  # or the error would refer to itself, and keep what its frames hold
-        return came[0]
+            del failure  # breaks the cycle from the error to this frame, which would keep tensors alive
+        return results[0]
 
     def rehearse(self, run: Callable[[], Value]) -> Value:
-        """Run what has collectives, without other ranks, so that nobody waits for a rank where it fails."""
+        """Run a function that calls collectives without the other ranks, so that no rank waits for one that fails."""
         return run()
 
     def same(self, value: Value) -> Value:
-        """The value of the first rank, on all."""
+        """Return the value of the first rank on all ranks."""
         return value

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from varlen_graphs.attention.timing import Attention, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
-from varlen_graphs.capture.backend import CAPTURING, Backend, Graph
+from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.arena import Arena
@@ -185,7 +185,7 @@ class Graphs:
                 self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
             self._graphs[budget] = graph
 
-        with CAPTURING:
+        with CAPTURE_LOCK:
             failure = agreement.attempt(first_run) or agreement.attempt(record)
         if failure is not None:
             self._graphs.pop(budget, None)  # another rank has failed

@@ -26,9 +26,9 @@ from varlen_graphs.routing.in_use import InUse
 from varlen_graphs.routing.limit import Limit
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call, StaticKey, static_key
-from varlen_graphs.watch.attributes import Attributes
-from varlen_graphs.watch.guard import Guard
-from varlen_graphs.watch.owners import with_owners
+from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.module_guard import ModuleGuard
+from varlen_graphs.watch.owners import describe_with_owners
 from varlen_graphs.watch.sharded import mesh_of
 
 MANY_KEYS = 8
@@ -113,9 +113,9 @@ class Captured:
         self._pool = pool
         self._in_use = in_use
         self._on_change = on_change
-        self._guard: Guard | None = None
+        self._guard: ModuleGuard | None = None
         self._unowned: list[str] = []
-        self._attributes: Attributes | None = None
+        self._attributes: AttributeSnapshot | None = None
         self._graphs: dict[Key, Graphs] = {}
         self._bases: dict[Key, Basis] = {}
         self._first: Key | None = None  # of the graphs that were timed
@@ -147,7 +147,7 @@ class Captured:
                 another part at each call.
         """
         self._check_not_staged()
-        if self._guard is not None and (what := self._guard.change_soon()):
+        if self._guard is not None and (what := self._guard.find_change_sampled()):
             self._changed(what)
         found = self._graphs.get(self.key(statics))
         if found is not None and (self.lazy or self._in_use.settled or found.complete_for is self._in_use.costs):
@@ -227,12 +227,12 @@ class Captured:
         statics, row_shape, device, backend = basis
         self._check_agreement()
         self._state.warn_of_training()
-        attributes = self._attributes or Attributes(self._module)
+        attributes = self._attributes or AttributeSnapshot(self._module)
 
         def forward(rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Any:
             with self._state.autocast(device.type):
                 output = self._forward(rows, table, host, statics, compiled and device.type == "cuda")
-            attributes.run()
+            attributes.drop_changed()
             return output
 
         with torch.inference_mode(False), torch.no_grad(), on_device(device):
@@ -261,7 +261,7 @@ class Captured:
             spec = self._spec
             also: dict[str, Any] = {b.name: b for b in spec.buffers} | {"normalize": spec.packed.normalize}
             also["forward"] = self._forward.function
-            self._guard = Guard(self._module, read, state, also, attributes)
+            self._guard = ModuleGuard(self._module, read, state, also, attributes)
             self._tell_unowned(self._guard.unowned)
             self._tell_failed(graphs, budgets)
             self._tell_kept(backend)
@@ -323,7 +323,7 @@ class Captured:
         graphs = [graph for each in self._graphs.values() for graph in each]
         if backend.kept(graphs):
             gc.collect()  # what is in a cycle only, nobody keeps
-        before, self.kept = self.kept, with_owners(backend.kept(graphs), self._module)
+        before, self.kept = self.kept, describe_with_owners(backend.kept(graphs), self._module)
         if set(self.kept).difference(before):
             warn(
                 f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
@@ -457,7 +457,7 @@ class Captured:
         Raises:
             StaleGraphError: It is not, with `on_change="error"`.
         """
-        if self._guard is not None and (what := self._guard.change()):
+        if self._guard is not None and (what := self._guard.find_change()):
             self._changed(what)
 
     def _changed(self, what: str) -> None:

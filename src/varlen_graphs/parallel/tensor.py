@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from varlen_graphs.capture.agreement import Agreement, Failure, Kind
+from varlen_graphs.capture.agreement import Agreement, Failure, FailureKind
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import RankError, SpecError, warn
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 LOGGER = logging.getLogger("varlen_graphs")
 
-KINDS: tuple[Kind, ...] = ("memory", "other", "declaration")
+KINDS: tuple[FailureKind, ...] = ("memory", "other", "declaration")
 """The later ones prevail where ranks fail in several ways."""
 
 
@@ -206,7 +206,7 @@ class _Ranks(Agreement):
     def attempt(self, run: Callable[[], object]) -> Failure | None:
         """Run something on every rank; what fails on another rank is a `RankError` that quotes it."""
         failure = super().attempt(run)
-        told: list[tuple[Kind, str] | None]
+        told: list[tuple[FailureKind, str] | None]
         mine = None if failure is None else (failure.kind, f"{type(failure.error).__name__}: {failure.error}")
         _, told = self._ranks.exchange(self._device, lambda: (None, mine))
         failed = {rank: said for rank, said in enumerate(told) if said is not None}
