@@ -262,7 +262,7 @@ def _is_ours(value: Any) -> bool:
     return name.startswith("varlen_graphs.") and not name.startswith(_TENSOR_HOLDERS)
 
 
-_TENSOR_HOLDERS = ("varlen_graphs.buffers", "varlen_graphs.normalize")
+_TENSOR_HOLDERS = ("varlen_graphs.buffers", "varlen_graphs.spec.normalize")
 """Modules of this library whose objects hold tensors that graphs read."""
 
 
