@@ -298,7 +298,7 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
         ([DRAWS], None, None),
         ([INVALIDATED, DRAWS], None, None),
         ([DRAWS, SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
-        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_failures.py.*in capture_once: .*no \.item"),
+        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_store.py.*in capture_once: .*no \.item"),
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
