@@ -734,7 +734,7 @@ def test_submodules_that_are_added_are_noticed():
     encoder = attention_encoder(module=Adapted())
     encoder(rows_for([6]), lengths=[6])
     encoder.module.adapters["one"] = nn.Linear(8, 8)
-    with pytest.raises(vg.StaleGraphError, match="'adapters' got or lost a part since"):
+    with pytest.raises(vg.StaleGraphError, match="'adapters' gained or lost a parameter, buffer or submodule since"):
         encoder(rows_for([6]), lengths=[6])
 
 
@@ -747,7 +747,9 @@ def test_a_part_under_a_new_name_is_noticed_at_the_next_call(where, part):
     encoder(rows_for([6]), lengths=[6])
     owner = encoder.module.get_submodule(where)
     owner.register_buffer("extra", part) if type(part) is torch.Tensor else setattr(owner, "extra", part)
-    with pytest.raises(vg.StaleGraphError, match=f"'{where or 'the module'}' got or lost a part since"):
+    with pytest.raises(
+        vg.StaleGraphError, match=f"'{where or 'the module'}' gained or lost a parameter, buffer or submodule since"
+    ):
         encoder(rows_for([6]), lengths=[6])
     encoder.release()
     encoder(rows_for([6]), lengths=[6])

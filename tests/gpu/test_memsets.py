@@ -85,4 +85,4 @@ def test_an_encoder_whose_module_uses_memsets():
         x = torch.randn(rows, 64, device="cuda")
         torch.testing.assert_close(encoder(x, lengths=[rows]), 2 * nn.functional.linear(x, module.weight, module.bias))
     (graphs,) = encoder.executor.store.sets
-    assert {kind for graph in graphs._graphs.values() for kind in node_types(graph._graph)} == {KERNEL}
+    assert {kind for graph in graphs for kind in node_types(graph.cuda_graph)} == {KERNEL}

@@ -137,7 +137,7 @@ def test_a_forked_process_is_told_that_graphs_do_not_survive():
             try:
                 use()
             except vg.StaleGraphError as error:
-                assert "start workers with multiprocessing's 'spawn', or make the encoder in the" in str(error), error
+                assert "start workers with multiprocessing's 'spawn', or create the encoder in the" in str(error), error
             else:
                 raise AssertionError("went unnoticed")
         torch.testing.assert_close(encoder.eager(rows, lengths=[6]), expected)  # needs no graphs

@@ -45,6 +45,19 @@ def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
     torch.testing.assert_close(encoder(pixels, lengths=[length, length]), expected)
 
 
+def test_the_constants_have_an_owner_that_the_guard_names(recwarn):
+    normalize = vg.spec.Normalize(MEAN, STD)
+    spec = vg.BufferSpec(vg.PackedRows("input", (6,), torch.uint8, normalize=normalize), vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(torch.nn.Linear(6, 6).requires_grad_(False), [64], spec, backend="tape")
+    pixels = torch.ones(6, 6, dtype=torch.uint8)
+    encoder(pixels, lengths=[6])
+    assert not recwarn  # of memory without an owner
+    (constants,) = normalize._constants._on.values()
+    constants.untyped_storage().resize_(0)
+    with pytest.raises(vg.StaleGraphError, match=r"normalize.* was freed"):
+        encoder(pixels, lengths=[6])
+
+
 def test_the_default_dtype_of_the_caller_rounds_no_means():
     pixels = torch.randint(0, 256, (4, 6), dtype=torch.uint8)
     expected = vg.spec.Normalize(MEAN, STD)(pixels, torch.float32)

@@ -14,7 +14,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.watch.guard import CALLS, Guard
+from varlen_graphs.watch.module_guard import CALLS, ModuleGuard
 from varlen_graphs.watch.read_memory import ReadMemory
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
@@ -48,7 +48,7 @@ CHANGES = {
     "a parameter has new data": (lambda m: setattr(m.qkv.weight, "data", m.qkv.weight.data.clone()), "'qkv.weight'"),
     "a parameter is of another dtype": (
         lambda m: setattr(m.qkv.bias, "data", m.qkv.bias.data.view(torch.int32)),
-        "'qkv.bias' is int32 .* now, and was float32",
+        "'qkv.bias' changed from float32 .* to int32",
     ),
     "a parameter is set": (lambda m: m.qkv.bias.set_(m.qkv.bias.clone()), "'qkv.bias' was moved or replaced"),
     "a parameter is freed": (lambda m: m.qkv.bias.untyped_storage().resize_(0), "'qkv.bias' was freed"),
@@ -82,7 +82,9 @@ def test_another_shape_of_the_same_memory_is_found_when_asked():
     encoder(rows, lengths=[6])
     weight = encoder.module.qkv.weight
     weight.data = weight.data.view(8, 24).mT
-    with pytest.raises(vg.StaleGraphError, match=r"'qkv.weight' is float32 \[24, 8\] with strides \[1, 24\] now"):
+    with pytest.raises(
+        vg.StaleGraphError, match=r"'qkv.weight' changed from .* to float32 \[24, 8\] with strides \[1, 24\]"
+    ):
         encoder.check()
 
 
@@ -276,8 +278,8 @@ def test_caches_of_functions_are_owners(recwarn):
 
 def looks_at_all(monkeypatch):
     """How often all memory is looked at from here on."""
-    looks, change = [], Guard.change
-    monkeypatch.setattr(Guard, "change", lambda guard: looks.append(guard) or change(guard))
+    looks, change = [], ModuleGuard.find_change
+    monkeypatch.setattr(ModuleGuard, "find_change", lambda guard: looks.append(guard) or change(guard))
     return looks
 
 
@@ -301,7 +303,7 @@ def test_what_happens_to_other_modules_costs_no_look_at_all_memory(monkeypatch):
 def test_a_released_encoder_is_not_told_any_more():
     encoder, rows = attention_encoder([64]), rows_for([6])
     encoder(rows, lengths=[6])
-    watched = weakref.ref(encoder.executor.store.capturer.dependencies.guard._events)
+    watched = weakref.ref(encoder.executor.store.capturer.dependencies.guard.events)
     encoder.release()
     gc.collect()
     assert watched() is None
@@ -343,7 +345,7 @@ def test_host_memory_that_is_uploaded_is_held(monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.ones(4)[1:], lambda: KEPT * 2])
 def test_host_memory_that_the_run_makes_and_uploads_is_refused(make, monkeypatch):
-    with pytest.raises(vg.CaptureError, match=r"what the run itself has put on the host\n  at .*test_guard.py"):
+    with pytest.raises(vg.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_guard.py"):
         Uploads(monkeypatch).run(make)
 
 
@@ -381,12 +383,15 @@ def other_class(module):
 
 
 ATTRIBUTES = {
-    "a number": (lambda m: setattr(m, "scale", 3.0), "'scale' is 3.0 now, and was 2.0"),
-    "a string": (lambda m: setattr(m, "mode", "leave"), "'mode' is 'leave' now, and was 'add'"),
-    "of a part": (lambda m: setattr(m.norm, "eps", 1.0), "'norm.eps' is 1.0 now, and was 1e-05"),
-    "the forward": (lambda m: setattr(m, "forward", lambda x: x * 5), "'the module' has another forward"),
-    "the forward of a part": (lambda m: setattr(m.norm, "forward", lambda x: x * 5), "'norm' has another forward"),
-    "the class of a part": (other_class, "'norm' is a Other now, and was a LayerNorm"),
+    "a number": (lambda m: setattr(m, "scale", 3.0), "'scale' changed from 2.0 to 3.0"),
+    "a string": (lambda m: setattr(m, "mode", "leave"), "'mode' changed from 'add' to 'leave'"),
+    "of a part": (lambda m: setattr(m.norm, "eps", 1.0), "'norm.eps' changed from 1e-05 to 1.0"),
+    "the forward": (lambda m: setattr(m, "forward", lambda x: x * 5), "the forward of the module was replaced"),
+    "the forward of a part": (
+        lambda m: setattr(m.norm, "forward", lambda x: x * 5),
+        "the forward of 'norm' was replaced",
+    ),
+    "the class of a part": (other_class, "the class of 'norm' changed from LayerNorm to Other"),
 }
 
 
@@ -472,7 +477,10 @@ def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, capl
         assert distance(got, encoder.eager(rows, lengths=[6])) < 1e-6
         assert distance(encoder(rows, lengths=[6], scale=2.0), encoder.eager(rows, lengths=[6], scale=2.0)) < 1e-6
     (record,) = caplog.records
-    assert re.search(r"(was moved or replaced|got or lost a part) since .*: graphs are released", record.getMessage())
+    assert re.search(
+        r"(was moved or replaced|gained or lost a parameter, buffer or submodule) since .*: graphs are released",
+        record.getMessage(),
+    )
     assert not encoder.stats.eager
     assert repr(encoder).endswith("4 captured)")
 

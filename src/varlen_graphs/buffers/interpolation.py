@@ -14,7 +14,7 @@ from varlen_graphs.kernels.interpolation.op import interpolate
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
-from varlen_graphs.watch.sharded import whole
+from varlen_graphs.watch.sharded import require_replicated
 
 
 def interpolate_positions(
@@ -64,7 +64,7 @@ def interpolate_positions(
 
     Source: torch.nn.functional.interpolate, within 2e-5 in float32.
     """
-    entries = whole(entries, "the table of position embeddings")
+    entries = require_replicated(entries, "the table of position embeddings")
     side_of(entries.shape[0], mode)
     rows = table.budget.rows
     if add is not None and add.shape != (rows, entries.shape[1]):

@@ -9,7 +9,7 @@ from varlen_graphs.errors import CaptureError, VarlenGraphsError
 
 Value = TypeVar("Value")
 
-Kind = Literal["memory", "other", "declaration"]
+FailureKind = Literal["memory", "other", "declaration"]
 """What went wrong: memory is short, something else, or the declaration, which is the same for all budgets."""
 
 
@@ -17,7 +17,7 @@ class Failure(NamedTuple):
     """An error, and what follows from it."""
 
     error: Exception
-    kind: Kind
+    kind: FailureKind
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":

@@ -1,4 +1,4 @@
-"""What a capture backend is."""
+"""Interface of capture backends."""
 
 import os
 import threading
@@ -7,46 +7,46 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-CAPTURING = threading.RLock()
-"""One capture at a time in a process, its warm-up included: what is set for it (torch's compiler off while a run is
-watched, backends of attention timed) holds for all threads, and two that overlap would leave it set."""
+CAPTURE_LOCK = threading.RLock()
+"""Held by the one capture of the process, warm-up included. Its settings (torch's compiler is off while a run is
+watched, attention backends are timed) apply to all threads, and two overlapping captures would leave them set."""
 
-if hasattr(os, "register_at_fork"):  # who held it at the fork is not in the child
-    os.register_at_fork(after_in_child=CAPTURING._at_fork_reinit)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):  # the thread that held it does not exist in the child
+    os.register_at_fork(after_in_child=CAPTURE_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Graph(Protocol):
     """A captured run.
 
     Attributes:
-        outputs: What the run returned, as aliases of the memory where each replay writes it.
+        outputs: Aliases of the outputs, in the memory where each replay writes them.
     """
 
     outputs: list[Tensor]
 
     @property
     def bytes(self) -> int:
-        """What it takes beside the pool."""
+        """Memory of the graph beside the pool, in bytes."""
 
     def replay(self) -> None:
-        """Run again what was captured, over the same memory."""
+        """Run the captured operations again, over the same memory."""
 
 
 class Backend(Protocol):
-    """A way to capture a run of tensor operations and replay it."""
+    """Captures a run of tensor operations as a graph that can be replayed."""
 
     def capture(self, run: Callable[[], list[Tensor]], name: str) -> Graph:
-        """Capture one `run`, which was run before for warm-up. The caller holds `CAPTURING`.
+        """Capture one call of `run`, after it has run for warm-up. The caller holds `CAPTURE_LOCK`.
 
         Args:
-            run: Reads static memory only, and returns its outputs. Called once, or again where another thread or
-                memory that can be freed was in the way.
-            name: What profiles and messages call it.
+            run: Reads static memory only, and returns its outputs. Called once, or again if another thread disturbed
+                the capture, or if memory was short and could be freed.
+            name: Name in profiles and messages.
 
         Raises:
             CaptureError: `run` does something that cannot be part of a graph.
-            torch.OutOfMemoryError: There is no memory left.
+            torch.OutOfMemoryError: The device is out of memory.
         """
 
     def kept(self, graphs: Sequence[Any]) -> list[Tensor]:
-        """Tensors that captured runs made and somebody keeps: no outputs, but in the memory that replays write."""
+        """Return tensors, other than outputs, that captured runs made and others still hold; replays overwrite them."""

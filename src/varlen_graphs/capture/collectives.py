@@ -1,4 +1,4 @@
-"""Collectives of torch (`torch.distributed._functional_collectives`, which sharded weights use) in runs of a module."""
+"""Functional collectives (`torch.distributed._functional_collectives`), which sharded weights use in a forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.watch.rules import written_arguments
-from varlen_graphs.watch.sharded import is_wrapper
+from varlen_graphs.watch.sharded import is_distributed_tensor
 
 NAMESPACES = ("_c10d_functional", "_dtensor")
-"""Of the operators that are collectives, or wait for one."""
+"""Namespaces of the operators that are collectives, or wait for one."""
 
 
 def is_collective(operator: Any) -> bool:
-    """Whether an operator needs other ranks, or waits for them."""
+    """Return True if an operator communicates with other ranks, or waits for them."""
     return isinstance(operator, torch._ops.OpOverload) and operator.namespace in NAMESPACES
 
 
-def waiting(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that has ended when it returns."""
+def run_and_wait(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a collective synchronous: its result is complete when it returns."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return tree_map_only(Tensor, torch.ops._c10d_functional.wait_tensor, operator(*args, **kwargs))
@@ -30,7 +30,7 @@ def waiting(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Rehearsal(TorchDispatchMode):
-    """Runs without other ranks: collectives give tensors of the right form, zeros, or leave what they would write."""
+    """Dispatch mode that runs without other ranks: collectives return zeros of the right shape, and write nothing."""
 
     supports_higher_order_operators = True
 
@@ -38,8 +38,8 @@ class Rehearsal(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(is_wrapper, types)):
-            return NotImplemented  # until it has become operations on what this rank has
+        if any(map(is_distributed_tensor, types)):
+            return NotImplemented  # its operations on this rank's plain tensors come here in turn
         if not is_collective(func):
             return func(*args, **kwargs)
         if func is torch.ops._c10d_functional.wait_tensor.default:

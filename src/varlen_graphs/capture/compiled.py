@@ -1,4 +1,4 @@
-"""A forward under torch's compiler: compiled once, for any number of rows."""
+"""A forward under `torch.compile`, compiled once for any number of rows."""
 
 import sys
 import time
@@ -12,17 +12,17 @@ from varlen_graphs.layout.budgets import Budget
 
 
 class CompiledForward:
-    """Compiles a function at one budget, with dynamic shapes, and refuses to compile it anew for another.
+    """Compiles a function at one budget, with dynamic shapes, and refuses to recompile it for another.
 
-    What the compiler is good at is fusing; which shapes there are, and the graphs for them, are ours. Other static
-    arguments, or weights of another dtype, are compiled where each set of graphs begins.
+    The compiler only fuses; shapes and graphs are handled by this library. Other static arguments, or weights of
+    another dtype, are compiled at the first budget of each set of graphs.
 
     Args:
-        function: What to compile.
-        backend: What torch's compiler hands its graphs to.
+        function: The function to compile.
+        backend: Backend of `torch.compile`.
 
     Attributes:
-        seconds: How long compiling took; `None` before the first call.
+        seconds: Time that compilation took; `None` before the first call.
     """
 
     def __init__(self, function: Callable[..., Any], backend: str = "inductor") -> None:
@@ -31,26 +31,27 @@ class CompiledForward:
         self.seconds: float | None = None
 
     def begin(self) -> None:
-        """Compile at the budget of the next call, if that needs other code than there is."""
+        """Let the next call compile at its own budget, if it needs new code."""
         self._compiled_at = None
 
     def __call__(self, budget: Budget, /, **arguments: Any) -> Any:
         """Run the function.
 
         Args:
-            budget: What the arguments are for. That of the first call, or after `begin`, is the one to compile at.
-            **arguments: The arguments.
+            budget: Budget of the arguments. The first call, or the first after `begin`, sets the budget to compile at.
+            **arguments: Arguments of the function.
 
         Raises:
-            CaptureError: It would have to be compiled again: something in it depends on the budget.
+            CaptureError: The function would have to be recompiled, because something in it depends on the budget.
         """
         import torch._dynamo.config as dynamo_config  # here, because the compiler imports triton
         import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import RecompileError
 
         compile_at = self._compiled_at or budget
-        # Rows may happen to be as many as channels: that must not make them one size. And a constant is a constant. All
-        # encoders of a process share one line of code here, and beyond some recompilations of it torch would give up.
+        # The number of rows may equal the number of channels by chance, and must not become the same symbol (duck
+        # shapes). Floats stay constants. All encoders of a process share the frame compiled here, and torch would give
+        # up after a few recompilations of one frame, so the limits are lifted.
         settings = {
             "specialize_float": True,
             "error_on_recompile": budget != compile_at,
@@ -63,8 +64,8 @@ class CompiledForward:
                 output = self._function(**arguments)
             except RecompileError as error:
                 raise CaptureError(
-                    f"compile=True would compile once for each budget, because of {error}; leave it out, or compute "
-                    "what depends on the budget in a buffer"
+                    f"compile=True would recompile for each budget, because of {error}: expected code that does not "
+                    "depend on the budget; omit compile=True, or compute what depends on the budget in a buffer"
                 ) from error
         self._compiled_at = compile_at
         if self.seconds is None:

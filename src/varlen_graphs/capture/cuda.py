@@ -1,4 +1,4 @@
-"""Capture as CUDA graphs."""
+"""Capture backend for CUDA graphs."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, left_to_pool
+from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, release_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError
@@ -19,47 +19,48 @@ class CudaGraph:
     """A captured CUDA graph. Replays on the current stream.
 
     Attributes:
-        outputs: What the run returned.
-        bytes: By how much less memory the device had when the graph was instantiated: others may have been at work.
+        cuda_graph: The torch graph.
+        outputs: Aliases of the outputs.
+        bytes: Drop of free device memory while the graph was instantiated; work of others may count in.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph, name: str, outputs: list[Tensor], taken: int) -> None:
         self.outputs = outputs
         self.bytes = taken
-        self._graph = graph
+        self.cuda_graph = graph
         self._name = name
 
     def replay(self) -> None:
-        """Launch the graph; returns before it has run."""
+        """Launch the graph, without waiting for it to run."""
         torch.cuda.nvtx.range_push(self._name)
-        self._graph.replay()
+        self.cuda_graph.replay()
         torch.cuda.nvtx.range_pop()
 
 
 class CudaCapture:
     """Captures into one pool, on the pool's stream, in `thread_local` mode: other threads may go on using the GPU.
 
-    Warm-up runs belong on another stream: what cuBLAS allocates for the pool's stream then comes from the pool, at the
-    first capture, and lives as long as the pool does.
+    Warm-up must run on another stream: the workspace that cuBLAS allocates for the pool's stream then comes from the
+    pool, at the first capture, and lives as long as the pool does.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
-        """Capture one `run`, which was run before for warm-up.
+        """Capture one call of `run`, after it has run for warm-up.
 
-        A capture that another thread invalidates is tried once more. So is one that runs out of memory, because a
-        capture cannot free what the allocator keeps for others.
+        A capture that another thread invalidates is retried once. So is one that runs out of memory, because a capture
+        cannot free the memory that the allocator caches.
 
         Other threads may draw random numbers on the GPU meanwhile, unless `run` draws some itself: torch's generator
-        then belongs to the capture, and theirs fail.
+        then belongs to the capture, and draws of other threads fail.
 
         Raises:
             CaptureError: CUDA refuses something in `run`. The original error is its cause.
-            torch.OutOfMemoryError: There is no memory left.
+            torch.OutOfMemoryError: The device is out of memory.
         """
-        draws, once_more = False, True
+        draws, may_retry = False, True
         with _collector_paused(), torch.cuda.device(self._pool.device):
             while True:
                 try:
@@ -67,12 +68,12 @@ class CudaCapture:
                 except RuntimeError as error:
                     if not draws and _DRAWS in str(error):
                         draws = True
-                    elif once_more and _may_pass(error):
-                        once_more = False
+                    elif may_retry and _is_transient(error):
+                        may_retry = False
                     elif isinstance(error, torch.OutOfMemoryError):
                         raise
                     else:
-                        raise _told(error, name) from error
+                        raise _capture_error(error, name) from error
                     forget_frames(error)
                 torch.cuda.empty_cache()
 
@@ -81,13 +82,13 @@ class CudaCapture:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             try:
-                with nullcontext() if draws else _random_numbers_spared():
+                with nullcontext() if draws else _default_generator_spared():
                     graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 outputs = run()
                 self._end(graph, handle, draws)
-            except BaseException:  # an interrupt too must not leave the stream capturing
+            except BaseException:  # an interrupt must not leave the stream capturing either
                 if torch.cuda.is_current_stream_capturing():
-                    with suppress(RuntimeError):  # that the capture was invalid; what made it so is being told
+                    with suppress(RuntimeError):  # an invalid capture; its cause propagates
                         self._end(graph, handle, draws)
                 raise
             memsets_to_kernels(graph, stream)
@@ -96,15 +97,15 @@ class CudaCapture:
             taken = max(0, free - torch.cuda.mem_get_info()[0])
         self._pool.add(graph, handle)
         torch.cuda.current_stream().wait_stream(stream)
-        return CudaGraph(graph, name, left_to_pool(outputs), taken)
+        return CudaGraph(graph, name, release_to_pool(outputs), taken)
 
     def kept(self, graphs: Sequence[CudaGraph]) -> list[Tensor]:
-        """Tensors that live in the pool; what cuBLAS has there is none. Looks at all objects of the process."""
+        """Return the tensors that live in the pool, outputs excluded. Scans all objects of the process."""
         outputs = {id(output) for graph in graphs for output in graph.outputs}
         return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
 
     def _end(self, graph: torch.cuda.CUDAGraph, handle: Any, draws: bool) -> None:
-        """End a capture, also one that CUDA has invalidated: torch then stops before it has left capture mode."""
+        """End a capture, even one that CUDA has invalidated: torch then raises before it has left capture mode."""
         try:
             graph.capture_end()
         except RuntimeError:
@@ -112,7 +113,7 @@ class CudaCapture:
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, handle)
             torch._C._cuda_releasePool(device, handle)
-            if draws:  # random numbers leave capture mode with the next capture that succeeds
+            if draws:  # the generator leaves capture mode with the next capture that succeeds
                 healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
                 torch.cuda.current_stream().synchronize()
                 healing.capture_begin(capture_error_mode="thread_local")
@@ -122,14 +123,14 @@ class CudaCapture:
 
 
 _DRAWS = "generator not in capture mode"
-"""What torch says where a capture draws random numbers that do not belong to it."""
+"""Part of torch's error for a capture that draws from a generator that is not registered with it."""
 
 
 @contextmanager
-def _random_numbers_spared() -> Iterator[None]:
-    """Let a capture that begins inside take hold of other random numbers than those that other threads draw.
+def _default_generator_spared() -> Iterator[None]:
+    """Let a capture that begins inside register a substitute for the state of the default generator.
 
-    Each capture takes hold of the state of the default generator, and the draws of other threads raise until its end.
+    Each capture registers that state, and draws of other threads from it raise until the capture ends.
     """
     default = torch.cuda.default_generators[torch.cuda.current_device()]
     state = default.graphsafe_get_state()
@@ -140,26 +141,26 @@ def _random_numbers_spared() -> Iterator[None]:
         default.graphsafe_set_state(state)
 
 
-def _may_pass(error: RuntimeError) -> bool:
-    """Whether a second try may succeed. What `run` does wrong itself is told at once, and not as a previous error."""
+def _is_transient(error: RuntimeError) -> bool:
+    """Return True if a retry may succeed. An error of `run` itself is raised at once, not as a previous error."""
     return is_out_of_memory(error) or "previous error during capture" in str(error)
 
 
-def _told(error: RuntimeError, name: str) -> CaptureError:
+def _capture_error(error: RuntimeError, name: str) -> CaptureError:
     line = raising_line(error.__traceback__)
     return CaptureError(f"{name} could not be captured: {error}\n  at {line}\n{_REFUSED}")
 
 
 _REFUSED = (
     "A graph holds only work that is queued on the GPU: no .item(), .tolist() or .cpu(), no shape that depends on "
-    "data, no copy from pageable memory. vg.diagnose(module, call) names every such line, and the buffer to declare in "
-    "its place."
+    "data, no copy from pageable memory. vg.diagnose(module, call) names every such line, and the buffer to declare "
+    "instead."
 )
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from freeing a CUDA object during a capture, which would invalidate it."""
+    """Pause the garbage collector: freeing a CUDA object during a capture would invalidate it."""
     enabled = gc.isenabled()
     gc.disable()
     try:

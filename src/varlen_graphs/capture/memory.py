@@ -1,4 +1,4 @@
-"""Memory of graphs: how it is left to the pool, poisoned, and freed after errors."""
+"""Memory of graphs: released to the pool, poisoned, and freed after errors."""
 
 import traceback
 import weakref
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 
-def left_to_pool(outputs: list[Tensor]) -> list[Tensor]:
-    """Aliases of what a capture returned that do not keep its memory from later captures in the pool.
+def release_to_pool(outputs: list[Tensor]) -> list[Tensor]:
+    """Return aliases of the outputs of a capture that let later captures in the pool reuse their memory.
 
     Replays of one pool take turns, and their outputs are read before the next one, so graphs may share the memory of
-    their outputs like any other. What was not allocated in the capture (a weight, the arena's rows, what the module
-    keeps) is held as usual.
+    outputs like any other. Outputs that were not allocated in the capture (a weight, rows of the arena, tensors that
+    the module keeps) are held as usual.
 
     Args:
-        outputs: On the GPU. Emptied: no other reference to them may be left.
+        outputs: Tensors on the GPU. The list is emptied; no other reference to them may be left.
     """
     forms = [(t.device, t.dtype, t.shape, t.stride(), t.storage_offset()) for t in outputs]
     storages = [tensor.untyped_storage() for tensor in outputs]
@@ -37,13 +37,13 @@ def left_to_pool(outputs: list[Tensor]) -> list[Tensor]:
 
 
 def device_bytes(address: int, size: int) -> Tensor:
-    """Memory of the current GPU as uint8 `[size]`, which it does not hold."""
+    """Return memory of the current GPU as uint8 `[size]`, without keeping it alive."""
     interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
     return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
 
 
 def poison(tensor: Tensor) -> None:
-    """Overwrite a tensor with what no computation survives: NaN, or a number far out of any range (True for bool)."""
+    """Overwrite a tensor with NaN, or with a number far out of any valid range (True for bool)."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(torch.nan)
     else:
@@ -51,7 +51,7 @@ def poison(tensor: Tensor) -> None:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop the local variables of the functions that an error came through, whose tensors it would keep."""
+    """Clear the local variables in the traceback of an error, which would keep tensors alive."""
     following: BaseException | None = error
     while following is not None:
         traceback.clear_frames(following.__traceback__)
@@ -59,6 +59,6 @@ def forget_frames(error: BaseException) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory is short, of a GPU or of the host."""
-    short = ("out of memory", "not enough memory")  # torch has a class for the first of several places only
+    """Return True if an error says that a GPU or the host is out of memory."""
+    short = ("out of memory", "not enough memory")  # torch raises its own class for some of these only
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in short)

@@ -1,8 +1,8 @@
-"""Memsets of captured graphs, turned into kernels.
+"""Replacement of the memset nodes of captured graphs by kernel nodes.
 
-A graph of kernels alone is launched in about 5 us. With other nodes among them a launch takes 80 to 190 us of the host,
-and each of them holds the GPU up (docs/benchmarks.md). cuBLAS zeroes a counter ahead of many large matrix products,
-which a capture records as a memset.
+A graph of kernels alone launches in about 5 us. With other nodes among them a launch takes 80 to 190 us of host time,
+and each such node stalls the GPU (docs/benchmarks.md). cuBLAS zeroes a counter before many large matrix products, which
+a capture records as a memset.
 """
 
 import ctypes
@@ -16,13 +16,13 @@ import torch
 from varlen_graphs.capture.memory import device_bytes
 
 KERNEL, MEMSET = 0, 2
-"""Types of nodes, as the CUDA driver numbers them."""
+"""Node types, as numbered by the CUDA driver."""
 
 ELEMENTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""What is set, by its bytes."""
+"""Element dtype by size in bytes."""
 
 
-class _Memset(ctypes.Structure):
+class _MemsetParams(ctypes.Structure):
     """`CUDA_MEMSET_NODE_PARAMS` of the CUDA driver."""
 
     _fields_ = (
@@ -31,7 +31,7 @@ class _Memset(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Kernel(ctypes.Structure):
+class _KernelParams(ctypes.Structure):
     """`CUDA_KERNEL_NODE_PARAMS_v2` of the CUDA driver."""
 
     _fields_ = (
@@ -41,39 +41,39 @@ class _Kernel(ctypes.Structure):
 
 
 def memsets_to_kernels(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
-    """Replace the memsets of a graph that was captured with `keep_graph=True` and is not instantiated yet.
+    """Replace the memset nodes of a graph that was captured with `keep_graph=True` and is not instantiated yet.
 
-    Those of several rows (`cudaMemset2D`) stay, and those next to a programmatic dependency.
+    Memsets of several rows (`cudaMemset2D`), and those with a programmatic dependency, stay.
 
     Args:
         graph: The graph.
-        stream: Any but the default stream, to capture the kernels on.
+        stream: Stream on which to capture the kernels; not the default stream.
     """
     handle = c_void_p(graph.raw_cuda_graph())
-    fills: dict[bytes, _Fill] = {}
+    fills: dict[bytes, _FillKernel] = {}
     for node in _nodes("cuGraphGetNodes", handle):
-        if _type(node) == MEMSET:
-            memset = _Memset()
-            _do("cuGraphMemsetNodeGetParams", node, byref(memset))
-            if memset.height == 1 and not _programmatic(node):
+        if _node_type(node) == MEMSET:
+            memset = _MemsetParams()
+            _call_driver("cuGraphMemsetNodeGetParams", node, byref(memset))
+            if memset.height == 1 and not _has_programmatic_edge(node):
                 if bytes(memset) not in fills:
-                    fills[bytes(memset)] = _Fill(memset, stream)
+                    fills[bytes(memset)] = _FillKernel(memset, stream)
                 fills[bytes(memset)].replace(node, handle)
 
 
 def node_types(graph: torch.cuda.CUDAGraph) -> list[int]:
-    """The type of every node of a graph that was captured with `keep_graph=True`."""
-    return [_type(node) for node in _nodes("cuGraphGetNodes", c_void_p(graph.raw_cuda_graph()))]
+    """Return the type of every node of a graph that was captured with `keep_graph=True`."""
+    return [_node_type(node) for node in _nodes("cuGraphGetNodes", c_void_p(graph.raw_cuda_graph()))]
 
 
-class _Fill:
-    """Torch's own kernel that does what a memset does."""
+class _FillKernel:
+    """Torch's fill kernel, with the arguments of a memset."""
 
-    def __init__(self, memset: _Memset, stream: torch.cuda.Stream) -> None:
+    def __init__(self, memset: _MemsetParams, stream: torch.cuda.Stream) -> None:
         memory = device_bytes(memset.address, memset.width * memset.element_bytes)
         memory = memory.view(ELEMENTS[memset.element_bytes])
-        value = torch.tensor([memset.value]).to(memory.dtype).item()  # its low bytes
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # holds the arguments of the kernel
+        value = torch.tensor([memset.value]).to(memory.dtype).item()  # keeps the low bytes
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # keeps the kernel's arguments alive
         with torch.cuda.stream(stream):
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -81,37 +81,39 @@ class _Fill:
             finally:
                 self._graph.capture_end()
         (kernel,) = _nodes("cuGraphGetNodes", c_void_p(self._graph.raw_cuda_graph()))
-        self._kernel = _Kernel()
-        _do("cuGraphKernelNodeGetParams_v2", kernel, byref(self._kernel))
+        self._kernel = _KernelParams()
+        _call_driver("cuGraphKernelNodeGetParams_v2", kernel, byref(self._kernel))
 
     def replace(self, node: c_void_p, graph: c_void_p) -> None:
-        """Put a node of this kernel in the place of another node."""
+        """Replace a node by one of this kernel."""
         before, after = _nodes("cuGraphNodeGetDependencies", node), _nodes("cuGraphNodeGetDependentNodes", node)
         new = c_void_p()
-        _do("cuGraphAddKernelNode_v2", byref(new), graph, _array(before), c_size_t(len(before)), byref(self._kernel))
-        _do("cuGraphAddDependencies", graph, _array([new] * len(after)), _array(after), c_size_t(len(after)))
-        _do("cuGraphDestroyNode", node)
+        _call_driver(
+            "cuGraphAddKernelNode_v2", byref(new), graph, _array(before), c_size_t(len(before)), byref(self._kernel)
+        )
+        _call_driver("cuGraphAddDependencies", graph, _array([new] * len(after)), _array(after), c_size_t(len(after)))
+        _call_driver("cuGraphDestroyNode", node)
 
 
-def _type(node: c_void_p) -> int:
+def _node_type(node: c_void_p) -> int:
     kind = c_int()
-    _do("cuGraphNodeGetType", node, byref(kind))
+    _call_driver("cuGraphNodeGetType", node, byref(kind))
     return kind.value
 
 
-def _programmatic(node: c_void_p) -> bool:
-    """Whether an edge of a node says more than that one waits for the other: the driver does not list it then."""
+def _has_programmatic_edge(node: c_void_p) -> bool:
+    """Return True if an edge of a node has a programmatic dependency; the driver refuses to list such edges."""
     lists = (_driver().cuGraphNodeGetDependencies, _driver().cuGraphNodeGetDependentNodes)
     return any(list_nodes(node, None, byref(c_size_t())) for list_nodes in lists)
 
 
 def _nodes(function: str, of: c_void_p) -> list[c_void_p]:
-    """The nodes that a function lists."""
+    """Return the nodes that a driver function lists."""
     count = c_size_t()
-    _do(function, of, None, byref(count))
+    _call_driver(function, of, None, byref(count))
     nodes = (c_void_p * count.value)()
     if count.value:
-        _do(function, of, nodes, byref(count))
+        _call_driver(function, of, nodes, byref(count))
     return [c_void_p(node) for node in nodes]
 
 
@@ -119,7 +121,7 @@ def _array(nodes: list[c_void_p]) -> Any:
     return (c_void_p * len(nodes))(*nodes)
 
 
-def _do(function: str, *arguments: Any) -> None:
+def _call_driver(function: str, *arguments: Any) -> None:
     error = getattr(_driver(), function)(*arguments)
     if error:
         raise RuntimeError(f"{function} failed with CUDA error {error}")

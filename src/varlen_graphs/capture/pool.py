@@ -1,4 +1,4 @@
-"""Memory that graphs share, and the turn-taking this asks for."""
+"""Memory pool that graphs share, and the lock and stream order that sharing requires."""
 
 import gc
 import os
@@ -13,22 +13,23 @@ from torch import Tensor
 
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import SpecError, StaleGraphError
-from varlen_graphs.watch.owners import PLAIN
+from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 
 class Pool:
-    """One CUDA graph memory pool, shareable between encoders: `GraphedEncoder(..., pool=pool)`.
+    """CUDA graph memory pool that encoders can share: `GraphedEncoder(..., pool=pool)`.
 
     Graphs of one pool use the same memory for their intermediate tensors, so they never run at the same time: a replay
     takes the pool's lock, and its stream waits for the end of the previous replay, output copies included.
 
-    All encoders of a pool are on one device. On the CPU (the tape) a pool is the lock alone.
+    All encoders of a pool are on one device. On the CPU (the tape) a pool is only the lock.
 
     Attributes:
-        lock: What a replay takes.
-        device: Where its encoders are; `None` before the first.
-        turn: How often the pool was used: by calls, captures and the like, which write its memory.
-        busy: Whether an encoder captures graphs: whoever wants the pool's turn waits for it.
+        lock: Lock held by every replay and capture.
+        device: Device of its encoders; `None` before the first.
+        turn: Number of times the pool's memory was written, by calls, captures and the like. Borrowed outputs are valid
+            as long as it does not change.
+        busy: True while an encoder captures graphs; others then wait for the lock.
     """
 
     def __init__(self) -> None:
@@ -41,66 +42,67 @@ class Pool:
         self._handles: set[tuple[int, int]] = set()
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
-        self._lent_on: torch.cuda.Stream | None = None
+        self._borrowed_on: torch.cuda.Stream | None = None
         self._forks = _forks.count
 
     def bind(self, device: torch.device) -> None:
-        """Fix the device, at the first encoder.
+        """Set the device when the first encoder joins.
 
         Raises:
-            SpecError: The pool is in use on another device.
+            SpecError: The pool belongs to another device.
         """
         if self.device is None:
             self.device, self._forks = device, _forks.count
         elif self.device != device:
-            raise SpecError(f"this pool is on {self.device}, the encoder on {device}: use a pool for each device")
+            raise SpecError(
+                f"the pool is on {self.device}, the encoder on {device}: expected one device; give each device a pool"
+            )
 
     def check_process(self) -> None:
-        """Whether this is the process that used the pool first. In another one not even pinned memory may be read.
+        """Check that this is the process that first used the pool. A forked one may not even read pinned memory.
 
         Raises:
-            StaleGraphError: This process was forked from that one.
+            StaleGraphError: This process was forked after the pool was used.
         """
         if self.device is not None and self._forks != _forks.count:
             raise StaleGraphError(
-                "this process was forked from one where the encoder, or another one of its pool, was in use; graphs and"
-                " CUDA do not survive that: start workers with multiprocessing's 'spawn', or make the encoder in the"
-                " worker"
+                "this process was forked after an encoder of the pool was used; CUDA and graphs do not survive a fork: "
+                "start workers with multiprocessing's 'spawn', or create the encoder in the worker"
             )
 
     @property
-    def _inherited(self) -> bool:
-        """Whether another process used this pool, from which this one was forked."""
+    def _is_forked(self) -> bool:
+        """True if this process was forked after the pool was used."""
         return self.device is not None and self._forks != _forks.count
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
-        """An empty graph, the handle of the memory it is to be captured in, and the stream to capture on.
+        """Return an empty graph, the handle of the memory to capture it in, and the stream to capture it on.
 
-        Who captures it instantiates it.
+        The caller instantiates the graph.
         """
         if not self._graphs or self._handle is None or self._stream is None:
-            # The memory behind a handle is gone once its last graph is. The stream goes with it, because torch keeps
-            # scratch memory for cuBLAS by stream, and graphs keep its address: for a new stream it comes from the pool.
+            # The memory behind a handle is freed with its last graph. The stream is replaced too: torch keeps a cuBLAS
+            # workspace per stream, and graphs keep its address; for a new stream it is allocated from the pool.
             self._handle = torch.cuda.graph_pool_handle()
             self._handles.add(tuple(self._handle))
             self._stream = torch.cuda.Stream(self.device)
-            torch.cuda.empty_cache()  # a capture cannot free what warm-up left, and would run out of memory beside it
+            torch.cuda.empty_cache()  # a capture cannot free the memory that warm-up left cached
         return torch.cuda.CUDAGraph(keep_graph=True), self._handle, self._stream
 
     def add(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
-        """Count a graph that was captured: while there is one, the memory behind the handle lives."""
+        """Register a captured graph; the memory behind its handle lives as long as one of its graphs."""
         self._graphs[graph] = tuple(handle)
 
     def abandon_handle(self) -> None:
-        """Use other memory for later captures, after one in this memory failed."""
+        """Use new memory for later captures, after a capture in this memory failed."""
         self._handle = None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """The pool's turn: what is queued inside runs after all that was queued inside before.
+        """Hold the lock; GPU work queued inside runs after all work that was queued inside before.
 
         Raises:
-            StaleGraphError: The pool was in use before this process was forked; its lock may be held for good.
+            StaleGraphError: This process was forked after the pool was used; its lock may be held forever.
         """
         if self._forks != _forks.count:
             self.check_process()
@@ -111,10 +113,10 @@ class Pool:
             stream = current_stream(self.device)
             if self._done is None:
                 self._done = torch.cuda.Event()
-            if not self._done.query():  # what has run need not be waited for, which takes longer than to ask
+            if not self._done.query():  # querying is cheaper than waiting for an event that is done
                 stream.wait_event(self._done)
-            if self._lent_on is not None and self._lent_on != stream:
-                stream.wait_stream(self._lent_on)  # whoever borrowed there may have queued reads after the replay
+            if self._borrowed_on is not None and self._borrowed_on != stream:
+                stream.wait_stream(self._borrowed_on)  # reads of borrowed outputs may be queued there
             try:
                 yield
             finally:
@@ -122,7 +124,7 @@ class Pool:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Be `busy` inside, which is under the lock; what a module captures while it is captured ends nothing."""
+        """Set `busy` inside, under the lock; nests, for a module that captures while it is captured."""
         before, self.busy = self.busy, True
         try:
             yield
@@ -130,23 +132,23 @@ class Pool:
             self.busy = before
 
     def advance(self) -> None:
-        """Count that memory is about to be written: what was lent before is void."""
+        """Count that the memory is about to be written: borrowed outputs become invalid."""
         self.turn += 1
-        self._lent_on = None
+        self._borrowed_on = None
 
     def lend(self) -> int:
-        """Let what the last replay wrote be read on the current stream, as long as `turn` stays what this returns."""
+        """Lend the last replay's outputs to the current stream, for as long as `turn` equals the value returned."""
         if self.device is not None and self.device.type == "cuda":
-            self._lent_on = current_stream(self.device)
+            self._borrowed_on = current_stream(self.device)
         return self.turn
 
     def synchronize(self) -> None:
-        """Wait for the end of the last replay; in a forked process there is none."""
-        if self._done is not None and not self._inherited:
+        """Wait on the host for the end of the last replay; return at once in a forked process."""
+        if self._done is not None and not self._is_forked:
             self._done.synchronize()
 
     def poison(self) -> None:
-        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still right reads nothing stale."""
+        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale."""
         if not self._handles:
             return
         with self.exclusive(), torch.cuda.device(self.device):
@@ -154,17 +156,17 @@ class Pool:
                 device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
 
     def bytes(self) -> int:
-        """What graphs of all encoders in the pool hold: 0 on the CPU, and when there are none."""
+        """Return the memory that graphs of all encoders hold in the pool, in bytes; 0 on the CPU."""
         live = set(self._graphs.values())
         return sum(segment["total_size"] for segment in self._segments(live)) if live else 0
 
     def _segments(self, handles: set[tuple[int, int]]) -> list[Any]:
-        """What torch's allocator holds behind handles."""
+        """Return the segments of torch's allocator behind some handles."""
         snapshot = torch.cuda.memory_snapshot()
         return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in handles]
 
     def kept(self) -> list[Tensor]:
-        """The tensors of the process that live in the pool. Looks at all objects there are."""
+        """Return the tensors of the process that live in the pool. Scans all objects of the process."""
         live = [
             range(block["address"], block["address"] + block["size"])
             for segment in torch.cuda.memory_snapshot()
@@ -172,19 +174,19 @@ class Pool:
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         ]
-        tensors = [found for found in gc.get_objects() if type(found) in PLAIN and found.is_cuda]
+        tensors = [found for found in gc.get_objects() if type(found) in PLAIN_TENSORS and found.is_cuda]
         return [t for t in tensors if any(t.untyped_storage().data_ptr() in block for block in live)]
 
 
 class _Forks:
-    """Counts the forks that lead to this process."""
+    """Counter of the forks that lead to this process."""
 
     def __init__(self) -> None:
         self.count = 0
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._one_more)
+            os.register_at_fork(after_in_child=self._increment)
 
-    def _one_more(self) -> None:
+    def _increment(self) -> None:
         self.count += 1
 
 
@@ -194,17 +196,17 @@ _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream:
-    """`torch.cuda.current_stream(device)`, whose lookup takes longer than all that is queued here."""
+    """Return `torch.cuda.current_stream(device)` from a cache; torch's lookup is slower than the launches here."""
     key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
     if key not in _streams:
         _streams[key] = torch.cuda.current_stream(device)
     return _streams[key]
 
 
-_AS_IT_IS = nullcontext()
+_NO_CHANGE = nullcontext()
 
 
 def on_device(device: torch.device) -> Any:
     """Make `device` current where it is a GPU."""
     current = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return _AS_IT_IS if current else torch.cuda.device(device)
+    return _NO_CHANGE if current else torch.cuda.device(device)

@@ -1,11 +1,11 @@
-"""The tape: what a CUDA graph does, on the CPU, for tests without a GPU.
+"""The tape: a capture backend on the CPU with the semantics of CUDA graphs, for tests without a GPU.
 
-The tape records the operations that one run dispatches, and replays them over the same storages with no Python of the
-module running. So whatever a graph freezes is frozen, whatever a graph computes anew is computed anew, and what a
-capture refuses is refused, by the line that does it (see `Watch`). A host tensor without dimensions is frozen, as on a
-GPU. Triton kernels are seen as operators of torch; a raw launch is refused.
+The tape records the operations that one run dispatches, and replays them over the same storages without running any
+Python of the module. Whatever a graph freezes is frozen, whatever a graph recomputes is recomputed, and whatever a
+capture refuses is refused, with the line that does it (see `CaptureRulesMode`). A 0-dimensional host tensor is frozen,
+as on a GPU. Triton kernels are recorded as torch operators; a raw launch is refused.
 
-Before each replay every storage that the run allocated is poisoned, so that memory nobody writes is seen.
+Before each replay every storage that the run allocated is poisoned, so that reads of unwritten memory show.
 
 Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 """
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.capture.collectives import is_collective, waiting
+from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.memory import poison
-from varlen_graphs.watch.launches import triton_launches
-from varlen_graphs.watch.rules import Offence
-from varlen_graphs.watch.watch import Watch
+from varlen_graphs.watch.launches import intercept_triton_launches
+from varlen_graphs.watch.rules import Violation
+from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 aten = torch.ops.aten
 
@@ -37,12 +37,12 @@ _UNWRITTEN = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-"""Operations that only allocate: a replay leaves their memory as it is."""
+"""Operators that only allocate; a replay skips them."""
 
 
 @dataclass
-class _Operation:
-    """One recorded operation, and the storages its results go to (`None`: already in place)."""
+class _RecordedOperation:
+    """A recorded operation, and the static tensors its results are copied to (`None`: written in place)."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -51,25 +51,32 @@ class _Operation:
 
 
 class Tape:
-    """A recorded run."""
+    """A recorded run, replayed over the same memory.
+
+    Attributes:
+        outputs: Aliases of the outputs.
+        operations: The recorded operations, in order.
+        allocated: Aliases of all results that the run allocated.
+        made: References to the results in that memory, views included.
+    """
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []
-        self.operations: list[_Operation] = []
+        self.operations: list[_RecordedOperation] = []
         self.allocated: list[Tensor] = []
         self.made: list[weakref.ref[Tensor]] = []
 
     def __len__(self) -> int:
-        """How many operations a replay runs."""
+        """Return the number of operations of a replay."""
         return len(self.operations)
 
     @property
     def bytes(self) -> int:
-        """What the run allocated: a tape shares no memory."""
+        """Memory that the run allocated, in bytes; tapes share none."""
         return sum(tensor.nbytes for tensor in self.allocated)
 
     def replay(self) -> None:
-        """Run the recorded operations again, over the same memory, which is poisoned first."""
+        """Poison the allocated memory, and run the recorded operations again."""
         with torch.inference_mode(False), torch.no_grad():
             for tensor in self.allocated:
                 poison(tensor)
@@ -81,22 +88,23 @@ class Tape:
 
 
 class TapeCapture:
-    """Records on the CPU."""
+    """Capture backend that records tapes on the CPU."""
 
     def capture(self, run: Callable[[], list[Tensor]], name: str) -> Tape:
-        """Record one `run`, which was run before for warm-up.
+        """Record one call of `run`, after it has run for warm-up.
 
         Raises:
             CaptureError: `run` does something that a CUDA graph cannot hold; the message names the line.
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        with torch.inference_mode(False), torch.no_grad(), recorder, triton_launches(recorder.launching):
+        launches = intercept_triton_launches(recorder.on_triton_launch)
+        with torch.inference_mode(False), torch.no_grad(), recorder, launches:
             tape.outputs = run()
         return tape
 
     def kept(self, graphs: Sequence[Tape]) -> list[Tensor]:
-        """Tensors, views too, of memory that recorded runs allocated, which somebody beside the tapes keeps."""
+        """Return tensors, views included, in memory that the runs allocated and that others still reference."""
         kept = []
         for tape in graphs:
             outputs = set(map(id, tape.outputs))
@@ -105,15 +113,15 @@ class TapeCapture:
         return kept
 
 
-class _Recorder(Watch):
-    """Writes dispatched operations to a tape."""
+class _Recorder(CaptureRulesMode):
+    """Records dispatched operations on a tape."""
 
     def __init__(self, tape: Tape, name: str) -> None:
         super().__init__(torch.device("cpu"), name)
         self._tape = tape
-        self._own: set[int] = set()  # the storages that the run allocated
+        self._own_storages: set[int] = set()  # keys of the storages that the run allocated
 
-    def seen(
+    def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
     ) -> None:
         """Record an operation, unless it only allocates or makes a view."""
@@ -124,27 +132,29 @@ class _Recorder(Watch):
             statics.append(result.detach() if fresh else None)
         fresh_results = [static for static in statics if static is not None]
         self._tape.allocated += fresh_results
-        self._own.update(static.untyped_storage()._cdata for static in fresh_results)
+        self._own_storages.update(static.untyped_storage()._cdata for static in fresh_results)
         self._tape.made += [
             weakref.ref(result)
             for result in results
-            if isinstance(result, Tensor) and result.untyped_storage()._cdata in self._own
+            if isinstance(result, Tensor) and result.untyped_storage()._cdata in self._own_storages
         ]
         mutable = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
         if func in _UNWRITTEN or not (fresh_results or mutable):
             return  # an allocation, or a view
         args, kwargs = tree_map_only(Tensor, self._alias, (args, kwargs))
         if is_collective(func):
-            func = waiting(func)  # the operation that waits for it gives the memory it takes, so it is not recorded
-        self._tape.operations.append(_Operation(func, args, kwargs, statics))
+            func = run_and_wait(func)  # the wait operator returns its input, so it is not recorded by itself
+        self._tape.operations.append(_RecordedOperation(func, args, kwargs, statics))
 
-    def launching(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-        """Refuse a Triton launch that no operator announces: the tape would miss what it writes."""
-        if not self.inside and self.thread == threading.get_ident():
+    def on_triton_launch(
+        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Refuse a Triton launch outside of any operator: the tape would miss its writes."""
+        if not self.dispatch_depth and self.thread_id == threading.get_ident():
             what = f"it launches the Triton kernel {getattr(kernel, '__name__', kernel)!r} outside of any operator"
-            self.refuse(Offence("raw kernel", what))
+            self.on_violation(Violation("raw kernel", what))
         return nullcontext()
 
     def _alias(self, tensor: Tensor) -> Tensor:
-        """What a graph would keep of an argument: the memory of a device tensor, the value of a host scalar."""
+        """Return an alias of a device tensor, whose memory a graph reads, or a copy of a host scalar, frozen by it."""
         return tensor.clone() if self.is_host(tensor) else tensor.detach()

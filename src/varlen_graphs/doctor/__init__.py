@@ -1,4 +1,4 @@
-"""Why a module cannot be captured, and what a capture of it would freeze: every offender at once, without a GPU."""
+"""The doctor: finds every line that prevents a capture of a module, or that a graph would freeze, without a GPU."""
 
 from varlen_graphs.doctor.diagnose import diagnose
 from varlen_graphs.doctor.findings import Diagnosis, Finding

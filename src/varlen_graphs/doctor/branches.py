@@ -1,4 +1,4 @@
-"""Loops and branches around a line, told from its source."""
+"""Loops and branches around a line, found in its source."""
 
 import ast
 import linecache
@@ -13,12 +13,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def deciding_line(line: Line, steady: Set[int]) -> Line | None:
-    """Where the loop or branch begins that decides whether a line runs, and how often; `None` if none shows.
+    """Return the first line of the loop or branch that decides if, and how often, a line runs; `None` if there is none.
 
     Args:
-        line: Of any file.
-        steady: Numbers of lines of the same file over which nothing decided: the answer holds none of them, and is the
-            outermost of which this is true.
+        line: A line of any file.
+        steady: Numbers of the lines of the same file that always ran equally often. The result is the outermost loop or
+            branch whose body contains none of them.
     """
     for node in _around(line):
         first = node.body[0].lineno if isinstance(node, ast.For | ast.While | ast.If) else node.lineno
@@ -28,10 +28,10 @@ def deciding_line(line: Line, steady: Set[int]) -> Line | None:
 
 
 def _around(line: Line) -> list[ast.stmt | ast.expr]:
-    """Loops and branches around a line in its function, the outermost first."""
+    """Return the loops and branches around a line within its function, outermost first."""
     try:
         node: ast.AST | None = ast.parse("".join(linecache.getlines(line.file)))
-    except SyntaxError:  # no file of Python: a cell of a notebook, with magic
+    except SyntaxError:  # not plain Python, such as a notebook cell with magic commands
         return []
     around: list[ast.stmt | ast.expr] = []
     while node is not None:

@@ -1,4 +1,4 @@
-"""Which buffer would take the place of a line, as its words suggest."""
+"""Suggestions of buffers to declare, by the words of a line."""
 
 import re
 
@@ -14,17 +14,18 @@ _DECLARATIONS = {
     r"(padding|attention|sdpa)_mask": "the layout PaddedMask, or the buffer KeyPaddingMask",
     r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
 }
-"""By words, those that say most first."""
+"""Declaration by pattern, most specific first."""
 
-_TAKES_BUFFER = {
+_REPLACEABLE = {
     "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "frozen value",
     "frozen branch", "cache by layout",
 }  # fmt: skip
+"""Kinds of findings that a buffer can resolve."""
 
 
-def declaration_for(kind: str, line: Line, module: str) -> str | None:
-    """What to declare in the place of a line: told from the name of its function, what it says, and the submodule's."""
-    if kind in _TAKES_BUFFER:
+def suggest_declaration(kind: str, line: Line, module: str) -> str | None:
+    """Suggest what to declare instead of a line, from the name of its function, its source and its submodule's path."""
+    if kind in _REPLACEABLE:
         for words in (line.function, line.source, module):
             for pattern, declaration in _DECLARATIONS.items():
                 if re.search(pattern, words):

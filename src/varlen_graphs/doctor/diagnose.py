@@ -1,4 +1,4 @@
-"""Looks at a module: runs it on example calls, and gathers what it did."""
+"""Diagnosis of a module: runs it on example calls, and merges the records into findings."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -7,100 +7,108 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.capture.backend import CAPTURING
-from varlen_graphs.doctor.examples import Example, by_rows
+from varlen_graphs.capture.backend import CAPTURE_LOCK
+from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
 from varlen_graphs.doctor.findings import Diagnosis
-from varlen_graphs.doctor.frozen import Observed, frozen_branches, frozen_values, padded_sizes
-from varlen_graphs.doctor.gather import gather
-from varlen_graphs.doctor.modules import Running
+from varlen_graphs.doctor.frozen import ObservedCall, frozen_branches, frozen_values, padded_sizes
+from varlen_graphs.doctor.merge import merge_findings
+from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe, storage_key
-from varlen_graphs.doctor.runs import Run, Sighting
+from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.errors import InputError
-from varlen_graphs.watch.lines import UNKNOWN
-from varlen_graphs.watch.owners import tensors_of
+from varlen_graphs.watch.lines import UNKNOWN_LINE
+from varlen_graphs.watch.owners import reachable_tensors
 from varlen_graphs.watch.rules import has_storage
 
 
 def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
-    """Find all that keeps a module from being captured, and all that a capture would freeze.
+    """Find every line that prevents a module from being captured, and every value that a capture would freeze.
 
-    The module is run eager, twice for each call and a third time for the first, on the CPU or on a GPU; nothing is
-    captured. Tensors of a call are copied first; what the module writes into its own state stays written. On the CPU
-    tensors of a call count as tensors of the device, as on the tape. Syncs wherever the module does.
+    Runs the module eagerly, twice for each call and a third time for the first call, on the CPU or on a GPU; nothing is
+    captured. Tensors of a call are copied first, but changes that the module makes to its own state remain. On the CPU,
+    tensors of a call count as device tensors, as on the tape. Syncs wherever the module does.
 
-    Frozen values are looked for among calls of as many rows: give two or more, with other items. The rows of a call are
-    its largest tensor.
+    Frozen values show as differences between calls with equally many rows: pass two or more of these, with different
+    items. The largest tensor of a call is taken as its rows.
 
     Args:
-        module: As it would be captured, so in `eval()` mode.
-        calls: Example calls. A dict is the keyword arguments of one, a tuple its positional arguments, and anything
-            else its only argument.
+        module: The module, in the mode in which it would be captured, usually `eval()`.
+        calls: Example calls. A dict holds keyword arguments, a tuple positional arguments, and anything else is a
+            single argument.
+
+    Returns:
+        The findings, blocking ones first.
 
     Raises:
-        InputError: There are no calls, or no module.
+        InputError: `module` is no `torch.nn.Module`, or there are no calls.
     """
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"diagnose() came with a {type(module).__name__}: expected a torch.nn.Module, of an encoder its module"
+            f"diagnose() got a {type(module).__name__}: expected a torch.nn.Module; of an encoder, pass encoder.module"
         )
     if not calls:
-        raise InputError("diagnose() needs example calls: a dict of keyword arguments or a tuple of arguments each")
-    examples = [Example.of(call) for call in calls]
+        raise InputError(
+            "diagnose() got no example calls: expected at least one, each a dict of keyword arguments or a tuple of "
+            "positional arguments; pass diagnose(module, call, ...)"
+        )
+    examples = [ExampleCall.of(call) for call in calls]
     first = next(chain(module.parameters(), module.buffers(), examples[0].tensors().values()), torch.empty(0))
     on_host: dict[int, Tensor] = {}
-    with CAPTURING, torch.inference_mode(False):
+    with CAPTURE_LOCK, torch.inference_mode(False):
         runs = [[_observe(module, example, first.device, on_host) for _ in range(2)] for example in examples]
         third = _observe(module, examples[0], first.device, on_host)
-    seen = [[*pair[1].sightings, *kept, *_errors(pair)] for pair, kept in zip(runs, _kept(runs), strict=True)]
+    seen = [[*pair[1].occurrences, *kept, *_errors(pair)] for pair, kept in zip(runs, _kept(runs), strict=True)]
     seen.append(_errors([runs[0][1], third]))
     named = ("the second run of call 1", runs[0][1]), ("the third run", third)
-    seen += _compared([Observed.of(*own, examples[0]) for own in named])
-    calls_seen = [Observed.of(f"call {at + 1}", runs[at][1], example) for at, example in enumerate(examples)]
-    groups = by_rows(examples)
+    seen += _compared([ObservedCall.of(*own, examples[0]) for own in named])
+    calls_seen = [ObservedCall.of(f"call {at + 1}", runs[at][1], example) for at, example in enumerate(examples)]
+    groups = group_by_rows(examples)
     for group in groups:
         seen += _compared([calls_seen[at] for at in group])
-    told = {sighting.line for sightings in seen for sighting in sightings if sighting.kind == "frozen value"}
-    seen.append([sighting for sighting in padded_sizes(_whole(calls_seen)) if sighting.line not in told])
+    reported = {
+        occurrence.line for occurrences in seen for occurrence in occurrences if occurrence.kind == "frozen value"
+    }
+    seen.append([occurrence for occurrence in padded_sizes(_completed(calls_seen)) if occurrence.line not in reported])
     alone = [str(group[0] + 1) for group in groups if len(group) == 1]
     notes = (
-        f"frozen values were not looked for in call {', '.join(alone)}: no other call has rows of the same shape. "
-        "Give calls with as many rows and other items.",
+        f"call {', '.join(alone)} was not checked for frozen values: no other call has rows of the same shape. "
+        "Pass calls with equally many rows and different items.",
     )
-    return Diagnosis(type(module).__name__, len(calls), gather(seen), notes if alone else ())
+    return Diagnosis(type(module).__name__, len(calls), merge_findings(seen), notes if alone else ())
 
 
-def _compared(calls: Sequence[Observed]) -> list[list[Sighting]]:
-    whole = _whole(calls)
+def _compared(calls: Sequence[ObservedCall]) -> list[list[Occurrence]]:
+    whole = _completed(calls)
     return [frozen_values(whole), frozen_branches(whole)]
 
 
-def _whole(calls: Sequence[Observed]) -> list[Observed]:
-    """Those whose runs did not end early: the others did less for a reason that was told."""
+def _completed(calls: Sequence[ObservedCall]) -> list[ObservedCall]:
+    """Drop calls whose runs raised: they ran fewer operations, for a reason that is reported already."""
     return [call for call in calls if call.run.error is None]
 
 
-def _errors(runs: Sequence[Run]) -> list[Sighting]:
-    """What ended the first of some runs that raised, if any did."""
+def _errors(runs: Sequence[RunRecord]) -> list[Occurrence]:
+    """Return the error of the first run that raised, as a list of at most one."""
     return [run.error for run in runs if run.error is not None][:1]
 
 
-def _observe(module: nn.Module, example: Example, device: torch.device, on_host: dict[int, Tensor]) -> Run:
+def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]) -> RunRecord:
     args, kwargs = copied = example.copied(device)
-    state = {name: tensor.detach() for name, tensor in _state(module)}  # held, so that keys stay unique
+    state = {name: tensor.detach() for name, tensor in _state(module)}  # held, so that the keys stay unique
     owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state.items()}
     arguments = {name: tensor for name, tensor in copied.tensors().items() if has_storage(tensor)}
     owners |= {storage_key(own): ("input written", f"the argument {name}") for name, own in arguments.items()}
-    run = observe(lambda: module(*args, **kwargs), Running(module), device, owners, on_host)
-    run.sightings += _replaced(module, state, run)
+    run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, on_host)
+    run.occurrences += _replaced(module, state, run)
     return run
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor) for name, tensor in tensors_of(module) if has_storage(tensor))
+    return ((name, tensor) for name, tensor in reachable_tensors(module) if has_storage(tensor))
 
 
-def _replaced(module: nn.Module, before: dict[str, Tensor], run: Run) -> list[Sighting]:
-    """Parameters and buffers in whose place a run put other memory, and other tensors that it had read before."""
+def _replaced(module: nn.Module, before: dict[str, Tensor], run: RunRecord) -> list[Occurrence]:
+    """Find parameters, buffers and other tensors it had read before, that a run replaced by other memory."""
     registered = {name for name, _ in chain(module.named_parameters(), module.named_buffers())}
     made = {storage._cdata: own for own in run.kept if (storage := own.storage()) is not None}
     replaced = []
@@ -108,25 +116,25 @@ def _replaced(module: nn.Module, before: dict[str, Tensor], run: Run) -> list[Si
         key = storage_key(tensor)
         counts = name in registered or f"the module's {name}" in run.used
         if counts and name in before and key != storage_key(before[name]):
-            line, path = (made[key].line, made[key].module) if key in made else (UNKNOWN, "")
-            replaced.append(Sighting("state written", f"it replaces the module's {name}", line, path))
+            line, path = (made[key].line, made[key].module) if key in made else (UNKNOWN_LINE, "")
+            replaced.append(Occurrence("state written", f"it replaces the module's {name}", line, path))
     return replaced
 
 
-def _kept(runs: Sequence[Sequence[Run]]) -> list[list[Sighting]]:
-    """What is alive after the runs of each call: kept by every run, by the very first, or by the first of a call.
+def _kept(runs: Sequence[Sequence[RunRecord]]) -> list[list[Occurrence]]:
+    """Find memory that is alive after the runs of each call: kept by every run, or by the first run of a call only.
 
-    State is left out: it was told.
+    Lines with written state are excluded, because they are reported already.
     """
-    state = {own.line for _, second in runs for own in second.sightings if own.kind == "state written"}
+    state = {own.line for _, second in runs for own in second.occurrences if own.kind == "state written"}
     always = {made.line for _, second in runs for made in second.kept}
     found = []
     for at, (first, second) in enumerate(runs):
         kept = [made for made in second.kept if made.line not in state]
-        sightings = [Sighting("kept memory", f"it keeps {made.form}", made.line, made.module) for made in kept]
+        occurrences = [Occurrence("kept memory", f"it keeps {made.form}", made.line, made.module) for made in kept]
         kind = "cache by layout" if at else "lazy cache"
         what = f"it keeps {{}}, made in the first run of call {at + 1} only"
         new = [made for made in first.kept if made.line not in always | state and second.error is None]
-        sightings += [Sighting(kind, what.format(made.form), made.line, made.module) for made in new]
-        found.append(sightings)
+        occurrences += [Occurrence(kind, what.format(made.form), made.line, made.module) for made in new]
+        found.append(occurrences)
     return found

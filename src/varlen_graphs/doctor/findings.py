@@ -1,4 +1,4 @@
-"""What the doctor found, and how it is told."""
+"""Findings of the doctor, and their report as text and JSON."""
 
 import json
 import re
@@ -7,90 +7,90 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from varlen_graphs.watch.lines import Line
-from varlen_graphs.watch.rules import WHY
+from varlen_graphs.watch.rules import EXPLANATIONS
 
 
-class Nature(NamedTuple):
-    """What there is to say of a kind of findings.
-
-    Attributes:
-        why: Why it is in the way, or worth knowing.
-        remedy: What to do.
-        blocks: Whether a capture is refused because of it, or its replays are wrong.
-    """
+class FindingKind(NamedTuple):
+    """Facts that all findings of a kind share; see `Finding`."""
 
     why: str
     remedy: str
     blocks: bool = True
 
 
-NATURES: dict[str, Nature] = {kind: Nature(why, remedy) for kind, (why, remedy) in WHY.items()} | {
-    "error": Nature(
-        "The run ended there: what would have followed was not looked at.",
-        "Mend it, or give calls that the module takes.",
+_CAPTURE_RULES = {kind: FindingKind(why, remedy) for kind, (why, remedy) in EXPLANATIONS.items()}
+
+FINDING_KINDS: dict[str, FindingKind] = _CAPTURE_RULES | {
+    "error": FindingKind(
+        "The run ended here, so nothing after this line was examined.",
+        "Fix the error, or pass calls that the module accepts.",
     ),
-    "frozen value": Nature(
-        "It is not the same for all layouts, and a graph holds the one of its capture.",
+    "frozen value": FindingKind(
+        "It differs between layouts or between runs, and a graph keeps the value of its capture.",
         "Declare what is computed from it as a buffer: a DeviceBuffer of tensor operations on the item table, or a "
         "HostBuffer.",
     ),
-    "frozen branch": Nature(
-        "What runs is not the same for all layouts, or all runs, and a graph runs what ran at its capture.",
-        "Compute it for all items at once, from tensors, or declare the result as a DeviceBuffer or a HostBuffer.",
+    "frozen branch": FindingKind(
+        "The operations differ between layouts or between runs, and a graph repeats those of its capture.",
+        "Compute it for all items at once, with tensor operations, or declare the result as a DeviceBuffer or a "
+        "HostBuffer.",
     ),
-    "cache by layout": Nature(
-        "It was made anew for another layout, so graphs would read what another one left, in memory that may be gone.",
-        "Declare it as a buffer, or make it once, as large as it may get.",
+    "cache by layout": FindingKind(
+        "It was recreated for another layout, so graphs would read values of another layout, in memory that may be "
+        "freed.",
+        "Declare it as a buffer, or create it once, at its largest size.",
     ),
-    "state written": Nature(
-        "Warm-up runs, captures and the timing of budgets write it as well, and so do rows of padding. What is put in "
-        "its place is that of the capture.",
-        "Keep what changes outside of the module, or call module.eval() if it is a statistic of training.",
+    "state written": FindingKind(
+        "Warm-up runs, captures, the timing of budgets and padding rows write it as well. A tensor that replaces it "
+        "stays the one of the capture.",
+        "Keep changing state outside of the module, or call module.eval() if it is a training statistic.",
     ),
-    "padded size": Nature(
-        "It follows from the number of rows or items. A graph holds that of its budget, in which padding counts.",
-        "Declare what is computed from it as a DeviceBuffer of the item table or a HostBuffer, unless padding may "
+    "padded size": FindingKind(
+        "It follows from the number of rows or items. A graph uses the number of its budget, padding included.",
+        "Declare what is computed from it as a DeviceBuffer of the item table or as a HostBuffer, unless padding may "
         "count.",
         blocks=False,
     ),
-    "lazy cache": Nature(
-        "The first run made it and others read it. The warm-up makes it, so graphs find it: right if no layout counts.",
-        "Make it in __init__ and register it as a buffer of the module, to be sure.",
+    "lazy cache": FindingKind(
+        "The first run creates it and later runs read it. Warm-up creates it before the capture, so graphs read it: "
+        "this is correct if it does not depend on the layout.",
+        "To be safe, create it in __init__ and register it as a buffer of the module.",
         blocks=False,
     ),
-    "kept memory": Nature(
-        "The module keeps it after the run, so its memory in the pool is not shared, and later replays overwrite it.",
+    "kept memory": FindingKind(
+        "The module keeps it after the run, so graphs do not share its memory, and later replays overwrite it.",
         "Return it as an output, or do not keep it.",
         blocks=False,
     ),
-    "input written": Nature(
-        "A graph has rows of its own: it changes those, and the caller's tensor stays as it was.",
+    "input written": FindingKind(
+        "A graph modifies its own copy of the argument; the caller's tensor stays unchanged.",
         "Write into a new tensor.",
         blocks=False,
     ),
-    "random numbers": Nature(
-        "A graph draws new numbers at each replay, from the device's default generator, but not those of an eager run.",
+    "random numbers": FindingKind(
+        "A graph draws new numbers at each replay, from the default generator of the device, and they differ from "
+        "those of an eager run.",
         "Call module.eval() if it is dropout; otherwise pass the numbers in.",
         blocks=False,
     ),
 }
-"""By kind, in no order."""
+"""Facts by kind of finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of code that stands in the way of a graph, or is worth knowing.
+    """A line of code that prevents a correct graph, or is worth knowing about.
 
     Attributes:
-        kind: What sort of thing it is, for example `"host sync"`.
-        what: What the line did, in words.
-        line: Where: `file`, `number`, `function` and `source`.
-        modules: Paths of the submodules in which it ran, `*` for any number; the module itself is `""`.
-        why: Why that is in the way.
-        remedy: What to do.
-        declaration: The buffer or layout to declare in its place, as the words of the line suggest it; or `None`.
-        count: How many times it ran, in the call in which it ran most often.
-        blocks: Whether a capture is refused because of it, or its replays are wrong.
+        kind: Kind of finding, for example `"host sync"`.
+        what: Description of what the line did.
+        line: The source line: `file`, `number`, `function` and `source`.
+        modules: Paths of the submodules in which it ran, with `*` for any number; the module itself is `""`.
+        why: Reason why it matters.
+        remedy: Suggested change.
+        declaration: Buffer or layout to declare instead, guessed from the words of the line, or `None`.
+        count: Number of times it ran, in the call in which it ran most often.
+        blocks: True if it makes a capture fail, or its replays wrong.
     """
 
     kind: str
@@ -106,13 +106,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings about a module. Iterates over them; `str()` is plain text.
+    """All findings about a module. Iterating yields the findings; `str()` gives plain text.
 
     Attributes:
-        name: The class of the module.
-        calls: How many calls were looked at.
-        findings: What stands in the way, then what is worth knowing.
-        notes: What could not be looked for.
+        name: Class name of the module.
+        calls: Number of calls that were examined.
+        findings: The findings, blocking ones first.
+        notes: Checks that could not be made.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands in the way of a graph."""
+        """True if no finding prevents a correct graph."""
         return not any(finding.blocks for finding in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -135,15 +135,15 @@ class Diagnosis:
         return self.text()
 
     def text(self, color: bool = False) -> str:
-        """A page for people; `color` is for terminals."""
+        """Return the report as text, with ANSI colours if `color` is True."""
         paint = _paint if color else _plain
         calls = f"{self.calls} call{'s' * (self.calls != 1)}"
         blocking = sum(finding.blocks for finding in self.findings)
         if self.ok:
-            verdict = paint("green", "nothing stands in the way of a graph")
+            verdict = paint("green", "nothing prevents a correct graph")
         else:
-            stand = "findings stand" if blocking > 1 else "finding stands"
-            verdict = paint("red", f"{blocking} {stand} in the way of a graph")
+            prevent = "findings prevent" if blocking > 1 else "finding prevents"
+            verdict = paint("red", f"{blocking} {prevent} a correct graph")
         others = f", {len(self) - blocking} more worth knowing" if len(self) > blocking else ""
         parts = [f"{paint('bold', self.name)}, {calls}: {verdict}{others}"]
         parts += [_finding_text(at, finding, paint) for at, finding in enumerate(self.findings, 1)]
@@ -151,7 +151,7 @@ class Diagnosis:
         return "\n\n".join(parts)
 
     def to_json(self) -> str:
-        """The same for programs."""
+        """Return the report as JSON."""
         findings = [
             asdict(finding) | {"line": finding.line._asdict() | {"source": finding.line.source}}
             for finding in self.findings
@@ -162,7 +162,7 @@ class Diagnosis:
 
 
 def collapse(paths: Sequence[str]) -> tuple[str, ...]:
-    """Paths of submodules with `*` in the place of numbers that differ, each once: `blocks.*.attn`."""
+    """Merge paths of submodules that differ in numbers only: `blocks.*.attn`."""
     groups: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
         groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path)
@@ -183,7 +183,7 @@ def _plain(color: str, text: str) -> str:
 def _finding_text(at: int, finding: Finding, paint: Callable[[str, str], str]) -> str:
     times = f", {finding.count} times a call" if finding.count > 1 else ""
     where = ", ".join(path or "the module itself" for path in finding.modules)
-    lift = f"Declare {finding.declaration}." if finding.declaration else finding.remedy
+    advice = f"Declare {finding.declaration}." if finding.declaration else finding.remedy
     head = paint("red" if finding.blocks else "yellow", finding.kind)
     place = f"{finding.line.file}:{finding.line.number}, in {finding.line.function}"
     lines = [
@@ -191,6 +191,6 @@ def _finding_text(at: int, finding: Finding, paint: Callable[[str, str], str]) -
         f"   at {place} ({where})",
         f"      {paint('cyan', finding.line.source)}",
         f"   {finding.why}",
-        f"   {paint('green', lift)}",
+        f"   {paint('green', advice)}",
     ]
     return "\n".join(lines)

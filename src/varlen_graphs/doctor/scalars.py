@@ -1,4 +1,4 @@
-"""Numbers that an operator computes with."""
+"""Numeric arguments that enter the arithmetic of an operator."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from torch import Tensor
 aten = torch.ops.aten
 
 _RANGES = (aten.arange, aten.range, aten.linspace, aten.logspace)
-"""Their numbers say how large the result is, or are positions in it."""
+"""Their numbers determine the size of the result, or positions in it."""
 
 _NUMBERS = ("number", "float", "Tensor")
 
 
 def scalars_of(operator: Any, results: Sequence[Any]) -> frozenset[str]:
-    """Names of the arguments that are factors, limits or fillings of a result in floating point.
+    """Return the names of arguments that are factors, limits or fill values of a floating-point result.
 
-    Sizes, dimensions and indices are none; nor is the arithmetic of integers, which is that of indices.
+    Sizes, dimensions and indices are excluded. So is integer arithmetic, which mostly computes indices.
     """
     if not isinstance(operator, torch._ops.OpOverload) or operator.overloadpacket in _RANGES:
         return frozenset()

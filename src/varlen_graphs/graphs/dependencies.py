@@ -8,9 +8,9 @@ from varlen_graphs.capture.backend import Backend
 from varlen_graphs.errors import warn
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.watch.attributes import Attributes
-from varlen_graphs.watch.guard import Guard
-from varlen_graphs.watch.owners import with_owners
+from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.module_guard import ModuleGuard
+from varlen_graphs.watch.owners import describe_with_owners
 
 
 class Dependencies:
@@ -25,18 +25,18 @@ class Dependencies:
     """
 
     def __init__(self, forward: Forward) -> None:
-        self.guard: Guard | None = None
+        self.guard: ModuleGuard | None = None
         self.kept: list[str] = []
         self._forward = forward
-        self._attributes: Attributes | None = None
+        self._attributes: AttributeSnapshot | None = None
         self._unowned: list[str] = []
 
     @property
-    def attributes(self) -> Attributes:
+    def attributes(self) -> AttributeSnapshot:
         """The Python attributes of the module that graphs freeze, as of the first capture."""
-        return self._attributes or Attributes(self._forward.module)
+        return self._attributes or AttributeSnapshot(self._forward.module)
 
-    def watch(self, sets: Collection[GraphSet], attributes: Attributes, backend: Backend) -> None:
+    def watch(self, sets: Collection[GraphSet], attributes: AttributeSnapshot, backend: Backend) -> None:
         """Watch all that these graphs depend on, once the module's caches are filled; warn of what cannot be."""
         forward, spec = self._forward, self._forward.spec
         read = [tensor for graphs in sets for tensor in graphs.read]
@@ -44,7 +44,7 @@ class Dependencies:
         also: dict[str, Any] = {buffer.name: buffer for buffer in spec.buffers}
         also |= {"normalize": spec.packed.normalize, "forward": forward.function}
         self._attributes = attributes
-        self.guard = Guard(forward.module, read, state, also, attributes)
+        self.guard = ModuleGuard(forward.module, read, state, also, attributes)
         self._warn_of_unowned(self.guard.unowned)
         self._warn_of_kept(sets, backend)
 
@@ -58,7 +58,7 @@ class Dependencies:
         graphs = [graph for each in sets for graph in each]
         if backend.kept(graphs):
             gc.collect()  # nobody keeps what only a cycle refers to
-        before, self.kept = self.kept, with_owners(backend.kept(graphs), self._forward.module)
+        before, self.kept = self.kept, describe_with_owners(backend.kept(graphs), self._forward.module)
         if set(self.kept).difference(before):
             warn(
                 f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
-from varlen_graphs.capture.backend import CAPTURING, Backend, Graph
+from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.arena import Arena
@@ -149,7 +149,7 @@ class GraphSet:
         def run() -> list[Tensor]:
             return outputs_of(forward(*checks.view(arena, budget)))
 
-        with CAPTURING:
+        with CAPTURE_LOCK:
             with agreement.attempt() as attempt:  # fills what the module computes once and keeps
                 arena.load_sample(budget)
                 with measuring() as measured, agreement.rehearsal():

@@ -115,7 +115,7 @@ class GraphStore:
         if self.staged:
             self.check_not_staged()
         guard = self.capturer.dependencies.guard
-        if guard is not None and (change := guard.change_soon()):
+        if guard is not None and (change := guard.find_change_sampled()):
             self._handle(change)
         graphs, costs = self._sets.get((statics, self.mode.adapters())), self.budgets.costs
         if graphs is None:
@@ -259,7 +259,7 @@ class GraphStore:
             StaleGraphError: It has changed, with `on_change="error"`.
         """
         guard = self.capturer.dependencies.guard
-        if guard is not None and (change := guard.change()):
+        if guard is not None and (change := guard.find_change()):
             self._handle(change)
 
     def _handle(self, change: str) -> None:

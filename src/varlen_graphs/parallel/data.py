@@ -289,12 +289,14 @@ class DataParallelEncoder:
         return Kind(call.key, row_shape, state, autocast_dtype(device_type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
-        """Raise `BudgetError` with `on_miss="error"` if no budget holds an item, of this rank or another."""
-        planner = self.encoder._planner
-        if planner.on_miss == "error" and self.encoder._calls.choice.backend(call.rows.device) is not None:
-            for group in layout.groups:
-                if not self._fits(layout.items[group.start : group.stop]):
-                    planner.packs(layout)  # raises
+        """Check that budgets hold all items, those of other ranks too, if an item that none holds is an error.
+
+        Raises:
+            BudgetError: No budget holds an item, with `on_miss="error"`.
+        """
+        executor = self.encoder.executor
+        if executor.mode.backend(call.rows.device) is not None:
+            executor.router.check_misses(layout)
 
     @property
     def _device(self) -> torch.device:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from varlen_graphs.capture.agreement import Agreement, Attempt, Failure, Kind
+from varlen_graphs.capture.agreement import Agreement, Attempt, Failure, FailureKind
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import RankError, SpecError, warn
@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 LOGGER = logging.getLogger("varlen_graphs")
 
-KINDS: tuple[Kind, ...] = ("memory", "other", "declaration")
+KINDS: tuple[FailureKind, ...] = ("memory", "other", "declaration")
 """Kinds of failure, in ascending order of precedence if ranks fail in several ways."""
 
 
@@ -224,7 +224,7 @@ class _Ranks(Agreement):
 
     def _agree(self, failure: Failure | None) -> Failure | None:
         """Return the failure of this rank, of the worst kind on any rank, or that of another rank."""
-        told: list[tuple[Kind, str] | None]
+        told: list[tuple[FailureKind, str] | None]
         mine = None if failure is None else (failure.kind, f"{type(failure.error).__name__}: {failure.error}")
         _, told = self._ranks.exchange(self._device, lambda: (None, mine))
         failed = {rank: said for rank, said in enumerate(told) if said is not None}

@@ -17,7 +17,7 @@ from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
 from varlen_graphs.recipes.precomputed import GATHERED, precomputed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.watch.watch import Watch
+from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
@@ -83,7 +83,7 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
             return _without(tower.forward(**arguments), left)
 
     def watched(module: nn.Module, **arguments: Any) -> Any:
-        with Watch(next(module.parameters()).device, "it"):
+        with CaptureRulesMode(next(module.parameters()).device, "it"):
             return forward(module, **arguments)
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)

@@ -16,7 +16,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import pad_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Extent, Rows
-from varlen_graphs.watch.sharded import whole
+from varlen_graphs.watch.sharded import require_replicated
 
 
 class Outputs:
@@ -180,7 +180,7 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
                 f"{name_of(path)} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or "
                 "Entries(...)"
             )
-        parts.tensors.append(whole(part, name_of(path)))
+        parts.tensors.append(require_replicated(part, name_of(path)))
         parts.extents.append(declared)
         parts.paths.append(path)
         return operator.itemgetter(len(parts.tensors) - 1)

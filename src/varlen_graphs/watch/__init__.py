@@ -1,1 +1,1 @@
-"""What a captured forward must not do, and what graphs depend on."""
+"""Rules for captured forwards, and guards on the memory and attributes that graphs depend on."""

@@ -1,4 +1,4 @@
-"""What Python does in the forward of a module, as far as it can be compared: a graph holds what it was."""
+"""Detection of changed Python attributes: a graph freezes the values that the forward read at capture."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,42 +9,40 @@ from torch import nn
 NUMBERS = (bool, int, float, str)
 
 
-class Attributes:
-    """The class, forward, numbers and strings of each submodule, as they are now.
+class AttributeSnapshot:
+    """Snapshot of the Python attributes that a graph freezes: class, forward, numbers and strings of each submodule.
 
-    What the forward itself changes, as counters do, is none of them. `training` is looked at by every call, elsewhere.
-
-    Args:
-        module: The module.
+    Attributes that the forward itself changes, such as counters, are excluded, and so is `training`, which every call
+    checks.
     """
 
     def __init__(self, module: nn.Module) -> None:
         owners = [(path, m) for path, m in module.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self._kinds = [(path, owner, type(owner), _own_forward(owner)) for path, owner in owners]
+        self._types = [(path, owner, type(owner), _forward_override(owner)) for path, owner in owners]
         self._values = [
             (path, vars(owner), {name: value for name, value in vars(owner).items() if _is_compared(name, value)})
             for path, owner in owners
         ]
 
-    def run(self) -> None:
-        """Leave out what is not as it was, because a run of the module has just changed it."""
+    def drop_changed(self) -> None:
+        """Exclude the attributes that differ now; call it right after the forward ran, which then changed them."""
         for _, own, values in self._values:
             for name in [name for name, value in values.items() if not _same(own.get(name), value)]:
                 del values[name]
 
     def changes(self) -> Iterator[str]:
-        """What is not as it was."""
-        for path, owner, kind, forward in self._kinds:
-            what = repr(path or "the module")
+        """Describe each attribute that differs from the snapshot."""
+        for path, owner, kind, forward in self._types:
+            what = repr(path) if path else "the module"
             if type(owner) is not kind:
-                yield f"{what} is a {type(owner).__name__} now, and was a {kind.__name__}"
-            if _own_forward(owner) != forward:
-                yield f"{what} has another forward"
+                yield f"the class of {what} changed from {kind.__name__} to {type(owner).__name__}"
+            if _forward_override(owner) != forward:
+                yield f"the forward of {what} was replaced"
         for path, own, values in self._values:
             for name, value in values.items():
                 now = own.get(name)
                 if isinstance(now, NUMBERS) and not _same(now, value):
-                    yield f"{f'{path}.{name}'.lstrip('.')!r} is {now!r} now, and was {value!r}"
+                    yield f"{f'{path}.{name}'.lstrip('.')!r} changed from {value!r} to {now!r}"
 
 
 def _is_compared(name: str, value: Any) -> bool:
@@ -55,8 +53,8 @@ def _same(now: Any, value: Any) -> bool:
     return now is value or (type(now) is type(value) and bool(now == value))
 
 
-def _own_forward(module: nn.Module) -> Any:
-    """What was put in the place of a module's forward, unless that is an encoder of it."""
+def _forward_override(module: nn.Module) -> Any:
+    """Return the `forward` set on the instance, or `None` if there is none or it belongs to an encoder of ours."""
     forward = vars(module).get("forward")
     owner = getattr(forward, "__self__", forward)
     return None if type(owner).__module__.startswith("varlen_graphs.") else forward

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels that no operator of torch announces."""
+"""Interception of Triton launches that do not go through a torch operator."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,10 +7,10 @@ from typing import Any
 
 
 @contextmanager
-def triton_launches(
-    launching: Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]],
+def intercept_triton_launches(
+    on_launch: Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]],
 ) -> Iterator[None]:
-    """Launch within `launching(kernel, args, kwargs)`, whatever thread it is; `kwargs` has the grid."""
+    """Run every Triton launch, on any thread, inside `on_launch(kernel, args, kwargs)`; `kwargs` includes the grid."""
     classes = []
     if "triton" in sys.modules:
         from triton.runtime.interpreter import InterpretedFunction
@@ -19,15 +19,15 @@ def triton_launches(
         classes = [InterpretedFunction, JITFunction]
     originals = [cls.run for cls in classes]
 
-    def told(original: Callable[..., Any]) -> Callable[..., Any]:
+    def intercepted(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with launching(self, args, kwargs):
+            with on_launch(self, args, kwargs):
                 return original(self, *args, **kwargs)
 
         return run
 
     for cls, original in zip(classes, originals, strict=True):
-        cls.run = told(original)
+        cls.run = intercepted(original)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Lines of the user's code, told from the frames of a stack."""
+"""Source lines of user code, found in the frames of a call stack or a traceback."""
 
 import linecache
 import os
@@ -18,18 +18,18 @@ _LIBRARIES = (
     *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
     _DOCTOR,
 )
-"""Whose lines are not the user's: torch's, Triton's, and what of this library a module calls or is watched by."""
+"""Files that hold no user code: torch, Triton, and the rooms of this library that a forward calls or runs under."""
 
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
 class Line(NamedTuple):
-    """A line of Python.
+    """A source line.
 
     Attributes:
-        file: Path of its file.
-        number: Its number there.
-        function: The function it is part of.
+        file: Path of the file.
+        number: Line number, from 1.
+        function: Name of the enclosing function.
     """
 
     file: str
@@ -38,18 +38,18 @@ class Line(NamedTuple):
 
     @property
     def source(self) -> str:
-        """What is written there."""
+        """Text of the line, stripped."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}, in {self.function}: {self.source}"
 
 
-UNKNOWN = Line("an unknown file", 0, "an unknown function")
+UNKNOWN_LINE = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """The user's lines that are running, the innermost first, up to where the doctor itself was called."""
+    """Yield the lines of user code on the current stack, innermost first, up to the call of the doctor."""
     frame: FrameType | None = sys._getframe(1)
     found = False
     while frame is not None:
@@ -62,8 +62,8 @@ def user_lines() -> Iterator[Line]:
 
 
 def raising_line(trace: TracebackType | None) -> Line:
-    """The innermost of the user's lines that an error went through."""
-    line = UNKNOWN
+    """Return the innermost line of user code in a traceback."""
+    line = UNKNOWN_LINE
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
             line = _line(trace.tb_frame, trace.tb_lineno)

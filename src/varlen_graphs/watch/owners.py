@@ -1,4 +1,4 @@
-"""Where a module keeps its tensors."""
+"""Search for the tensors and modules that a module reaches, and for the paths to them."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,50 +10,57 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.watch.sharded import local
+from varlen_graphs.watch.sharded import local_tensor
 
 DEPTH = 4
-"""How many containers, objects, functions or modules deep attributes are looked into."""
+"""Attributes are searched through this many levels of containers, objects, functions and modules."""
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
 LEAVES = (int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 
 Step = Callable[[Any], Any]
-"""From a value to a part of it."""
+"""Function from a value to a part of it."""
+
+Access = tuple[Any, tuple[Step, ...]]
+"""Object at which to start, and the steps from there."""
 
 
-class Found(NamedTuple):
-    """A tensor, or a module that is no registered part of the one that was asked.
+class ReachableValue(NamedTuple):
+    """Tensor reachable from a module, or module that is reachable but not registered as a part of it.
 
     Attributes:
-        path: How to get there, for people.
+        path: Path for messages.
         value: The tensor or module.
-        holder: Of a parameter, buffer or submodule: the dict that it is registered in, and under which name.
-        module: Whose it is, then.
-        way: Of anything else: where to begin, and the steps from there.
+        holder: The dict in which a parameter, buffer or submodule is registered, and its key; `None` for other values.
+        module: The module that registers it, or `None`.
+        access: Start object and steps from there, for values without a holder.
     """
 
     path: str
     value: Any
     holder: tuple[dict[str, Any], str] | None
     module: nn.Module | None
-    way: tuple[Any, tuple[Step, ...]]
+    access: Access
 
-    def is_there(self) -> bool:
-        """Whether the way, if that is how it was found, still leads to it."""
-        start, steps = self.way
+    def still_reachable(self) -> bool:
+        """Return True if the access steps, if there are any, still lead to the value."""
+        start, steps = self.access
         try:
             return reduce(lambda value, step: step(value), steps, start) is self.value
         except (LookupError, AttributeError, TypeError, ValueError):
             return False
 
 
-def reached_from(module: nn.Module, also: Mapping[str, Any] | None = None) -> Iterator[Found]:
-    """The tensors that a module and what runs beside it, by name, reach, and modules that are none of its parts.
+def reachable_values(module: nn.Module, also: Mapping[str, Any] | None = None) -> Iterator[ReachableValue]:
+    """Yield the tensors that a module reaches, and the modules that it reaches but does not register.
 
-    That is parameters and buffers; what lies in plain attributes, in lists, dicts, tuples, objects and modules there;
-    in caches (`functools.lru_cache`), closures and defaults of functions; and in the attributes of classes and the
-    globals that a forward, the methods it calls or the functions these call name.
+    The search covers parameters and buffers; plain attributes, with lists, dicts, tuples, objects and modules in them;
+    caches (`functools.lru_cache`), closures and defaults of functions; attributes of classes; and the globals named by
+    the forward, by methods it calls, or by functions that these call.
+
+    Args:
+        module: The module.
+        also: Callables and objects that run beside the module, by name, to be searched too.
     """
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
@@ -72,73 +79,71 @@ def reached_from(module: nn.Module, also: Mapping[str, Any] | None = None) -> It
         yield from _of_class(kind, DEPTH, seen)
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a module reaches, by their paths from it."""
-    for found in reached_from(module):
+def reachable_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the path and value of each tensor that a module reaches."""
+    for found in reachable_values(module):
         if isinstance(found.value, Tensor):
             yield found.path, found.value
 
 
 def describe(tensor: Tensor) -> str:
-    """The dtype and shape of a tensor, as messages give them."""
+    """Return the dtype and shape of a tensor, for messages."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory, or of what this rank has of it; 0 where it has none of its own."""
+def address_of(tensor: Tensor) -> int:
+    """Return the address of the storage of a tensor, or of its local shard; 0 if it has no storage of its own."""
     try:
-        return local(tensor).untyped_storage().data_ptr()
+        return local_tensor(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, or made of other tensors
         return 0
 
 
-def _registered(start: str, owner: nn.Module, seen: set[int]) -> Iterator[Found]:
-    """Parameters and buffers of one module."""
+def _registered(start: str, owner: nn.Module, seen: set[int]) -> Iterator[ReachableValue]:
+    """Yield the parameters and buffers of one module."""
     if isinstance(owner, torch.jit.ScriptModule):  # makes its tensors anew whenever it is asked
         for name, tensor in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
-            yield Found(f"{start}{name}", tensor, None, None, (tensor, ()))
+            yield ReachableValue(f"{start}{name}", tensor, None, None, (tensor, ()))
         return
     for values in (owner._parameters, owner._buffers):
         for name, value in values.items():
             if isinstance(value, Tensor):
-                yield Found(f"{start}{name}", value, (values, name), owner, (value, ()))
+                yield ReachableValue(f"{start}{name}", value, (values, name), owner, (value, ()))
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield from _inside(f"{start}{name}", value, DEPTH - 1, seen, (value, ()))
 
 
-def _plain(
-    start: str, owner: nn.Module, depth: int, seen: set[int], way: tuple[Any, tuple[Step, ...]]
-) -> Iterator[Found]:
-    """What lies in the plain attributes of one module."""
-    begin, steps = way
+def _plain(start: str, owner: nn.Module, depth: int, seen: set[int], access: Access) -> Iterator[ReachableValue]:
+    """Yield what the plain attributes of one module reach."""
+    begin, steps = access
     for name, value in vars(owner).items():
         if name not in REGISTERED:
             yield from _within(f"{start}{name}", value, depth, seen, (begin, (*steps, partial(_attribute, name))))
 
 
-def _within(path: str, value: Any, depth: int, seen: set[int], way: tuple[Any, tuple[Step, ...]]) -> Iterator[Found]:
-    """What is reached from a value that was not seen yet."""
+def _within(path: str, value: Any, depth: int, seen: set[int], access: Access) -> Iterator[ReachableValue]:
+    """Yield a value, if it was not seen yet, and what it reaches."""
     if isinstance(value, LEAVES) or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Tensor | nn.Module) and not _is_ours(value):
-        yield Found(path, value, None, None, way)
+        yield ReachableValue(path, value, None, None, access)
     if depth:
-        yield from _inside(path, value, depth - 1, seen, way)
+        yield from _inside(path, value, depth - 1, seen, access)
 
 
-def _inside(path: str, value: Any, depth: int, seen: set[int], way: tuple[Any, tuple[Step, ...]]) -> Iterator[Found]:
+def _inside(path: str, value: Any, depth: int, seen: set[int], access: Access) -> Iterator[ReachableValue]:
     if isinstance(value, nn.Module):
         yield from _outside(path, value, depth, seen)
         return
-    start, steps = way
+    start, steps = access
     for at, part, step in _parts(value):
         yield from _within(f"{path}{at}", part, depth, seen, (start, (*steps, step)))
 
 
-def _outside(path: str, module: nn.Module, depth: int, seen: set[int]) -> Iterator[Found]:
-    """What a module holds that is no registered part of the one that was asked; its submodules too."""
+def _outside(path: str, module: nn.Module, depth: int, seen: set[int]) -> Iterator[ReachableValue]:
+    """Yield what an unregistered module and its submodules hold."""
     if _is_ours(module):
         return
     parts = [(prefix, owner) for prefix, owner in module.named_modules() if owner is module or id(owner) not in seen]
@@ -149,12 +154,12 @@ def _outside(path: str, module: nn.Module, depth: int, seen: set[int]) -> Iterat
         if not isinstance(owner, torch.jit.ScriptModule):
             for name, child in owner._modules.items():
                 if child is not None:
-                    yield Found(f"{start}{name}", child, (owner._modules, name), owner, (child, ()))
+                    yield ReachableValue(f"{start}{name}", child, (owner._modules, name), owner, (child, ()))
             yield from _plain(start, owner, depth, seen, (owner, ()))
 
 
-def _of_class(kind: type, depth: int, seen: set[int]) -> Iterator[Found]:
-    """What the classes of a module hold, and what the forward and the methods that it names reach."""
+def _of_class(kind: type, depth: int, seen: set[int]) -> Iterator[ReachableValue]:
+    """Yield what the classes of a module hold, and what the forward and the methods it names reach."""
     classes = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.") and cls is not object]
     for cls in classes:
         for name, value in list(vars(cls).items()):
@@ -173,7 +178,7 @@ def _of_class(kind: type, depth: int, seen: set[int]) -> Iterator[Found]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, Step]]:
-    """What a value consists of, how a path goes on to it, and how to get it."""
+    """Yield the path suffix, value and access step of each part of a value."""
     if isinstance(value, dict):
         yield from [(f"[{key!r}]", part, itemgetter(key)) for key, part in list(value.items())]
     elif isinstance(value, list | tuple):
@@ -220,11 +225,11 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any, Step]
 
 
 _GLOBALS = (Tensor, nn.Module, list, dict, tuple, FunctionType, _lru_cache_wrapper, partial)
-"""Globals that are followed; and objects of classes that are defined beside them."""
+"""Types of globals that are searched, beside objects of classes defined in the same module."""
 
 
 def _names(code: CodeType) -> set[str]:
-    """Globals, attributes and methods that a function names, or one inside of it."""
+    """Return the names of globals, attributes and methods in a function and in the functions nested in it."""
     return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
@@ -247,25 +252,31 @@ def _global(outer: dict[str, Any], name: str, value: Any) -> Any:
 def _content(cell: Any) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # not filled yet
+    except ValueError:  # empty cell
         return ()
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether this is an encoder in the place of a forward, or part of one."""
-    name = type(getattr(value, "__self__", value)).__module__  # an encoder's bound method is its own
-    return name.startswith("varlen_graphs.") and not name.startswith(
-        ("varlen_graphs.buffers", "varlen_graphs.spec.normalize")
-    )
+    """Return True for objects of this library that are not searched, such as an encoder installed as a forward."""
+    name = type(getattr(value, "__self__", value)).__module__  # a bound method belongs to its encoder
+    return name.startswith("varlen_graphs.") and not name.startswith(_TENSOR_HOLDERS)
 
 
-PLAIN = (Tensor, nn.Parameter)
-"""Types whose tensors have memory of their own, not that of tensors they are made of."""
+_TENSOR_HOLDERS = ("varlen_graphs.buffers", "varlen_graphs.spec.normalize")
+"""Modules of this library whose objects hold tensors that graphs read."""
 
 
-def with_owners(tensors: Sequence[Tensor], module: nn.Module) -> list[str]:
-    """What tensors are and where a module keeps them: one line for each memory, for people."""
-    paths = {tensor.untyped_storage().data_ptr(): path for path, tensor in tensors_of(module) if type(tensor) in PLAIN}
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Tensor types with memory of their own; subclasses may consist of other tensors."""
+
+
+def describe_with_owners(tensors: Sequence[Tensor], module: nn.Module) -> list[str]:
+    """Describe each distinct storage of some tensors, with the path where the module keeps it."""
+    paths = {
+        tensor.untyped_storage().data_ptr(): path
+        for path, tensor in reachable_tensors(module)
+        if type(tensor) in PLAIN_TENSORS
+    }
     memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return [
         f"{paths[address]!r}, {describe(tensor)}"

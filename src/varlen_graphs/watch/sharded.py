@@ -1,4 +1,4 @@
-"""Tensors that `torch.distributed` wraps: weights of which each rank has a shard, results of collectives under way."""
+"""Tensor subclasses of `torch.distributed`: `DTensor` shards, and results of asynchronous collectives."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 PACKAGE = "torch.distributed."
 
 
-def is_wrapper(cls: type) -> bool:
-    """Whether tensors of this class are `DTensor`s, or wait for a collective when they are first used."""
+def is_distributed_tensor(cls: type) -> bool:
+    """Return True for `DTensor`, and for tensors that wait for a collective at their first use."""
     return cls.__module__.startswith(PACKAGE)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, in memory of its own: of a `DTensor` the shard. Waits for nothing."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's plain tensor, the shard of a `DTensor`, without waiting for a collective."""
     inner: Any = tensor
-    while is_wrapper(type(inner)):  # a shard may be the result of a collective
+    while is_distributed_tensor(type(inner)):  # a shard may be the result of a collective
         inner = inner._local_tensor if hasattr(inner, "_local_tensor") else inner.elem
     plain: Tensor = inner
     return plain
 
 
-def whole(tensor: Tensor, name: str) -> Tensor:
-    """A tensor of which each rank must have all: one that is sharded is refused, others are waited for.
+def require_replicated(tensor: Tensor, name: str) -> Tensor:
+    """Return the plain tensor of one that every rank must have in full; waits for a pending collective.
 
     Raises:
-        SpecError: Each rank has a shard of it.
+        SpecError: The tensor is sharded over ranks.
     """
     if type(tensor) in (Tensor, nn.Parameter):  # nearly always, and all that torch's compiler can follow
         return tensor
@@ -41,19 +41,19 @@ def whole(tensor: Tensor, name: str) -> Tensor:
             "the plan of parallelize_module, or give that style output_layouts=Replicate()"
         )
     inner: Any = tensor
-    while is_wrapper(type(inner)):
+    while is_distributed_tensor(type(inner)):
         inner = inner._local_tensor if hasattr(inner, "_local_tensor") else inner.wait()
     plain: Tensor = inner
     return plain
 
 
 def sharding(tensor: Tensor) -> tuple[object, ...]:
-    """How a tensor is sharded, and over how many ranks; empty where it is not."""
+    """Return the placements of a tensor and the number of ranks of its mesh; empty if it is not sharded."""
     mesh = getattr(tensor, "device_mesh", None)
     return () if mesh is None else (getattr(tensor, "placements", ()), mesh.size())
 
 
 def mesh_of(module: nn.Module) -> "DeviceMesh | None":
-    """The mesh of ranks that the weights of a module are sharded over; `None` where there is none."""
+    """Return the device mesh over which the weights of a module are sharded, or `None`."""
     meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
     return next((mesh for mesh in meshes if mesh is not None), None)

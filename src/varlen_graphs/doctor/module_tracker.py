@@ -1,4 +1,4 @@
-"""Which submodule is running."""
+"""Tracking of the submodule that is running."""
 
 import threading
 from types import TracebackType
@@ -8,11 +8,11 @@ import torch.nn.modules.module as torch_module
 from torch import nn
 
 
-class Running:
-    """Follows the calls of a module's submodules on the thread that enters it.
+class ModuleTracker:
+    """Tracks which submodules of a module are running, on the thread that enters it.
 
     Attributes:
-        paths: Of the submodules that are running, the innermost last; the module itself is `""`.
+        paths: Paths of the running submodules, innermost last; the module itself is `""`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -23,19 +23,19 @@ class Running:
 
     @property
     def path(self) -> str:
-        """The innermost submodule that is running."""
+        """Path of the innermost running submodule."""
         return self.paths[-1] if self.paths else ""
 
     def path_of(self, trace: TracebackType | None) -> str:
-        """The innermost submodule that an error went through."""
+        """Return the path of the innermost submodule in a traceback."""
         path = ""
         while trace is not None:
             path = self._names.get(id(trace.tb_frame.f_locals.get("self")), path)
             trace = trace.tb_next
         return path
 
-    def __enter__(self) -> "Running":
-        """Follow from now on."""
+    def __enter__(self) -> "ModuleTracker":
+        """Start tracking."""
         self._thread = threading.get_ident()
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._begin),
@@ -44,13 +44,14 @@ class Running:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Follow no more."""
+        """Stop tracking."""
         for handle in self._handles:
             handle.remove()
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() == self._thread:
-            self.paths.append(self._names.get(id(module), self.path))  # of a module made on the way: its owner's
+            # A module created in the forward counts as part of the one that is running.
+            self.paths.append(self._names.get(id(module), self.path))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread and self.paths:

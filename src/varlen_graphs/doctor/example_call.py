@@ -1,4 +1,4 @@
-"""Example calls of a module."""
+"""Example calls with which the doctor runs a module."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,31 +10,31 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 Number = bool | int | float | complex | str
 
 
-class Example(NamedTuple):
-    """The arguments of one call."""
+class ExampleCall(NamedTuple):
+    """Arguments of one call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
-    def of(cls, call: Any) -> "Example":
-        """A dict is keyword arguments, a tuple positional ones, and anything else a single one."""
+    def of(cls, call: Any) -> "ExampleCall":
+        """Wrap a dict of keyword arguments, a tuple of positional ones, or a single argument."""
         if isinstance(call, Mapping):
             return cls((), dict(call))
         return cls(call if isinstance(call, tuple) else (call,), {})
 
     @property
     def rows_shape(self) -> torch.Size | None:
-        """The shape of the largest tensor."""
+        """Shape of the largest tensor."""
         rows = max(self.tensors().values(), key=Tensor.numel, default=None)
         return None if rows is None or rows.is_nested else rows.shape
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors, by the name of their argument and their place in it."""
+        """Return the tensors, by argument and path in it."""
         return {name: leaf for name, leaf in self._leaves().items() if isinstance(leaf, Tensor)}
 
     def sizes(self) -> dict[str, int]:
-        """Dimensions of the tensors, by a name of each."""
+        """Return the dimensions of the tensors, by name."""
         return {
             f"{name}.shape[{dim}]": size
             for name, tensor in self.tensors().items()
@@ -43,15 +43,15 @@ class Example(NamedTuple):
         }
 
     def numbers(self) -> dict[str, Number]:
-        """What is a number or a string, named as tensors are."""
+        """Return the numbers and strings, named like tensors."""
         return {name: leaf for name, leaf in self._leaves().items() if isinstance(leaf, Number)}
 
-    def copied(self, device: torch.device) -> "Example":
-        """The same with copies of the tensors on a device."""
+    def copied(self, device: torch.device) -> "ExampleCall":
+        """Return the call with its tensors on a device copied."""
         args, kwargs = tree_map_only(
             Tensor, lambda t: t.clone() if t.device.type == device.type else t, (self.args, self.kwargs)
         )
-        return Example(args, kwargs)
+        return ExampleCall(args, kwargs)
 
     def _leaves(self) -> dict[str, Any]:
         named = {str(at): value for at, value in enumerate(self.args)} | self.kwargs
@@ -62,8 +62,8 @@ class Example(NamedTuple):
         }
 
 
-def by_rows(examples: Sequence[Example]) -> list[list[int]]:
-    """Which calls have rows of one shape, by their places."""
+def group_by_rows(examples: Sequence[ExampleCall]) -> list[list[int]]:
+    """Return the indices of calls, grouped by the shape of their rows."""
     groups: dict[torch.Size | None, list[int]] = {}
     for at, example in enumerate(examples):
         groups.setdefault(example.rows_shape, []).append(at)

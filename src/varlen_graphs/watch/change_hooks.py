@@ -1,0 +1,97 @@
+"""Process-wide hooks that count registrations on modules and resizes of storages."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.nn.modules.module as torch_module
+from torch import Tensor, nn
+
+
+class ChangeCounter:
+    """Number of registrations on a set of modules and of in-place resizes of a set of storages.
+
+    Args:
+        modules: The modules. Kept alive, so that their ids stay unique.
+        tensors: The tensors whose storages count. The caller keeps them alive.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> None:
+        self.count = 0
+        self._held = [*modules]
+        self._modules = frozenset(map(id, self._held))
+        self._storages = frozenset(filter(None, map(_storage_key, tensors)))
+
+    def on_registration(self, module: nn.Module) -> None:
+        """Count a parameter, buffer or submodule that is set on a module."""
+        if id(module) in self._modules:
+            self.count += 1
+
+    def on_resize(self, storage: int | None) -> None:
+        """Count a storage that is resized."""
+        if storage in self._storages:
+            self.count += 1
+
+
+class _ChangeHooks:
+    """Notifies counters of registrations and resizes, for as long as they are alive.
+
+    Torch has hooks for parameters, buffers and submodules, but none for `UntypedStorage.resize_`, by which sharding
+    frees the memory of weights, nor for `Tensor.resize_`: these are wrapped. A change to a module or storage of others
+    makes no guard look at its memory.
+    """
+
+    def __init__(self) -> None:
+        self._counters: tuple[weakref.ref[ChangeCounter], ...] = ()
+        self._lock = threading.Lock()
+        self._installed = False
+
+    def add(self, counter: ChangeCounter) -> None:
+        """Notify a counter from now on; install the hooks the first time."""
+        with self._lock:
+            self._counters = (*(held for held in self._counters if held() is not None), weakref.ref(counter))
+            if not self._installed:
+                self._installed = True
+                torch_module.register_module_parameter_registration_hook(self._on_registration)
+                torch_module.register_module_buffer_registration_hook(self._on_registration)
+                torch_module.register_module_module_registration_hook(self._on_registration)
+                torch.UntypedStorage.resize_ = self._wrap(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+                torch.Tensor.resize_ = self._wrap(torch.Tensor.resize_)  # type: ignore[method-assign]
+                torch.Tensor.resize_as_ = self._wrap(torch.Tensor.resize_as_)  # type: ignore[method-assign]
+
+    def _on_registration(self, module: nn.Module, *registered: Any) -> None:
+        for reference in self._counters:
+            if (counter := reference()) is not None:
+                counter.on_registration(module)
+
+    def _wrap(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(resize)
+        def wrapped(resized: Any, *args: Any, **kwargs: Any) -> Any:
+            for reference in self._counters:
+                if (counter := reference()) is not None:
+                    counter.on_resize(_storage_key(resized))
+            return resize(resized, *args, **kwargs)
+
+        return wrapped
+
+
+_HOOKS = _ChangeHooks()
+
+
+def count_changes(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> ChangeCounter:
+    """Return a counter of the changes to modules and to the storages of tensors from now on."""
+    counter = ChangeCounter(modules, tensors)
+    _HOOKS.add(counter)
+    return counter
+
+
+def _storage_key(value: Any) -> int | None:
+    """Return a key that is unique among live storages, of a tensor or a storage; `None` if it has none."""
+    try:
+        storage = value if isinstance(value, torch.UntypedStorage) else value.untyped_storage()
+    except (AttributeError, RuntimeError, NotImplementedError):  # sparse, or made of other tensors
+        return None
+    return int(storage._cdata)

@@ -1,0 +1,175 @@
+"""Dispatch mode that checks a run against the rules of CUDA graph capture, and names the line that violates one."""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.errors import CaptureError
+from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.watch.rules import (
+    EXPLANATIONS,
+    Violation,
+    creates_on_host,
+    function_violation,
+    has_storage,
+    operator_violation,
+    transfer_violation,
+)
+from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+
+aten = torch.ops.aten
+
+
+class CaptureRulesMode(TorchDispatchMode):
+    """Dispatch mode that refuses every operation that cannot be part of a CUDA graph.
+
+    Code under `torch.compile` runs uncompiled inside: the compiler would otherwise skip it for good.
+
+    If the device is a GPU, host tensors are those on the CPU. If it is the CPU (the tape), they are identified by how
+    they were created: a factory without `device=`, `torch.tensor` and `from_numpy` create host tensors.
+
+    Subclasses override the `on_...` methods.
+
+    Args:
+        device: Device of the module.
+        name: Name of the run in messages.
+
+    Attributes:
+        device: As given.
+        made_on_host: Host tensors created on the CPU, by storage. Held, so that the keys stay unique.
+        dispatch_depth: Number of operators that are being executed.
+        thread_id: Thread that entered the mode.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dispatch_depth = 0
+        self.thread_id = threading.get_ident()
+        self.device = device
+        self.made_on_host: dict[int, Tensor] = {}
+        self._name = name
+        self._functions: Any = None
+        self._stance: Any = None
+
+    def __enter__(self) -> Any:
+        """Check the calling thread from now on."""
+        self.thread_id = threading.get_ident()
+        self._stance = torch.compiler.set_stance("force_eager")
+        self._stance.__enter__()
+        self._functions = _FunctionMode(self)
+        self._functions.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop checking."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*error)
+        self._functions = None  # breaks the reference cycle: tensors of the run must not wait for the collector
+        self._stance.__exit__(*error)
+
+    def on_operator(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
+    ) -> None:
+        """Handle an operator on the device that has run. Does nothing by default."""
+
+    def on_violation(self, violation: Violation) -> None:
+        """Handle a violation. Raises by default.
+
+        Raises:
+            CaptureError: Names the line of user code.
+        """
+        why, remedy = EXPLANATIONS[violation.kind]
+        line = next(user_lines(), UNKNOWN_LINE)
+        raise CaptureError(
+            f"{self._name} could not be captured: {violation.what}\n  at {line}\n{why} {remedy}\n"
+            "vg.diagnose(module, call) lists everything that prevents a capture."
+        )
+
+    def on_function_violation(
+        self, violation: Violation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Handle a torch function that violates a rule, and return its result. Raises by default."""
+        self.on_violation(violation)
+
+    def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Call a torch function that violates no rule. Without tensor arguments it may create host tensors."""
+        result = func(*args, **kwargs)
+        if not tensors and creates_on_host(kwargs):
+            for made in tree_leaves(result):
+                if isinstance(made, Tensor):
+                    self.mark_host(made)
+        return result
+
+    def mark_host(self, tensor: Tensor) -> None:
+        """Mark a CPU tensor as one that would stay on the host if the module were on a GPU."""
+        tensor = local_tensor(tensor)
+        if has_storage(tensor):
+            self.made_on_host[tensor.untyped_storage()._cdata] = tensor.detach()
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is on the host, or would be if the module were on a GPU."""
+        if self.device.type != "cpu":
+            return tensor.device.type == "cpu"
+        if not has_storage(tensor):
+            return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; wraps tensors seen before
+            return False
+        return local_tensor(tensor).untyped_storage()._cdata in self.made_on_host
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(map(is_distributed_tensor, types)):
+            return NotImplemented  # its operations on this rank's plain tensors come here in turn
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_host = [tensor for tensor in inputs if self.is_host(tensor)]
+        all_on_host = bool(inputs) and len(on_host) == len(inputs)
+        violation = transfer_violation(func, args, kwargs)
+        if violation is None and not all_on_host:
+            violation = operator_violation(func, args, kwargs, on_host, self.is_host)
+        if violation is not None:
+            self.on_violation(violation)
+        self.dispatch_depth += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.dispatch_depth -= 1
+        results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(result)]
+        if self.device.type == "cpu" and (all_on_host or func is aten.lift_fresh.default):
+            for tensor in results:
+                if isinstance(tensor, Tensor):
+                    self.mark_host(tensor)
+        elif not all(has_storage(tensor) for tensor in (*inputs, *results) if isinstance(tensor, Tensor)):
+            self.on_violation(Violation("sparse tensor", f"{func} takes or makes a tensor that is sparse or nested"))
+        elif not all_on_host:
+            self.on_operator(func, args, kwargs, inputs, results)
+        return result
+
+
+class _FunctionMode(TorchFunctionMode):
+    """Checks torch functions that never reach dispatch on the CPU: reads by the host, and tensor creation."""
+
+    def __init__(self, rules: CaptureRulesMode) -> None:
+        super().__init__()
+        self._rules = rules
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rules = self._rules
+        if rules.dispatch_depth:
+            return func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        violation = function_violation(func, args, kwargs, tensors, rules.is_host)
+        if violation is not None:
+            return rules.on_function_violation(violation, func, args, kwargs)
+        return rules.call_function(func, args, kwargs, tensors)

@@ -1,0 +1,79 @@
+"""Slots that hold tensors and submodules, and comparison of their values with those at capture."""
+
+from collections.abc import Iterator
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+
+_DTYPE = attrgetter("dtype")
+
+
+class Slot(NamedTuple):
+    """Entry of a dict that holds a tensor or a submodule, with its value at capture.
+
+    Attributes:
+        path: Path for messages.
+        owner: The dict.
+        name: Its key.
+        value: The value at capture.
+    """
+
+    path: str
+    owner: dict[str, Any]
+    name: str
+    value: Any
+
+
+class SlotGroup:
+    """Some slots, prepared for fast comparison."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._owners = [slot.owner for slot in slots]
+        self._names = [slot.name for slot in slots]
+        self._values = [slot.value for slot in slots]
+        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
+        # The address of a sharded weight is that of its shard, which can become another tensor at any time.
+        sharded = any(is_distributed_tensor(type(tensor)) for tensor in self._tensors)
+        self._address = _local_address if sharded else Tensor.data_ptr
+        self._addresses = [*map(self._address, self._tensors)]
+        self._dtypes = [tensor.dtype for tensor in self._tensors]
+        self._formats = [_format(tensor) for tensor in self._tensors]
+
+    def unchanged(self) -> bool:
+        """Return True if all slots hold the same objects, addresses and dtypes; shapes and strides are not compared."""
+        now = map(dict.get, self._owners, self._names)
+        return (
+            all(map(is_, now, self._values))
+            and list(map(self._address, self._tensors)) == self._addresses
+            and list(map(_DTYPE, self._tensors)) == self._dtypes
+        )
+
+    def changes(self) -> Iterator[str]:
+        """Describe each slot that changed, in shape or strides too."""
+        before = dict(zip(map(id, self._tensors), zip(self._addresses, self._formats, strict=True), strict=True))
+        for path, owner, name, value in self._slots:
+            address, form = before.get(id(value), (0, ()))
+            if owner.get(name) is not value:
+                yield f"{path!r} was moved or replaced"
+            elif isinstance(value, Tensor) and self._address(value) != address:
+                yield f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}"
+            elif isinstance(value, Tensor) and _format(value) != form:
+                yield f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}"
+
+
+def _local_address(tensor: Tensor) -> int:
+    return local_tensor(tensor).data_ptr()
+
+
+def _format(tensor: Tensor) -> tuple[Any, ...]:
+    tensor = local_tensor(tensor)
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _describe_format(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
