@@ -2,7 +2,7 @@
 
 From transformers 5.15 on, towers call helpers (of `transformers.vision_utils`, or of the tower's own file) for tensors
 that follow from the grid. A helper gets the arguments of the call as `kwargs` and returns the tensor it finds there
-under a standard name. Its other arguments are settings, so the helper calls of a tower tell which buffers it needs.
+under a standard name. Its other arguments are settings, so the helper calls of a tower determine its buffers.
 """
 
 import math
@@ -178,7 +178,7 @@ def chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     if stride is None:
         raise _unknown(call, f", which makes {tokens} tokens of {lengths.tolist()} frames")
     cuts = ClipCuts(chunk, windows, stride)
-    made: dict[str, Callable[[ItemTable], Any]] = {
+    functions: dict[str, Callable[[ItemTable], Any]] = {
         "padded_feature": cuts.chunk_frames,
         "chunk_lengths": cuts.chunk_lengths,
         "valid_indices": cuts.token_places,
@@ -187,9 +187,9 @@ def chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     }
     outputs = Entries(cuts.tokens, cuts.tokens_at)
     if "get_pool_indices" in calls:
-        made["pool_indices"] = cuts.pair_places
+        functions["pool_indices"] = cuts.pair_places
         outputs = Entries(cuts.pairs, cuts.pairs_at)
-    buffers = [DeviceBuffer(name, function, any_segments=False) for name, function in made.items()]
+    buffers = [DeviceBuffer(name, function, any_segments=False) for name, function in functions.items()]
     return Precomputed(tuple(buffers), outputs=(outputs,))
 
 

@@ -38,7 +38,7 @@ def vision_spec(
     """Return the declaration of a tower that takes `hidden_states` `[rows, pixels]` and `grid_thw` `[items, 3]`.
 
     Args:
-        tower: The tower; its patch convolution gives the pixels of a row, `spatial_merge_size` the merge.
+        tower: The tower; its patch convolution sets the pixels of a row, `spatial_merge_size` the merge.
         buffers: Buffers that its forward takes, in the order in which the graph computes them.
         outputs: Outputs of its forward.
         normalize: If given, rows are bytes that are normalised inside the graph.
