@@ -1,4 +1,4 @@
-"""The audio tower of Qwen3-Omni by its recipe: clips of any length, mel frames one after another. Random weights."""
+"""Encode audio clips of any length with the recipe for the audio tower of Qwen3-Omni. Random weights."""
 
 import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
@@ -19,7 +19,7 @@ if __name__ == "__main__":
         tower, [vg.Budget(512, items=4), vg.Budget(1024, items=4)], backend="cuda" if device == "cuda" else "tape"
     )
 
-    frames = torch.tensor([580, 131, 97])  # hundredths of a second; a feature extractor tells them
+    frames = torch.tensor([580, 131, 97])  # of 10 ms each; a feature extractor returns their number
     input_features = torch.randn(tower.config.num_mel_bins, int(frames.sum()), device=device)
     out = encoder(input_features, feature_lens=frames).last_hidden_state
     eager = encoder.eager(input_features, feature_lens=frames).last_hidden_state

@@ -1,11 +1,11 @@
-"""Embed a folder of images over all GPUs of a machine or a cluster. Ray hands out the work, each worker has an encoder.
+"""Embed a folder of images on all GPUs of a machine or a cluster. Ray distributes the work; each worker has an encoder.
 
-    python examples/embed_folder.py PHOTOGRAPHS VECTORS     # again after a stop: goes on where it was
+    python examples/embed_folder.py PHOTOGRAPHS VECTORS     # run again after a stop to resume
 
-The folder is cut into shards. A shard is done once its file is there, and files appear whole. So what was stopped goes
-on, and a shard whose worker died is encoded anew by another one: nothing is lost, and nothing is there twice. An image
-that cannot be read is listed in its shard as `broken`, with one of the `reasons`; remove the file to try it again. All
-machines must see both folders. Needs ray[data], pillow and transformers.
+The folder is split into shards. A shard is done when its file exists, and files are written atomically. So a stopped
+run can be resumed, and a shard whose worker died is encoded by another worker: no image is lost or embedded twice. An
+image that cannot be read is listed in its shard as `broken`, with the error in `reasons`; delete the shard's file to
+retry. All machines must see both folders. Needs ray[data], pillow and transformers.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 class Worker:
-    """A tower, its encoder and the processor, in a process of its own, on a GPU if there are any."""
+    """Ray actor with a tower, its encoder and a processor, on a GPU if there is one."""
 
     def __init__(self, folder, out):
         self.folder, self.out = Path(folder), Path(out)
@@ -53,7 +53,7 @@ class Worker:
         )  # fmt: skip
 
     def __call__(self, batch):
-        """Encode some shards, each given by its number."""
+        """Encode the shards with these numbers."""
         for shard in batch["shard"]:
             self.encode(int(shard))
         return batch
@@ -63,9 +63,9 @@ class Worker:
         for name in self.shards[shard]:
             try:
                 images.append(self.read(name))
-            except MemoryError:  # of the machine at this moment, and nothing of the image
+            except MemoryError:  # a state of the machine, not of the image
                 raise
-            except Exception as error:  # no image must stop the others, whatever Pillow or the processor say of it
+            except Exception as error:  # no image may stop the others, whatever Pillow or the processor raises
                 broken[name] = f"{type(error).__name__}: {error}"
                 continue
             names.append(name)
@@ -80,13 +80,13 @@ class Worker:
         save(path_of(self.out, shard), vectors=numpy.array(vectors), **arrays)
 
     def read(self, name):
-        """The patches of an image and its grid."""
+        """Return the patches of an image and its grid."""
         with Image.open(self.folder / name) as image:
             encoded = self.processor(images=[image.convert("RGB")], return_tensors="pt")
         return encoded["pixel_values"], encoded["image_grid_thw"]
 
     def embed(self, images):
-        """One vector an image: the mean of its merged patches."""
+        """Return one vector per image, the mean of its merged patches."""
         pixels = torch.cat([pixels for pixels, _ in images]).to(self.device)
         grid = torch.cat([grid for _, grid in images])
         features = self.encoder(pixels, grid_thw=grid).pooler_output
@@ -98,7 +98,7 @@ def path_of(out, shard):
 
 
 def save(path, **arrays):
-    """Write a file that is there as a whole or not at all."""
+    """Write a file atomically."""
     unfinished = path.with_suffix(f".{os.getpid()}.part")
     with unfinished.open("wb") as file:
         numpy.savez(file, **arrays)
@@ -106,11 +106,11 @@ def save(path, **arrays):
 
 
 def cut(folder, out, size):
-    """The shards of a folder, as they were cut the first time: lists of names."""
+    """Return the shards of a folder as lists of names, as cut by the first run."""
     if size < 1:
-        raise SystemExit(f"--shard {size}: expected at least 1 image a file")
+        raise SystemExit(f"--shard {size}: expected at least 1 image per file")
     if not folder.is_dir():
-        raise SystemExit(f"{folder} is no folder: expected one with images")
+        raise SystemExit(f"{folder} is not a folder: expected one with images")
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not names:
         raise SystemExit(f"{folder} holds no images: expected files named {', '.join(sorted(SUFFIXES))}")
@@ -122,28 +122,28 @@ def cut(folder, out, size):
         unfinished.write_text(json.dumps(shards))
         unfinished.replace(plan)
     if json.loads(plan.read_text()) != shards:
-        raise SystemExit(f"{folder} or --shard changed since {out} was begun: embed what is new into another folder")
+        raise SystemExit(f"{folder} or --shard changed since {out} was started: embed new images into another folder")
     return shards
 
 
 def missing(shards, out):
-    """The numbers of the shards that are not done yet."""
+    """Return the numbers of the shards that are not done yet."""
     return [shard for shard in range(len(shards)) if not path_of(out, shard).exists()]
 
 
 def embed_folder(folder, out, size=256, workers=None, worker=Worker):
-    """Embed what is not embedded yet. Returns how many images that were."""
+    """Embed the images that are not embedded yet, and return their number."""
     folder, out = Path(folder).resolve(), Path(out).resolve()
     shards = cut(folder, out, size)
     todo = missing(shards, out)
     images = sum(len(shards[shard]) for shard in todo)
     if not todo:
         return 0
-    import ray  # takes seconds, and a worker by itself needs none
+    import ray  # slow to import, and not needed inside a worker
 
     if not ray.is_initialized():
-        ray.init()  # the cluster of RAY_ADDRESS, or this machine
-    ray.data.DataContext.get_current().enable_progress_bars = False  # shards are few, images are what is counted here
+        ray.init()  # the cluster at RAY_ADDRESS, or this machine
+    ray.data.DataContext.get_current().enable_progress_bars = False  # the bar below counts images, not shards
     gpus = int(ray.cluster_resources().get("GPU", 0))
     done = ray.data.from_items([{"shard": shard} for shard in todo], override_num_blocks=len(todo)).map_batches(
         worker,
@@ -159,7 +159,7 @@ def embed_folder(folder, out, size=256, workers=None, worker=Worker):
 
 
 def read(out):
-    """The vectors of all images, by name."""
+    """Return the vectors of all images by name."""
     vectors = {}
     for path in sorted(Path(out).glob("*.npz")):
         with numpy.load(path) as shard:
@@ -168,7 +168,7 @@ def read(out):
 
 
 def demo():
-    """Some images of any size, in shards of four."""
+    """Embed some images of any size, in shards of four."""
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place, "images"), Path(place, "vectors")
         folder.mkdir()
@@ -188,14 +188,14 @@ def demo():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", help="what to embed; without it a demonstration runs")
-    parser.add_argument("out", nargs="?", help="where vectors go")
-    parser.add_argument("--shard", type=int, default=256, help="images a file (256)")
-    parser.add_argument("--workers", type=int, help="processes, as many as there are GPUs by default")
+    parser.add_argument("folder", nargs="?", help="images to embed; without it a demo runs")
+    parser.add_argument("out", nargs="?", help="folder for the vectors")
+    parser.add_argument("--shard", type=int, default=256, help="images per file (256)")
+    parser.add_argument("--workers", type=int, help="processes, one per GPU by default")
     args = parser.parse_args()
     if args.folder is None:
         demo()
     elif args.out is None:
-        parser.error("where do the vectors go?")
+        parser.error("the following arguments are required: out")
     else:
         embed_folder(args.folder, args.out, args.shard, args.workers)

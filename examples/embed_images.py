@@ -1,4 +1,4 @@
-"""Embed a large set of images in batches: the loop of an indexing job. Rows are written where the graph reads them."""
+"""Embed a large set of images in batches, as an indexing job does. Rows are written where the graph reads them."""
 
 import torch
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
@@ -7,7 +7,7 @@ import varlen_graphs as vg
 
 
 def images(count):
-    """Images of any size, in patches; yours come from files and a processor."""
+    """Yield images of any size, in patches; yours come from files and a processor."""
     dice = torch.Generator().manual_seed(0)
     for _ in range(count):
         h, w = (2 * torch.randint(2, 9, (2,), generator=dice)).tolist()
@@ -15,7 +15,7 @@ def images(count):
 
 
 def batches(stream, most_rows):
-    """As many images a batch as fit the largest budget."""
+    """Group images into batches that fit the largest budget."""
     batch, rows = [], 0
     for grid, pixels in stream:
         if batch and rows + len(pixels) > most_rows:
@@ -28,11 +28,11 @@ def batches(stream, most_rows):
 
 
 def embed(encoder, stream):
-    """One vector an image: the mean of its merged patches."""
+    """Yield one vector per image, the mean of its merged patches."""
     for batch in batches(stream, encoder.budgets[-1].rows):
         with encoder.stage([grid for grid, _ in batch]) as stage:
             start = 0
-            for _, pixels in batch:  # no batch is put together in memory of its own
+            for _, pixels in batch:  # the batch needs no memory of its own
                 stage.rows[start : start + len(pixels)].copy_(pixels, non_blocking=True)
                 start += len(pixels)
             features = stage.output.pooler_output

@@ -1,4 +1,4 @@
-"""A whole Qwen3-VL model with graphs in it: the same tokens, one line. Random weights; yours come from_pretrained."""
+"""Generate with a whole Qwen3-VL model, wrapped in one line: the tokens are the same. Random weights."""
 
 import time
 
@@ -11,6 +11,7 @@ IMAGE, START, END = 190, 192, 193
 
 
 def make_model(device):
+    """Return a model with random weights; yours comes from `from_pretrained`."""
     small = device == "cpu"
     vision = {
         "depth": 4,
@@ -31,7 +32,7 @@ def make_model(device):
 
 
 def make_prompt(grids, device):
-    """What a processor makes of images of these sizes, in patches."""
+    """Return inputs as a processor makes them of images of these sizes, in patches."""
     ids = [1, 2]
     for _, h, w in grids:
         ids += [START, *[IMAGE] * (h * w // 4), END]

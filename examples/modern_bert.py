@@ -1,4 +1,4 @@
-"""ModernBERT of transformers, unmodified and on packed rows: sliding and full attention from one declaration."""
+"""Run ModernBERT of transformers, unmodified, on packed rows: sliding and full attention from one declaration."""
 
 import torch
 from transformers import ModernBertConfig, ModernBertModel
@@ -8,12 +8,12 @@ from varlen_graphs.attention.transformers import use_attention
 
 
 def forward(model, input_ids, position_ids, cu_seqlens, max_seqlen):
-    """All documents as one of the model's sequences, which its attention takes apart again by `cu_seqlens`."""
+    """Run all documents as one sequence of the model, which its attention splits by `cu_seqlens`."""
     with use_attention(model):
         out = model(
             input_ids[None],
             position_ids=position_ids[None],
-            attention_mask={"full_attention": None, "sliding_attention": None},  # or it would make masks
+            attention_mask={"full_attention": None, "sliding_attention": None},  # otherwise the model makes masks
             cu_seq_lens_q=cu_seqlens,
             cu_seq_lens_k=cu_seqlens,
             max_length_q=max_seqlen,

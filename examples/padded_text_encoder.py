@@ -1,4 +1,4 @@
-"""A text encoder of transformers that takes padded batches, run as CUDA graphs, or on the tape without a GPU."""
+"""Run a text encoder of transformers on padded batches as CUDA graphs, or on the tape if there is no GPU."""
 
 import torch
 from transformers import BertConfig, BertModel
@@ -7,9 +7,9 @@ import varlen_graphs as vg
 
 
 def forward(model, input_ids, attention_mask, **options):
-    """The model's own, with a mask `[batch, 1, 1, length]`, which transformers 5 takes as it is.
+    """Call the model with a mask `[batch, 1, 1, length]`, which transformers 5 uses unchanged.
 
-    A mask `[batch, length]` it would look at on the host, to see whether there is any padding, and that no graph can.
+    It would read a mask `[batch, length]` on the host to look for padding, which no graph can hold.
     """
     return model(input_ids, attention_mask=attention_mask[:, None, None], **options)
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     model = BertModel(config).to(device).eval()
     encoder = graph(model, backend="cuda" if device == "cuda" else "tape")
 
-    lengths = torch.tensor([17, 103, 5, 64, 9])  # what a tokenizer gives for five texts
+    lengths = torch.tensor([17, 103, 5, 64, 9])  # as a tokenizer returns for five texts
     attention_mask = (torch.arange(103) < lengths[:, None]).long().to(device)
     input_ids = torch.randint(1000, (5, 103), device=device) * attention_mask
 

@@ -1,4 +1,4 @@
-"""Two encoders in one pool: their graphs share the memory of intermediate tensors, and take turns."""
+"""Share a pool between two encoders: their graphs share the memory of intermediate tensors, and take turns."""
 
 import torch
 from text_encoder import TextEncoder, graph

@@ -1,4 +1,4 @@
-"""How a project tests its encoder on machines without a GPU: with pytest, or as a script."""
+"""Test an encoder on machines without a GPU, with pytest or as a script."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def worst_difference():
         input_ids = torch.randint(1000, (sum(lengths),))
         expected = graphed.eager(input_ids, lengths=lengths)
         graphed(input_ids, lengths=lengths)
-        graphed.poison()  # NaN in all that a replay must not read
+        graphed.poison()  # fills all memory that a replay must not read with NaN
         got = graphed(input_ids, lengths=lengths)
         worst = max(worst, *((got[name] - expected[name]).abs().max().item() for name in got))
     return worst
@@ -30,7 +30,7 @@ def test_graphs_equal_eager_whatever_the_padding_holds():
 def test_what_no_graph_can_hold_is_named():
     class Careless(TextEncoder):
         def forward(self, input_ids, position_ids, cu_seqlens, max_seqlen, first_rows):
-            longest = cu_seqlens.diff().max().item()  # the host, in the middle of the forward
+            longest = cu_seqlens.diff().max().item()  # reads a tensor on the host during the forward
             return super().forward(input_ids, position_ids, cu_seqlens, longest, first_rows)
 
     with pytest.raises(vg.CaptureError, match=r"Tensor.item reads a tensor on the host"):

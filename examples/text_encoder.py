@@ -1,4 +1,4 @@
-"""A small ragged text encoder, nothing to do with vision, run as CUDA graphs, or on the tape without a GPU."""
+"""Run a small packed text encoder as CUDA graphs, or on the tape if there is no GPU."""
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Takes the tokens of all documents one after the other, and what says where each begins."""
+    """Encodes the concatenated tokens of all documents."""
 
     def __init__(self, vocabulary=1000, longest=512, dim=128, heads=4, depth=3):
         super().__init__()

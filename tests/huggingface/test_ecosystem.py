@@ -96,7 +96,7 @@ def test_offloaded_weights_are_refused(tmp_path):
     with pytest.raises(vg.SpecError, match=r"model\.visual"):
         wrapped(model)
     whole, _ = accelerate.cpu_offload_with_hook(whole_model().model.visual, execution_device="cpu")
-    with pytest.raises(vg.SpecError, match=r"accelerate offloads .*its weights come to the GPU for each call"):
+    with pytest.raises(vg.SpecError, match=r"accelerate offloads .*its weights move to the GPU for each call"):
         wrapped(whole)
 
 

@@ -171,7 +171,7 @@ def test_another_folder_is_not_mixed_in(encoded):
 
 def test_what_cannot_be_embedded_is_told_before_anything_is_written(tmp_path):
     folder, out = tmp_path / "images", tmp_path / "vectors"
-    with pytest.raises(SystemExit, match="images is no folder: expected one with images"):
+    with pytest.raises(SystemExit, match="images is not a folder: expected one with images"):
         example.embed_folder(folder, out)
     folder.mkdir()
     (folder / "notes.txt").write_text("no image")
@@ -179,7 +179,7 @@ def test_what_cannot_be_embedded_is_told_before_anything_is_written(tmp_path):
         example.embed_folder(folder, out)
     fill(folder)
     for size in (0, -1):
-        with pytest.raises(SystemExit, match=f"--shard {size}: expected at least 1 image a file"):
+        with pytest.raises(SystemExit, match=f"--shard {size}: expected at least 1 image per file"):
             example.embed_folder(folder, out, size)
     assert not out.exists()
     assert len(example.cut(folder, out, SHARD)) == -(-(COUNT + 1) // SHARD)  # so the corrected run goes on

@@ -190,7 +190,7 @@ def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
     encoder = graphed(tower)
     rows, grid = rows_for(encoder, [(2, 4, 6)], 0), torch.tensor([(2, 4, 6)])
     expected = plain(tower, encoder)(rows, [(2, 4, 6)])
-    tower.forward = encoder
+    tower.forward = encoder.__call__
     assert distance(tower(rows, grid), expected) < 1e-5
     assert encoder.stats.replays.total() == 1
 
@@ -253,7 +253,7 @@ def test_a_whole_model_with_the_class_declared_generates_the_same_tokens(monkeyp
 
 def test_a_field_that_belongs_to_no_row_is_none_and_said_so():
     tower = tower_of("MiniMaxM3VLVisionModel")
-    with pytest.warns(UserWarning, match=r"gives \['pooler_output'\], which belong to no row or item"):
+    with pytest.warns(UserWarning, match=r"returns \['pooler_output'\], which belong to no row or item"):
         encoder = graphed(tower)
     assert encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)]).pooler_output is None
 
@@ -307,10 +307,10 @@ def test_a_module_of_ones_own_may_ask_the_helpers_too():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (unknown, r"test_generic.py:\d+ calls get_vision_colours, and no buffer takes its place"),
-        (zeros, r"get_vision_interpolation_indices_and_weights with padding='zeros', and no buffer"),
+        (unknown, r"test_generic.py:\d+ calls get_vision_colours, which no buffer replaces"),
+        (zeros, r"get_vision_interpolation_indices_and_weights with padding='zeros', which no buffer"),
         (reads, r"Tensor.tolist reads a tensor on the host\n  at .*test_generic.py:\d+, in reads"),
-        (lambda tower, grid_thw, given: 0, "asks for no precomputed tensors; towers do from transformers 5.15 on"),
+        (lambda tower, grid_thw, given: 0, "requests no precomputed tensors: expected a tower of transformers 5.15"),
         (lambda tower, grid_thw, given: positions(2)(tower, grid_thw, given)[:4], r"grid_thw=.* it raises Runtime"),
     ],
 )

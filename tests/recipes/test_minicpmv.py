@@ -322,7 +322,7 @@ def test_other_modules_are_refused():
     with pytest.raises(vg.SpecError, match=r"Adapted has no .*'in_proj_weight'"):
         vg.recipes.resampler(resampler)
     vpm.forward = lambda *args, **kwargs: None
-    with pytest.raises(vg.SpecError, match=re.escape("expected tgt_sizes among them, or patch_attention_mask")):
+    with pytest.raises(vg.SpecError, match=re.escape("expected tgt_sizes, or patch_attention_mask")):
         vg.recipes.minicpmv(vpm, models("2.6")[1])
 
 

@@ -1,4 +1,4 @@
-"""Real inputs: photographs that ship with scikit-image, through the processors of transformers."""
+"""Inputs of the demo: photographs of scikit-image, preprocessed by the processors of transformers."""
 
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -16,13 +16,13 @@ PHOTOGRAPHS = {
     "coffee": [(448, 448)],
     "rocket": [(672, 448)],
 }
-"""Which photographs, and at which sizes (width, height)."""
+"""Photographs and their sizes, `(width, height)`."""
 
 LARGE_PHOTOGRAPHS = {"retina": [(896, 896), (1344, 1344)]}
-"""What a GPU gets beside them."""
+"""Further photographs for a GPU."""
 
 CLIP = ("rocket", 8, (224, 224))
-"""The clip: a window of this size panning over a photograph in this many frames."""
+"""The clip: photograph, frames, and size of the window that pans over it."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Sample:
     """One call of the tower.
 
     Attributes:
-        name: What it is.
-        pixel_values: `[rows, 3 * 2 * 16 * 16]`, as the processors give it.
+        name: Description for the table.
+        pixel_values: Float32 `[rows, 3 * 2 * 16 * 16]`, as the processor returns it.
         grid_thw: int64 `[items, 3]`.
     """
 
@@ -41,14 +41,14 @@ class Sample:
 
 
 def join(name: str, samples: list[Sample]) -> Sample:
-    """Several samples as one call."""
+    """Concatenate samples into one call."""
     return Sample(
         name, torch.cat([sample.pixel_values for sample in samples]), torch.cat([sample.grid_thw for sample in samples])
     )
 
 
 def make_samples(large: bool) -> tuple[list[Sample], str]:
-    """Photographs at several sizes, a clip, a batch, and both in one call; and which processors made them."""
+    """Return photographs, a clip, a batch and a mix of both as samples, and the names of the processors."""
     image_processor = _image_processor()
     photographs = {**PHOTOGRAPHS, **(LARGE_PHOTOGRAPHS if large else {})}
     images = [
@@ -63,12 +63,12 @@ def make_samples(large: bool) -> tuple[list[Sample], str]:
 
 
 def save_samples(samples: list[Sample], path: Path) -> None:
-    """Write samples to a file, for machines without the processors."""
+    """Write samples to a file that machines without the processors can read."""
     torch.save([asdict(sample) for sample in samples], path)
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """Read samples from a file that `save_samples` wrote."""
+    """Read samples from a file written by `save_samples`."""
     return [Sample(**sample) for sample in torch.load(path, weights_only=True)]
 
 
@@ -117,7 +117,7 @@ def _encode_clip(image_processor: Any) -> tuple[Sample, str]:
 
 def _video_processor() -> Any:
     try:
-        import_module("torchvision")  # it may be installed and yet fail to load beside this build of torch
+        import_module("torchvision")  # may be installed, but fail to load with this build of torch
         from transformers import Qwen3VLVideoProcessor
     except (ImportError, RuntimeError):
         return None
@@ -136,7 +136,7 @@ def _as_tensor(image: Any) -> Tensor:
 
 
 def _stack_frames(name: str, stills: list[Sample]) -> Sample:
-    """A video out of images. A still fills every temporal slot with itself, so each slot takes the first of another."""
+    """Stack images into a video. A still repeats itself in all temporal slots of a patch, so only its first is used."""
     slots = [still.pixel_values.unflatten(1, (3, TEMPORAL_PATCH, -1))[:, :, 0] for still in stills]
     patches = [torch.stack(slots[i : i + TEMPORAL_PATCH], dim=2) for i in range(0, len(slots), TEMPORAL_PATCH)]
     _, h, w = stills[0].grid_thw[0].tolist()

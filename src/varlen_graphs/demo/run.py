@@ -1,4 +1,4 @@
-"""Run the demo: eager against graphed, call by call, and a verdict."""
+"""The demo: eager and graphed runs of each call, compared in one table."""
 
 import copy
 import json
@@ -18,13 +18,13 @@ from varlen_graphs.attention.transformers import use_attention
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples, save_samples
 
 EXACT = 1e-5
-"""Relative L2 allowed in float32."""
+"""Maximum relative L2 in float32."""
 
 ROUNDING = 1.1
-"""In bfloat16: how far the graphed run may be from float32, on average, as a multiple of the eager run's distance."""
+"""Maximum mean distance of graphed bfloat16 runs to float32, as a multiple of that of eager runs."""
 
 BFLOAT16 = 3e-2
-"""In bfloat16: relative L2 to float32 that no call may exceed."""
+"""Maximum relative L2 to float32 of each bfloat16 call."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Row:
     """One line of the table.
 
     Attributes:
-        call: What the input was.
-        rows: Rows of the input.
-        budget: Rows of the budgets that were replayed.
-        padding: Share of those that was padding, 0 to 1.
-        eager_ms: Median wall time of the tower itself.
-        graphed_ms: Median wall time of the encoder.
-        error: Relative L2 of the encoder's outputs against the tower's, the worst of them.
-        eager_to_float32: Relative L2 of the tower's outputs, with the encoder's attention, against its float32 copy
-            (`None` in float32).
-        graphed_to_float32: The same for the encoder.
+        call: Name of the sample.
+        rows: Rows of the sample.
+        budget: Rows of the replayed budgets.
+        padding: Share of padding in these, 0 to 1.
+        eager_ms: Median wall time of the tower itself, in ms.
+        graphed_ms: Median wall time of the encoder, in ms.
+        error: Relative L2 of the encoder's outputs to the tower's, maximum over outputs.
+        eager_to_float32: Relative L2 of the tower's outputs, with the encoder's attention, to those of its float32
+            copy; `None` in float32.
+        graphed_to_float32: Relative L2 of the encoder's outputs to the same.
     """
 
     call: str
@@ -56,13 +56,13 @@ class Row:
 
 
 def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None) -> int:
-    """Run the demo, print the table and the verdict.
+    """Run the demo, and print the table and the verdict.
 
     Args:
-        device: Where to run; `None` is CUDA if there is any, else the CPU.
-        inputs: A file of preprocessed samples to use in place of the processors.
-        save_inputs: Where to write the samples that were used.
-        report: Where to write the table as JSON.
+        device: Device to run on; `None` is CUDA if available, else the CPU.
+        inputs: File of preprocessed samples to use instead of the processors.
+        save_inputs: File to write the samples to.
+        report: File to write the table to, as JSON.
 
     Returns:
         0 if all calls agree, else 1.
@@ -71,7 +71,7 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
     on_gpu = where.type == "cuda"
     samples, origin = (load_samples(inputs), str(inputs)) if inputs else make_samples(large=on_gpu)
     if not samples:
-        print(f"{inputs} holds no samples: expected a file that --save-inputs wrote")
+        print(f"{inputs} holds no samples: expected a file written by --save-inputs")
         return 1
     if save_inputs:
         save_samples(samples, save_inputs)
@@ -91,7 +91,7 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
         f"captured {len(encoder.budgets)} {'CUDA graphs' if on_gpu else 'tapes'} in {seconds:.1f} s on {_name(where)}"
     )
     if not on_gpu:
-        print("the tape shows on the CPU what CUDA graphs compute, not how fast: times are for a GPU to tell")
+        print("on the CPU, the tape computes what CUDA graphs compute, but its times say nothing about a GPU")
     print()
 
     rows = [_measure(tower, encoder, sample, where) for sample in samples]
@@ -99,7 +99,7 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
     agree = _agree(rows) and all(row.budget >= row.rows for row in rows)
     print(f"\n{'all calls agree' if agree else 'NOT all calls agree'} with eager: {_criterion(rows)}")
     if encoder.stats.eager:
-        print(f"without a graph: {dict(encoder.stats.eager)}")
+        print(f"eager calls: {dict(encoder.stats.eager)}")
     if report:
         facts = {
             "device": _name(where), "torch": torch.__version__, "python": platform.python_version(), "inputs": origin,
@@ -110,7 +110,7 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
 
 
 def make_tower(device: torch.device) -> nn.Module:
-    """A Qwen3-VL tower with random weights: of 8B size in bfloat16 on a GPU, tiny in float32 elsewhere."""
+    """Return a Qwen3-VL tower with random weights: of the 8B model in bfloat16 on a GPU, else a tiny one in float32."""
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -143,7 +143,7 @@ def _measure(tower: nn.Module, encoder: vg.GraphedEncoder, sample: Sample, devic
     if next(tower.parameters()).dtype != torch.float32:
         with torch.no_grad():
             exact = copy.deepcopy(tower).float()(pixels.float(), grid_thw=grid)
-        with use_attention(tower):  # two attentions round differently: compare what else is different
+        with use_attention(tower):  # two attentions round differently; compare the rest
             to_float32 = _distance(eager(), exact), _distance(got, exact)
     repeats = 10 if device.type == "cuda" else 3
     return Row(
@@ -153,7 +153,7 @@ def _measure(tower: nn.Module, encoder: vg.GraphedEncoder, sample: Sample, devic
 
 
 def _distance(got: Any, expected: Any) -> float:
-    """Relative L2, the worst of all outputs; infinite where something is not finite."""
+    """Return the maximum relative L2 over outputs; infinite if an output is not finite."""
     worst = 0.0
     for a, b in zip(_tensors(got), _tensors(expected), strict=True):
         distance = ((a.float() - b.float()).norm() / b.float().norm()).item()
@@ -169,7 +169,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _time(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Median wall milliseconds of a call, with a synchronize on each side."""
+    """Return the median wall time of a call in ms, synchronized before and after."""
     times = []
     for _ in range(repeats):
         if device.type == "cuda":

@@ -99,7 +99,7 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     """Items of about `FEW_ROWS` rows, or as many as a budget has."""
     rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
     few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
-    few = few._replace(items=min(few.items, budget.items), segments=min(few.segments, budget.segments))
+    few = Budget(few.rows, min(few.items, budget.items), min(few.segments, budget.segments), few.max_seqlen)
     return sample_layout(spec.layout, few, spec.needs.windows)
 
 

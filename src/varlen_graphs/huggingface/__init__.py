@@ -1,1 +1,1 @@
-"""Whole Hugging Face models."""
+"""Wrapping of whole Hugging Face models."""

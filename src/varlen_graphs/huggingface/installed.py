@@ -1,4 +1,4 @@
-"""An encoder in the place of a tower's forward."""
+"""An encoder installed in place of a tower's forward."""
 
 import copy
 import inspect
@@ -16,30 +16,30 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import Recipe
 
 PLACES = ("forward", "_old_forward")
-"""Where a forward is found: accelerate puts one of its own around a module's, and keeps what it found in the second."""
+"""Instance attributes that hold a forward: accelerate replaces the first, and keeps what it replaced in the second."""
 
 
 class Pools(dict[torch.device, Pool]):
-    """The pools that the encoders of a model share, one a device; a pickle gets others, shared likewise."""
+    """Pools by device, shared by the encoders of a model. Pickled as an empty dict: a copied model gets new pools."""
 
     def __reduce__(self) -> Any:
         return Pools, ()
 
 
 class Installed:
-    """Stands in the place of a tower's forward, and makes the encoder at its first use.
+    """Callable in place of a tower's forward; makes the encoder at its first use.
 
-    Until then the model may be moved, cast, put into eval mode or given adapters. A copy or a pickle of the tower gets
-    one of its own, nothing captured yet. The tower stays the object it is: its class, hooks, names of parameters and
-    keys of its state dict do not change, because this is no module.
+    Until then the model may be moved, cast, put in eval mode or given adapters. A copy or a pickle of the tower gets an
+    `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds the encoder in a plain
+    attribute, so the tower's class, hooks, parameter names and state dict keys do not change.
 
     Args:
         module: The tower.
-        recipe: Makes the encoder.
-        budgets: For the recipe.
-        options: For the recipe.
-        pools: Where the encoder's graphs are captured.
-        before: What was in its place, if that was not the forward of the tower's class.
+        recipe: Function that makes the encoder.
+        budgets: Budgets for the recipe.
+        options: Options for the recipe.
+        pools: Pools of the model.
+        before: Callable that it replaces, `None` for the forward of the tower's class.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Installed:
         self._pools = pools
         self._before = before
         self._encoder: GraphedEncoder | None = None
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -68,14 +68,14 @@ class Installed:
 
     @property
     def encoder(self) -> GraphedEncoder:
-        """The encoder, made now if there is none yet."""
+        """Encoder of the tower, made at the first access."""
         if self._encoder is None:
-            with self._making:
+            with self._lock:
                 self._encoder = self._encoder or self._make()
         return self._encoder
 
     def _make(self) -> GraphedEncoder:
-        with self._absent():
+        with self._without_encoder():
             pool = self._pools.setdefault(next(self.module.parameters()).device, Pool())
             encoder: GraphedEncoder = self._recipe(self.module, self._budgets, **({"pool": pool} | self._options))
             return encoder
@@ -87,7 +87,7 @@ class Installed:
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
     def remove(self) -> None:
-        """Put back what was there, and free the graphs."""
+        """Restore what was replaced, and free the graphs."""
         own = vars(self.module)
         place = next(name for name in PLACES if own.get(name) is self)
         if self._before is None and place == "forward":
@@ -98,8 +98,8 @@ class Installed:
             self._encoder.release()
 
     @contextmanager
-    def _absent(self) -> Iterator[None]:
-        """Show the tower's own forward to an encoder that keeps it for what no graph can do."""
+    def _without_encoder(self) -> Iterator[None]:
+        """Restore the tower's own forward inside the block: an encoder made there keeps it for eager calls."""
         own = vars(self.module)
         forward = own["forward"]
         own["forward"] = self._original
@@ -120,14 +120,14 @@ class Installed:
 def install(
     module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: Pools
 ) -> Installed:
-    """Put an encoder in the place of a tower's forward; inside of what accelerate put there."""
+    """Install an encoder in place of a tower's forward; if accelerate has replaced it, inside of accelerate's."""
     own = vars(module)
     place = PLACES["_hf_hook" in own]
-    own[place] = made = Installed(module, recipe, budgets, options, pools, own.get(place))
-    return made
+    own[place] = encoder = Installed(module, recipe, budgets, options, pools, own.get(place))
+    return encoder
 
 
 def installed(module: nn.Module) -> Installed | None:
-    """What was put in the place of a module's forward, if it was."""
-    found = (vars(module).get(name) for name in PLACES)
-    return next((one for one in found if isinstance(one, Installed)), None)
+    """Return what is installed in place of a module's forward, `None` if nothing is."""
+    forwards = (vars(module).get(name) for name in PLACES)
+    return next((forward for forward in forwards if isinstance(forward, Installed)), None)

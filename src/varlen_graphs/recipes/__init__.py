@@ -1,4 +1,7 @@
-"""Recipes: how a family of towers is declared, one thin file each."""
+"""Recipes: the declaration of a family of towers, one thin file each.
+
+To add a recipe, write one file with a function decorated by `handles`, and import the function here.
+"""
 
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v

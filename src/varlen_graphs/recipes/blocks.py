@@ -1,8 +1,8 @@
-"""Parts of transformer blocks that recipes share: fused where a module is what it says, called as it is otherwise.
+"""Parts of transformer blocks that recipes share: fused operations for plain modules, plain calls for all others.
 
-Adapters and quantisers put modules or weights of their own in the places of plain ones, and others hook or override the
-forward of a module. Those are called: an operator takes the place only of a module that does nothing but what its exact
-type says, on weights that are plain parameters.
+Adapters and quantisers replace modules or their weights, and other code hooks or overrides a module's forward. Such
+modules are called. A fused operation replaces only a module of the exact type it is written for, with no hooks, no
+forward of its own, and weights that are plain parameters.
 """
 
 from collections.abc import Sequence
@@ -23,19 +23,28 @@ RMS_NORMS = (
     "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Qwen2RMSNorm", "Qwen2_5OmniRMSNorm",
     "Qwen2_5_VLRMSNorm",
 )  # fmt: skip
-"""Classes of transformers that are an RMS norm times their weight, and round in between."""
+"""Classes of transformers that compute an RMS norm, round it, and multiply it by their weight."""
 
 SWIGLUS = (
     "Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP",
 )  # fmt: skip
-"""Classes of transformers that are `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
+"""Classes of transformers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
 
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """`x + delta` and its norm, `[rows, dim]` each: one pass over memory for a plain layer norm or RMS norm."""
-    if is_plain(norm, nn.LayerNorm) and _as_is(x, delta, norm.weight, norm.bias):
+    """Return `x + delta` and `norm(x + delta)`, in one pass over memory if `norm` is a plain layer norm or RMS norm.
+
+    Args:
+        x: `[rows, dim]`.
+        delta: `[rows, dim]`.
+        norm: The norm to apply to the sum.
+
+    Returns:
+        The sum and its norm, `[rows, dim]` each.
+    """
+    if is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
-    elif _is_rms_norm(norm) and _as_is(x, delta, norm.weight):
+    elif _is_rms_norm(norm) and _same_dtype(x, delta, norm.weight):
         total, normed = add_rms_norm(x, delta, norm.weight, norm.variance_epsilon)
     else:
         total = x + delta
@@ -44,26 +53,35 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """`norm(x)`, `[rows, dim]`: one pass over memory for a plain RMS norm, which then rounds once."""
-    if _is_rms_norm(norm) and _as_is(x, norm.weight):
+    """Return `norm(x)` for `x` `[rows, dim]`.
+
+    A plain RMS norm makes one pass over memory and rounds once.
+    """
+    if _is_rms_norm(norm) and _same_dtype(x, norm.weight):
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
     out: Tensor = norm(x)
     return out
 
 
 def swiglu(x: Tensor, mlp: Any) -> Tensor:
-    """`mlp(x)`: one pass over memory between the products of a plain SwiGLU."""
-    if type(mlp).__name__ in SWIGLUS and _is_called_as_is(mlp) and _is_silu(mlp.act_fn):
+    """Return `mlp(x)` for `x` `[rows, dim]`.
+
+    A plain SwiGLU makes one pass over memory between its matrix products.
+    """
+    if type(mlp).__name__ in SWIGLUS and _is_called_same_dtype(mlp) and _is_silu(mlp.act_fn):
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-        out: Tensor = mlp.down_proj(silu_mul(gate, up) if _as_is(gate, up) else mlp.act_fn(gate) * up)
+        out: Tensor = mlp.down_proj(silu_mul(gate, up) if _same_dtype(gate, up) else mlp.act_fn(gate) * up)
     else:
         out = mlp(x)
     return out
 
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
-    """`activation(linear(x))`: one matrix product for a plain linear layer and a GELU by tanh."""
-    if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _as_is(x, linear.weight, linear.bias):
+    """Return `activation(linear(x))` for `x` `[rows, dim]`.
+
+    A plain linear layer and a tanh GELU become one matrix product.
+    """
+    if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _same_dtype(x, linear.weight, linear.bias):
         out: Tensor = linear_gelu(x, linear.weight, linear.bias)
     else:
         out = activation(linear(x))
@@ -71,11 +89,14 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
 
 
 def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
-    """A convolution of whole patches, its stride its kernel: `[patches, out]`, one matrix product for a plain one.
+    """Convolve whole patches, for a stride equal to the kernel. A plain convolution becomes one matrix product.
 
     Args:
-        patches: `[patches, channels * kernel]`, each laid out as the weight of the convolution is.
-        conv: `nn.Conv2d` or `nn.Conv3d`, or what stands in its place.
+        patches: `[patches, channels * kernel]`, each patch laid out as the weight of the convolution.
+        conv: An `nn.Conv2d` or `nn.Conv3d`, or a module that replaces one.
+
+    Returns:
+        `[patches, out]`.
     """
     if is_plain(conv, nn.Conv2d) or is_plain(conv, nn.Conv3d):
         return F.linear(patches, conv.weight.flatten(1), conv.bias)
@@ -84,10 +105,18 @@ def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
 
 
 def split_heads(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[rows, heads, dim]`, where they lie in their packed projection `[rows, width]`.
+    """Split a packed projection into queries, keys and values.
+
+    Args:
+        qkv: `[rows, 3 * heads * dim]`.
+        heads: Number of heads.
+        dim: Channels of a head.
+
+    Returns:
+        Queries, keys and values, `[rows, heads, dim]` each, as views of `qkv`.
 
     Raises:
-        SpecError: The projection is of another width: it was sharded, and the number of heads was not.
+        SpecError: The projection has another width, usually because it is sharded and `heads` is not.
     """
     _check_heads(qkv, 3, heads, dim)
     q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
@@ -95,10 +124,19 @@ def split_heads(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tens
 
 
 def project_heads(x: Tensor, projections: Sequence[Any], heads: int, dim: int) -> list[Tensor]:
-    """What each projection makes of `x` `[rows, width]`, by heads: `[rows, heads, dim]` each.
+    """Project rows and split each projection into heads.
+
+    Args:
+        x: `[rows, width]`.
+        projections: Modules that project `x` to `[rows, heads * dim]`.
+        heads: Number of heads.
+        dim: Channels of a head.
+
+    Returns:
+        One tensor `[rows, heads, dim]` per projection.
 
     Raises:
-        SpecError: A projection is of another width: it was sharded, and the number of heads was not.
+        SpecError: A projection has another width, usually because it is sharded and `heads` is not.
     """
     projected = [project(x) for project in projections]
     for each in projected:
@@ -109,25 +147,25 @@ def project_heads(x: Tensor, projections: Sequence[Any], heads: int, dim: int) -
 def _check_heads(projected: Tensor, parts: int, heads: int, dim: int) -> None:
     if projected.shape[-1] != parts * heads * dim:
         raise SpecError(
-            f"a projection is {projected.shape[-1]} wide: expected {parts} times {heads} heads of {dim}; where it is "
-            "sharded, each rank must have whole heads, and num_heads of the attention must be how many: "
+            f"a projection is {projected.shape[-1]} wide: expected {parts} x {heads} heads of {dim} channels; if it is "
+            "sharded, each rank needs whole heads, and num_heads of the attention must count those of the rank: "
             "parallelize_module(tower, mesh, vg.parallel.tensor_plan(tower)) does both"
         )
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
-    """Whether a module is just what its type says: no hooks (`weight_norm` is one), no forward or weights of its own.
+    """Return True if a module is exactly of `kind`, with no hooks, no forward of its own, and plain parameters.
 
-    Quantisers leave `nn.Linear` as it is and make its weight a tensor of another type.
+    `weight_norm` is a hook. Quantisers keep `nn.Linear` and replace its weight by a tensor subclass.
     """
-    if type(module) is not kind or not _is_called_as_is(module):
+    if type(module) is not kind or not _is_called_same_dtype(module):
         return False
     bias = getattr(module, "bias", None)
     return type(module.weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
 
 
-def _is_called_as_is(module: Any) -> bool:
-    """Whether calling a module runs the forward of its class and nothing else."""
+def _is_called_same_dtype(module: Any) -> bool:
+    """Return True if calling a module runs the forward of its class and nothing else."""
     return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -139,14 +177,14 @@ def _is_silu(activation: Any) -> bool:
     return type(activation) is nn.SiLU or type(activation).__name__ == "SiLUActivation"
 
 
-def _as_is(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether all are there, and nothing is cast on the way: under autocast the layers themselves know what is."""
+def _same_dtype(x: Tensor, *others: Tensor | None) -> bool:
+    """Return True if no tensor is missing and none needs a cast; under autocast the layers themselves cast."""
     same = all(other is not None and x.dtype == other.dtype for other in others)
     return same and not torch.is_autocast_enabled(x.device.type)
 
 
 def _is_tanh_gelu(activation: Any) -> bool:
-    """Whether this is `nn.GELU("tanh")`, or transformers' class for it, under any of its names."""
+    """Return True for `nn.GELU("tanh")` and for transformers' class of it, under any of its names."""
     if type(activation) is nn.GELU:
         return activation.approximate == "tanh"
     return type(activation).__name__ in ("GELUTanh", "PytorchGELUTanh")

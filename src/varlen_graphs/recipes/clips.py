@@ -1,7 +1,7 @@
-"""Clips of audio cut into chunks that are convolved one by one, and their tokens into windows of attention.
+"""Audio clips cut into chunks that are convolved one by one, and their tokens cut into attention windows.
 
-The host needs plain integers of it; what a graph computes is torch operations on the item table, of shapes that follow
-from the budget alone.
+Methods of plain integers run on the host. Methods of an item table run inside the graph, as torch operations whose
+shapes follow from the budget alone.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Count = TypeVar("Count", int, Tensor)
 
 
 class Pieces(NamedTuple):
-    """Spans cut into pieces. Pieces past the last one are empty.
+    """Pieces of spans. Pieces past the last one are empty.
 
     Attributes:
-        span: The span of each piece, int64 `[pieces]`; a valid but arbitrary index where there is no piece.
-        start: How many entries of the span come before, int64 `[pieces]`; 0 where there is no piece.
-        length: How many entries it has, int64 `[pieces]`; 0 where there is no piece.
+        span: Span of each piece, int64 `[pieces]`; a valid but arbitrary index for empty pieces.
+        start: Entries of the span before the piece, int64 `[pieces]`; 0 for empty pieces.
+        length: Entries of the piece, int64 `[pieces]`; 0 for empty pieces.
     """
 
     span: Tensor
@@ -34,12 +34,12 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipCuts:
-    """How a tower cuts clips. Frames are the rows of items, and a clip is an item.
+    """Sizes into which a tower cuts clips. A clip is an item, and its frames are the rows.
 
     Attributes:
-        chunk: Frames of a chunk; the last one of a clip may have fewer.
-        window_chunks: Chunks of a window.
-        stride: Frames of a token: 8 after three convolutions, each of stride 2.
+        chunk: Frames per chunk; the last chunk of a clip may have fewer.
+        window_chunks: Chunks per window.
+        stride: Frames per token: 8 after three convolutions of stride 2.
     """
 
     chunk: int
@@ -48,61 +48,59 @@ class ClipCuts:
 
     @property
     def window(self) -> int:
-        """Tokens of a window; the last one of a clip may have fewer."""
+        """Tokens per window; the last window of a clip may have fewer."""
         return self.window_chunks * self.chunk_tokens(self.chunk)
 
     def chunk_tokens(self, frames: Count) -> Count:
-        """Tokens of chunks of so many frames."""
+        """Return the tokens of a chunk of `frames` frames."""
         return (frames + self.stride - 1) // self.stride
 
     def tokens(self, frames: Count) -> Count:
-        """Tokens of clips of so many frames."""
+        """Return the tokens of a clip of `frames` frames."""
         return frames // self.chunk * self.chunk_tokens(self.chunk) + self.chunk_tokens(frames % self.chunk)
 
     def tokens_at(self, budget: Budget) -> int:
-        """The most tokens that the clips of a budget can have."""
-        more = (
-            self.stride * self.chunk_tokens(self.chunk) - self.chunk
-        )  # frames for which a full chunk's tokens have room
+        """Return the maximum number of tokens of the clips of a budget."""
+        more = self.stride * self.chunk_tokens(self.chunk) - self.chunk  # frames that the last token of a chunk lacks
         more_at_ends = (self.stride - 1) * min(budget.items, budget.rows)
         return (budget.rows + budget.rows // self.chunk * more + more_at_ends) // self.stride
 
     def longest_chunk(self, call: Layout) -> list[int]:
-        """Frames of the longest chunk of a call, once for each clip."""
+        """Return the frames of the longest chunk of a call, repeated for each clip."""
         return [min(max(call.rows), self.chunk)] * len(call)
 
     def chunk_frames(self, table: ItemTable) -> tuple[Tensor, Tensor]:
-        """Which frame is where in each chunk, int64 `[chunks, chunk]`, and whether there is one, bool of that shape."""
+        """Return the row of each frame of each chunk, int64 `[chunks, chunk]`, and a mask of real frames, bool."""
         chunks = self._chunks(table)
         at = torch.arange(self.chunk, device=table.device)
         frames = (table.item_starts[chunks.span] + chunks.start)[:, None] + at
         return frames.clamp(max=table.budget.rows - 1), at < chunks.length[:, None]
 
     def chunk_lengths(self, table: ItemTable) -> Tensor:
-        """Frames of each chunk, int64 `[chunks]`; 0 where there is no chunk."""
+        """Return the frames of each chunk, int64 `[chunks]`; 0 for empty chunks."""
         return self._chunks(table).length
 
     def token_places(self, table: ItemTable) -> Tensor:
-        """Where each token is among those of all chunks, if each had as many as a full one, int64 `[tokens]`."""
+        """Return the index of each token among those of all chunks, padded to full chunks, int64 `[tokens]`."""
         tokens = _cut(self.chunk_tokens(self._chunks(table).length), 1, self.tokens_at(table.budget))
         return tokens.span * self.chunk_tokens(self.chunk) + tokens.start
 
     def cu_seqlens(self, table: ItemTable) -> Tensor:
-        """Where windows begin, int32 `[windows + 1]`: starts at 0, and the tail repeats the number of tokens."""
+        """Return the starts of the windows, int32 `[windows + 1]`: the tail repeats the number of tokens."""
         most = _most_pieces(self.tokens_at(table.budget), table.budget.items, self.window)
         windows = _cut(self.tokens(table.item_rows), self.window, most)
         return F.pad(windows.length.cumsum(0), (1, 0)).int()
 
     def pairs(self, frames: Count) -> Count:
-        """Pairs of tokens of clips of so many frames; a last one alone is in none."""
+        """Return the pairs of tokens of a clip of `frames` frames; an odd last token is in no pair."""
         return self.tokens(frames) // 2
 
     def pairs_at(self, budget: Budget) -> int:
-        """The most pairs that the clips of a budget can have."""
+        """Return the maximum number of token pairs of the clips of a budget."""
         return self.tokens_at(budget) // 2
 
     def pair_places(self, table: ItemTable) -> Tensor:
-        """The first token of each pair, int64 `[pairs]`; the second one follows it."""
+        """Return the first token of each pair, int64 `[pairs]`; the second token follows it."""
         tokens = self.tokens(table.item_rows)
         pairs = _cut(tokens // 2, 1, self.pairs_at(table.budget))
         first = (tokens.cumsum(0) - tokens)[pairs.span] + 2 * pairs.start
@@ -113,12 +111,12 @@ class ClipCuts:
 
 
 def _most_pieces(entries: int, spans: int, size: int) -> int:
-    """The most pieces of `size` that so many spans of together so many entries can have."""
+    """Return the maximum number of pieces of `size` entries that `spans` spans with `entries` entries in total have."""
     return (entries + (size - 1) * min(spans, entries)) // size
 
 
 def _cut(lengths: Tensor, size: int, pieces: int) -> Pieces:
-    """Cut spans of `lengths` entries, int64 `[spans]`, into pieces of `size`, of which there are at most `pieces`."""
+    """Cut spans of `lengths` entries, int64 `[spans]`, into at most `pieces` pieces of `size` entries."""
     counts = (lengths + size - 1) // size
     ends = counts.cumsum(0)
     piece = torch.arange(pieces, device=lengths.device)

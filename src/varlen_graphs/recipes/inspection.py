@@ -1,4 +1,4 @@
-"""A tower, run as it is on a few small layouts: what it asks for, and what it gives."""
+"""Inspection of a tower by running it on a few small layouts: the helpers it calls, the extents of its outputs."""
 
 import dataclasses
 import inspect
@@ -15,36 +15,33 @@ from torch import Tensor, nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
-from varlen_graphs.recipes.precomputed import Counted, HelperCall
+from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
 from varlen_graphs.spec.entries import Extent, Items, Rows
 from varlen_graphs.spec.outputs import Declared, Outputs
 from varlen_graphs.spec.rows import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
-"""The arguments of towers that describe items: grids, and lengths of audio."""
+"""Arguments of towers that describe items: grids, and lengths of audio."""
 
 RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What a tower raises that does not like what it is given."""
+"""Errors that a tower raises for inputs it does not accept."""
 
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
-"""Where helpers are that many towers share; others are beside their tower."""
+"""Modules of the helpers that many towers share; other helpers are in the file of their tower."""
 
 
 class Tower:
-    """A tower, and how to call it.
-
-    Args:
-        module: The tower.
+    """A tower and the names of its arguments.
 
     Attributes:
-        module: As given.
-        forward: Its forward, as it is now.
-        rows: The name of the argument with the rows.
-        layout: The name of the argument that describes the items.
-        is_audio: Whether items are lengths.
+        module: The tower.
+        forward: Its forward when this object was made.
+        rows: Name of the argument that holds the rows.
+        layout: Name of the argument that describes the items.
+        is_audio: True if items are lengths.
 
     Raises:
-        SpecError: No argument describes the items, or another one is needed too.
+        SpecError: No argument describes the items, or a further argument is required.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -60,10 +57,10 @@ class Tower:
         needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         others = [name for name in needed if name not in (self.rows, layout)]
         if others:
-            raise SpecError(f"its forward needs {others} too, which does not follow from {layout}")
+            raise SpecError(f"its forward requires {others} too, which does not follow from {layout}")
 
     def example(self, packed: PackedRows, layout: Layout) -> Tensor:
-        """Random rows for a layout, the same at each call."""
+        """Return random rows for a layout, the same in each call."""
         assert packed.shape is not None  # noqa: S101 - made by `forms`
         weight = next(p for p in self.module.parameters() if p.is_floating_point())
         shape = packed.argument_shape((layout.total,), packed.shape)
@@ -71,15 +68,15 @@ class Tower:
         return rows.to(weight.device, weight.dtype if weight.dtype.itemsize > 1 else None)
 
     def describe(self, layout: Layout) -> Tensor:
-        """What describes the items of a layout, for a call."""
+        """Return the layout argument of a call."""
         items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
         return items[:, 2] if self.is_audio else items
 
     def run(self, packed: PackedRows, layout: Layout) -> Any:
-        """The output of the tower by itself.
+        """Return the output of the tower's own forward for random rows.
 
         Raises:
-            SpecError: It raises something.
+            SpecError: The forward raises one of `RUN_ERRORS`.
         """
         try:
             with torch.no_grad():
@@ -91,7 +88,7 @@ class Tower:
             ) from error
 
     def forms(self) -> Iterator[PackedRows]:
-        """What the rows may look like, by the layer that may embed them: the first convolution or linear layer."""
+        """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""
         if self.is_audio:
             config: Any = self.module.config
             yield PackedRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
@@ -104,10 +101,10 @@ class Tower:
                     yield PackedRows(self.rows, shape=(1, *shape), rows_dim=1)
 
     def inspect(self, layout: Layout) -> tuple[PackedRows, list[HelperCall]]:
-        """How rows look, and which helpers a run of this layout calls.
+        """Return the form of the rows and the helper calls of a run on this layout.
 
         Raises:
-            SpecError: It runs on rows of none of these forms.
+            SpecError: The tower runs on rows of none of the forms.
         """
         failures = []
         for packed in self.forms():
@@ -121,21 +118,21 @@ class Tower:
                 return packed, calls
         forms = ", ".join(form for form, _ in failures)
         why = f"; {failures[0][1]}" if failures else ""
-        raise SpecError(f"it runs on {self.rows} of none of the forms {forms or 'known'}{why}")
+        raise SpecError(f"it accepts {self.rows} in none of the forms {forms or 'known'}{why}")
 
 
 @contextmanager
 def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
-    """Note the calls of helpers that this thread makes inside the block, each with the same settings once.
+    """Append the helper calls that this thread makes inside the block to `calls`, once per settings.
 
-    A helper is a function of transformers, or of a file of the tower, that looks for tensors in a dict `kwargs`.
+    A helper is a function of transformers, or of a file of the tower, that has a dict argument `kwargs`.
     """
     own = {cls.__module__ for part in module.modules() for cls in type(part).__mro__}
     own = {name for name in own if name.partition(".")[0] not in ("builtins", "torch")}
     pending: dict[FrameType, tuple[dict[str, Any], str]] = {}
     seen = set()
 
-    def note(frame: FrameType, event: str, result: Any) -> None:
+    def profile(frame: FrameType, event: str, result: Any) -> None:
         code = frame.f_code
         if event == "return" and frame in pending:
             calls.append(HelperCall(code.co_name, *pending.pop(frame), result))
@@ -151,7 +148,7 @@ def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
             pending[frame] = settings, _line(frame.f_back, own)
 
     before = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(profile)
     try:
         yield
     finally:
@@ -164,47 +161,49 @@ def _module_of(frame: FrameType) -> str:
 
 
 def _line(frame: FrameType | None, own: set[str]) -> str:
-    """The line of the tower that a frame is, or was called from."""
+    """Return the line of the tower that a frame runs or was called from."""
     while frame is not None and _module_of(frame) not in own:
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a line"
 
 
-def declare(outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> tuple[Declared, list[str]]:
-    """What outputs are, by how their sizes follow from layouts.
+def declare(
+    outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[CountedExtent]
+) -> tuple[Declared, list[str]]:
+    """Declare outputs by the way their sizes follow from layouts.
 
     Args:
-        outputs: What the tower gave for each layout.
-        layouts: These.
+        outputs: Output of the tower for each layout.
+        layouts: The layouts.
         known: Extents to try beside `Rows` and `Items`.
 
     Returns:
-        The declaration, and the fields whose sizes follow from neither.
+        The declaration, and the fields whose sizes follow from none of the extents.
 
     Raises:
-        SpecError: There are no others.
+        SpecError: No field has a known extent.
     """
     fields: dict[str, Any] = {"": outputs}
     if isinstance(outputs[0], Mapping):
         fields = {name: [output[name] for output in outputs] for name in outputs[0]}
     declared = {name: _declare(parts, layouts, known) for name, parts in fields.items()}
-    found = {name: one for name, one in declared.items() if one is not None}
+    found = {name: extent for name, extent in declared.items() if extent is not None}
     if not found:
         raise SpecError(f"no output has entries for the rows or items of {layouts[0].items}")
-    left = [name for name in declared if name not in found]
-    return found.get("") or Outputs(**found), left
+    unknown = [name for name in declared if name not in found]
+    return found.get("") or Outputs(**found), unknown
 
 
-def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[Counted]) -> Declared | None:
+def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[CountedExtent]) -> Declared | None:
     if isinstance(parts[0], Tensor):
         return _extent(parts, layouts, known)
     if isinstance(parts[0], list | tuple):
-        each = [_declare(inner, layouts, known) for inner in zip(*parts, strict=True)]
-        return None if None in each else [one for one in each if one is not None]
+        entries = [_declare(inner, layouts, known) for inner in zip(*parts, strict=True)]
+        return None if None in entries else [entry for entry in entries if entry is not None]
     return None
 
 
-def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[Counted]) -> Extent | None:
+def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[CountedExtent]) -> Extent | None:
     first = layouts[0]
     for dim, size in enumerate(tensors[0].shape):
         tried: list[Extent] = [dataclasses.replace(extent, rows_dim=dim) for extent in known]

@@ -1,9 +1,9 @@
-"""MiniCPM-V 2.5, 2.6, 4.0 and 4.5: vision transformer and resampler in one graph, no slice padded to another.
+"""MiniCPM-V 2.5, 2.6, 4.0 and 4.5: vision transformer and resampler in one graph, slices packed instead of padded.
 
-Follows the modules that come with the weights, by the names of their parts: `vpm` (`SiglipVisionTransformer` in
-`modeling_navit_siglip.py`; of 2.5 `Idefics2VisionTransformer` of transformers, which is the same but for positions) and
-`resampler`. These take slices `[3, patch, patch * patches]`, padded to a batch; here the patches of all slices are
-rows, which `pack_slices` makes of them.
+Follows the modules that come with the weights, whose submodules it calls by name: `vpm` (`SiglipVisionTransformer` in
+`modeling_navit_siglip.py`; for 2.5 `Idefics2VisionTransformer` of transformers, which differs in positions only) and
+`resampler`. These take slices `[3, patch, patch * patches]`, padded to a batch. Here the patches of all slices are
+rows, packed by `pack_slices`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import AttentionBackend as Backend
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Lookup, MaxSeqlen
 from varlen_graphs.buffers.axes import Axis
 from varlen_graphs.buffers.sincos import RowEntries
@@ -37,11 +37,11 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.rows import PackedRows
 
 LARGEST: dict[tuple[Axis, ...], int] = {("h", "w"): 1024, ("row",): 2048}
-"""Up to how many patches, along a side or in all, position ids are looked up. Slices have some 1024 in all."""
+"""Largest number of patches, per side or in total, with position ids. Slices have about 1024 patches in total."""
 
 
 class MiniCPMVTower(nn.Module):
-    """The two modules of a model that see its images."""
+    """The two modules of a model that process images."""
 
     def __init__(self, vpm: nn.Module, resampler: nn.Module) -> None:
         super().__init__()
@@ -50,27 +50,30 @@ class MiniCPMVTower(nn.Module):
 
 
 def minicpmv(
-    vpm: Any, resampler: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    vpm: Any, resampler: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph vision transformer and resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5 as one encoder.
 
-    The encoder takes `patches` `[rows, 3 * patch * patch]` of all slices one after another (`pack_slices`), and
-    `tgt_sizes` `[slices, 2]`, their `(h, w)` in patches. It gives `[slices, queries, dim]`.
+    The encoder takes `patches` `[rows, 3 * patch * patch]`, the concatenated slices (`pack_slices`), and `tgt_sizes`
+    `[slices, 2]`, their `(h, w)` in patches. It returns `[slices, queries, dim]`.
 
-    That of 4.5 also takes `temporal_ids`, nested as the processor gives them, one integer a slice: of
-    `[[-1], [-1], [2, 6, 9]]` the last three slices are a group, and -1 and `None` are no time. It gives
-    `[groups, queries, dim]`. Without `temporal_ids`, or where they are flat, every slice is a group.
+    For 4.5 it also takes `temporal_ids`, nested as the processor returns them, one integer per slice: in
+    `[[-1], [-1], [2, 6, 9]]` the last three slices form a group, and -1 and `None` mean no time. It returns
+    `[groups, queries, dim]`. If `temporal_ids` are missing or flat, every slice is a group.
 
     Args:
-        vpm: `model.vpm` of a whole model. Where it takes no `tgt_sizes`, as of 2.5, positions are those of one long row
-            of patches, as there.
-        resampler: `model.resampler`. Where it has temporal positions, it is that of 4.5.
+        vpm: `model.vpm` of a whole model. If its forward takes no `tgt_sizes`, as in 2.5, positions are those of one
+            long row of patches.
+        resampler: `model.resampler`; with temporal positions it is that of 4.5.
         budgets: As for `GraphedEncoder`, in patches. `None` is `Ladder()` with room for `max(4, rows // 256)` slices.
         attention: The attention backend.
-        **options: Further arguments of `GraphedEncoder`.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Returns:
+        The encoder, nothing captured yet.
 
     Raises:
-        SpecError: A module lacks the parts of such a one, or the attention of the resampler is adapted.
+        SpecError: A module lacks a submodule or attribute, or the attention of the resampler is adapted.
     """
     check_parts(vpm, ("embeddings", "encoder", "post_layernorm"), "the vision transformer of MiniCPM-V, model.vpm")
     check_resampler(resampler)
@@ -128,10 +131,16 @@ def minicpmv(
 
 
 def pack_slices(slices: Sequence[Tensor]) -> Tensor:
-    """Slices as the processor gives them, `[3, patch, patch * patches]` each, as rows `[patches, 3 * patch * patch]`.
+    """Pack slices into the rows that the encoder of `minicpmv` takes.
+
+    Args:
+        slices: Slices as the processor returns them, `[3, patch, patch * patches]` each.
+
+    Returns:
+        `[patches, 3 * patch * patch]`, of the dtype and on the device of the slices.
 
     Raises:
-        InputError: There are none, or they are not of such shapes.
+        InputError: `slices` is empty, or a slice has another shape.
     """
     patch = slices[0].shape[1] if len(slices) and slices[0].dim() == 3 else 0
     for index, one in enumerate(slices):
@@ -140,16 +149,16 @@ def pack_slices(slices: Sequence[Tensor]) -> Tensor:
                 f"slices[{index}] is {list(one.shape)}: expected [3, patch, patch * patches], of one patch size"
             )
     if not patch:
-        raise InputError("slices is empty: expected at least one; skip the call when there is nothing to encode")
+        raise InputError("slices is empty: expected at least one; skip the call if there is nothing to encode")
     rows = [rearrange(one, "c i (patches j) -> patches (c i j)", j=patch) for one in slices]
     return torch.cat(rows)
 
 
 def position_buckets(size: int, side: int) -> Tensor:
-    """Which of `side` positions each patch along a side of `size` patches has, int64 `[size]` on the CPU.
+    """Return the position, 0 to `side - 1`, of each patch along a side of `size` patches, int64 `[size]` on the CPU.
 
-    By the expressions of the original, whose rounding no other way repeats: 25 patches, say, would get other positions.
-    In float32, its default dtype.
+    These are the expressions of the original, in float32, its default dtype: others round differently, and 25 patches,
+    for example, would get other positions.
     """
     step = (1 / torch.tensor(size, dtype=torch.float32, device="cpu")).item()
     boundaries = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32, device="cpu")
@@ -158,13 +167,13 @@ def position_buckets(size: int, side: int) -> Tensor:
 
 
 def _axes(vpm: Any) -> tuple[Axis, ...]:
-    """Along what patches are counted for position ids: the sides of slices, or one long row."""
+    """Return the axes of position ids: the sides of slices, or one long row of patches."""
     takes = signature(vpm.forward).parameters
     if "tgt_sizes" in takes:
         return ("h", "w")
     if "patch_attention_mask" in takes:
         return ("row",)
     raise SpecError(
-        f"{type(vpm).__name__} takes {[*takes]}: expected tgt_sizes among them, or patch_attention_mask without them, "
-        "which tells MiniCPM-V 2.5; pass the module itself, not a wrapper of it"
+        f"the forward of {type(vpm).__name__} takes {[*takes]}: expected tgt_sizes, or patch_attention_mask for "
+        "MiniCPM-V 2.5; pass model.vpm itself, not a wrapper of it"
     )

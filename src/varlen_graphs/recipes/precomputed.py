@@ -1,9 +1,8 @@
-"""What towers of transformers take precomputed, by the helper that computes it otherwise.
+"""Buffers that replace the helpers of transformers.
 
-From transformers 5.15 on, towers ask helpers (`transformers.vision_utils`, or functions beside the tower) for tensors
-that follow from the grid. A helper takes the arguments of the call as `kwargs`, and what it finds there under a
-standard name it gives back. Its other arguments are the settings, so what a tower needs is known from the helpers it
-calls.
+From transformers 5.15 on, towers call helpers (of `transformers.vision_utils`, or of the tower's own file) for tensors
+that follow from the grid. A helper gets the arguments of the call as `kwargs` and returns the tensor it finds there
+under a standard name. Its other arguments are settings, so the helper calls of a tower determine its buffers.
 """
 
 import math
@@ -34,13 +33,13 @@ from varlen_graphs.spec.entries import Entries, FrameRows
 
 @dataclass(frozen=True)
 class HelperCall:
-    """One call of a helper, made by a tower in a run of its own.
+    """Call of a helper by the tower's own forward.
 
     Attributes:
-        helper: The name of the helper.
+        helper: Name of the helper.
         settings: Its arguments by name.
-        line: The line of the tower that calls it.
-        result: What it gave.
+        line: Line of the tower that calls it.
+        result: Its result.
     """
 
     helper: str
@@ -49,47 +48,46 @@ class HelperCall:
     result: Any
 
 
-Counted = Entries | FrameRows
+HelperCalls = Mapping[str, HelperCall]
+"""The helper calls of a run, by helper."""
+
+CountedExtent = Entries | FrameRows
 
 
 @dataclass(frozen=True)
 class Precomputed:
-    """What takes the place of a helper.
+    """Declaration that replaces a helper.
 
     Attributes:
-        buffers: What gives the tensors, by their standard names.
-        merge: What sides of the grid must be divisible by.
-        outputs: What outputs may have entries for on its account.
+        buffers: Buffers of its tensors, under their standard names.
+        merge: Divisor of the sides of a grid.
+        outputs: Extents that outputs may have because of it.
     """
 
     buffers: tuple[Buffer, ...] = ()
     merge: int = 1
-    outputs: tuple[Counted, ...] = ()
+    outputs: tuple[CountedExtent, ...] = ()
 
 
-Calls = Mapping[str, HelperCall]
-"""The calls of a run, by helper."""
-
-
-def attention_seqlens(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`cu_seqlens` and `max_seqlen`."""
+def attention_seqlens(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return buffers for `cu_seqlens` and `max_seqlen`."""
     return Precomputed((*cu_seqlens(tower, call, calls).buffers, MaxSeqlen("max_seqlen", per=_per(call))))
 
 
-def cu_seqlens(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`cu_seqlens`, of frames or of whole items."""
+def cu_seqlens(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return a buffer for `cu_seqlens`, per frame or per item."""
     return Precomputed((CuSeqlens("cu_seqlens", per=_per(call)),))
 
 
-def max_seqlen(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`max_seqlen` and `max_window_seqlen`, which are declared along with `cu_seqlens` and `cu_window_seqlens`."""
+def max_seqlen(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return no buffer: the maxima are declared along with `cu_seqlens` and `cu_window_seqlens`."""
     if call.settings["kwarg_name"] not in ("max_seqlen", "max_window_seqlen"):
         raise _unknown(call, f" for {call.settings['kwarg_name']}")
     return Precomputed()
 
 
-def window_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`window_index`, `cu_window_seqlens` and `max_window_seqlen`."""
+def window_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return buffers for `window_index`, `cu_window_seqlens` and `max_window_seqlen`."""
     merge = call.settings["spatial_merge_size"]
     windows = Windows(call.settings["window_size"] // merge // call.settings["patch_size"])
     return Precomputed(
@@ -102,15 +100,15 @@ def window_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
     )
 
 
-def position_ids(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`position_ids` of two or three axes."""
+def position_ids(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return a buffer for `position_ids` of two or three axes."""
     order, merge = _order(call)
     axes: Any = ("t", "h", "w") if call.settings.get("include_temporal") else ("h", "w")
     return Precomputed((GridPositions("position_ids", order=order, axes=axes),), merge)
 
 
-def interpolation(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`interp_indices` and `interp_weights` of a square table."""
+def interpolation(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return buffers for `interp_indices` and `interp_weights` of a square table."""
     settings = call.settings
     if settings.get("padding", "border") != "border":
         raise _unknown(call, f" with padding={settings['padding']!r}")
@@ -128,8 +126,8 @@ def interpolation(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
     return Precomputed((indices, weights), merge)
 
 
-def frame_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`frame_index`: 0 in images, and in videos 1 for the rows of the first frame; int64 `[rows]`."""
+def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return a buffer for `frame_index`, int64 `[rows]`: 0 in images, counted from 1 in videos."""
 
     def index(table: ItemTable) -> Tensor:
         frame, _, _ = table.positions("raster")
@@ -138,16 +136,15 @@ def frame_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
     return Precomputed((DeviceBuffer("frame_index", index, any_segments=False),))
 
 
-def temporal_merge_index(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """`temporal_merge_index`: the rows that pool into each merged token, int64 `[tokens, frames, rows of a block]`.
+def temporal_merge_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return a buffer for `temporal_merge_index`, int64 `[tokens, frames, rows of a block]`: the rows of each token.
 
-    The tower takes the mean over frames, of which all items of a call have to have the same number. Here it is the
-    least one that every number of frames up to `pos_emb_time` divides; each frame comes as often as fills it, which
-    leaves the mean what it is.
+    The tower averages over frames and needs the same number of frames for all items of a call. The buffer uses the
+    least common multiple of all numbers up to `pos_emb_time` and repeats each frame to fill it, which keeps the mean.
     """
     side, other = call.settings["kernel_height"], call.settings["kernel_width"]
     if side != other:
-        raise _unknown(call, f" with a kernel of {side} by {other}, which is no square")
+        raise _unknown(call, f" with a kernel of {side} by {other}, which is not square")
     places, block = math.lcm(*range(1, tower.config.pos_emb_time + 1)), side * side
 
     def index(table: ItemTable) -> Tensor:
@@ -169,19 +166,19 @@ def temporal_merge_index(tower: Any, call: HelperCall, calls: Calls) -> Precompu
     return Precomputed((buffer,), side, (FrameRows(every=block),))
 
 
-def chunks(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """All of audio: `padded_feature`, `chunk_lengths`, `valid_indices`, `cu_seqlens`, `max_seqlen`, `pool_indices`.
+def chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return all buffers of audio: `padded_feature`, `chunk_lengths`, `valid_indices`, `cu_seqlens` and so on.
 
-    `padded_feature` is made of rows: the buffer says which, and the forward gathers them (see `GATHERED`).
+    `padded_feature` consists of rows: its buffer holds their indices, and the forward gathers them (see `GATHERED`).
     """
     chunk = 2 * call.settings["n_window"]
     windows = calls["get_audio_cu_seqlens"].settings.get("n_window_infer", chunk) // chunk
     lengths, tokens = call.result[1], len(calls["get_valid_indices"].result)
     stride = next((s for s in (1, 2, 4, 8, 16) if int(((lengths + s - 1) // s).sum()) == tokens), None)
     if stride is None:
-        raise _unknown(call, f", which gives {lengths.tolist()} frames {tokens} tokens")
+        raise _unknown(call, f", which makes {tokens} tokens of {lengths.tolist()} frames")
     cuts = ClipCuts(chunk, windows, stride)
-    made: dict[str, Callable[[ItemTable], Any]] = {
+    functions: dict[str, Callable[[ItemTable], Any]] = {
         "padded_feature": cuts.chunk_frames,
         "chunk_lengths": cuts.chunk_lengths,
         "valid_indices": cuts.token_places,
@@ -190,18 +187,18 @@ def chunks(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
     }
     outputs = Entries(cuts.tokens, cuts.tokens_at)
     if "get_pool_indices" in calls:
-        made["pool_indices"] = cuts.pair_places
+        functions["pool_indices"] = cuts.pair_places
         outputs = Entries(cuts.pairs, cuts.pairs_at)
-    buffers = [DeviceBuffer(name, function, any_segments=False) for name, function in made.items()]
+    buffers = [DeviceBuffer(name, function, any_segments=False) for name, function in functions.items()]
     return Precomputed(tuple(buffers), outputs=(outputs,))
 
 
-def with_chunks(tower: Any, call: HelperCall, calls: Calls) -> Precomputed:
-    """What is declared along with chunks."""
+def with_chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return no buffer: `chunks` declares the tensors of this helper."""
     return Precomputed()
 
 
-HELPERS: dict[str, Callable[[Any, HelperCall, Calls], Precomputed]] = {
+HELPERS: dict[str, Callable[[Any, HelperCall, HelperCalls], Precomputed]] = {
     "get_vision_attention_seqlens": attention_seqlens,
     "get_vision_cu_seqlens": cu_seqlens,
     "get_max_seqlen": max_seqlen,
@@ -215,34 +212,36 @@ HELPERS: dict[str, Callable[[Any, HelperCall, Calls], Precomputed]] = {
     "get_valid_indices": with_chunks,
     "get_pool_indices": with_chunks,
 }
-"""What takes the place of each helper: from the tower, the call and all calls."""
+"""Functions of the tower, the call and all calls that return the declaration for a helper."""
 
 GATHERED = ("padded_feature",)
-"""Arguments that are rows in another order; their buffers give which row is where, and whether there is one."""
+"""Arguments that are gathered from the rows; their buffers hold row indices and a mask of real rows."""
 
 
 def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
-    """What takes the place of all helpers that a tower calls.
+    """Return the declaration that replaces all helpers that a tower calls.
 
     Raises:
-        SpecError: A helper, or a setting of one, that nothing here takes the place of; two settings for one name.
+        SpecError: A helper or one of its settings is unknown, or two calls give one name different settings.
     """
     by_helper = {call.helper: call for call in calls}
     buffers: dict[str, Buffer] = {}
     merges = set()
-    outputs: list[Counted] = []
+    outputs: list[CountedExtent] = []
     for call in calls:
         if call.helper not in HELPERS:
             raise _unknown(call)
-        one = HELPERS[call.helper](tower, call, by_helper)
-        for buffer in one.buffers:
+        replacement = HELPERS[call.helper](tower, call, by_helper)
+        for buffer in replacement.buffers:
             known = buffers.setdefault(buffer.name, buffer)
             if known != buffer:
-                raise SpecError(f"{call.line} asks {call.helper} for {buffer}, but there is {known} of the same name")
-        merges.add(one.merge)
-        outputs += one.outputs
+                raise SpecError(
+                    f"{call.line} calls {call.helper} for {buffer}: expected {known}, as for an earlier call"
+                )
+        merges.add(replacement.merge)
+        outputs += replacement.outputs
     if len(merges - {1}) > 1:
-        raise SpecError(f"helpers are called with the merge sizes {sorted(merges)}: expected one")
+        raise SpecError(f"it calls helpers with the merge sizes {sorted(merges)}: expected one merge size")
     return Precomputed(tuple(buffers.values()), max(merges, default=1), tuple(outputs))
 
 
@@ -253,9 +252,9 @@ def _per(call: HelperCall) -> Per:
 def _order(call: HelperCall) -> tuple[Order, int]:
     merge = call.settings["spatial_merge_size"]
     if not isinstance(merge, int):
-        raise _unknown(call, " with a merge size for each item")
+        raise _unknown(call, " with one merge size per item")
     return ("merge_block" if merge > 1 else "raster"), merge
 
 
 def _unknown(call: HelperCall, how: str = "") -> SpecError:
-    return SpecError(f"{call.line} calls {call.helper}{how}, and no buffer takes its place")
+    return SpecError(f"{call.line} calls {call.helper}{how}, which no buffer replaces")

@@ -3,9 +3,9 @@
 Follows `transformers/models/qwen3_omni_moe/modeling_qwen3_omni_moe.py`, whose submodules it calls by name; they are the
 same in 4.57, 5.17 and 5.23.
 
-Clips of mel frames are cut into chunks, three convolutions make a token of every eight frames of a chunk, and tokens
-attend to those of their window, which is some chunks of the clip. (Transformers 4.57 keeps windows apart with
-FlashAttention 2 alone; its other backends mask nothing, which the recipe does not imitate.)
+Clips of mel frames are cut into chunks, three convolutions turn every eight frames of a chunk into a token, and tokens
+attend to those of their window, which spans several chunks of the clip. (In transformers 4.57 only FlashAttention 2
+separates windows; its other backends mask nothing. The recipe always separates them.)
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
-from varlen_graphs.attention.backends import AttentionBackend as Backend
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
@@ -40,32 +40,35 @@ PARTS = (
 
 @handles("Qwen3OmniMoeAudioEncoder")
 def qwen3_omni_audio(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the audio tower of Qwen3-Omni.
 
-    The encoder takes what the tower takes, `input_features` `[mel_bins, frames]` of all clips one after another and
-    `feature_lens` `[clips]` in frames, and gives what it gives: the tower's own output type, with the tokens of all
-    clips as `last_hidden_state` `[tokens, out]`. It has them as `pooler_output` too where that type has such a field,
-    which transformers 5.17 leaves empty. How many tokens there are the host has to know: `feature_lens` on the GPU cost
-    one copy to the host.
+    The encoder is called as the tower is, with `input_features` `[mel_bins, frames]` of all concatenated clips and
+    `feature_lens` `[clips]` in frames, and returns the tower's own output type with the tokens of all clips as
+    `last_hidden_state` `[tokens, out]`. If that type has a field `pooler_output`, which transformers 5.17 leaves empty,
+    it holds the tokens too. The host must know the number of tokens, so `feature_lens` on the GPU cost one copy to the
+    host.
 
     Args:
         tower: `Qwen3OmniMoeAudioEncoder`: `model.thinker.model.audio_tower` of a whole model (up to transformers 5.17
             `model.thinker.audio_tower`).
-        budgets: As for `GraphedEncoder`, in frames. `None` is `Ladder()` with room for `max(4, rows // 512)` clips:
-            the last chunk of every clip is convolved whole, so that room for a clip costs a chunk.
+        budgets: As for `GraphedEncoder`, in frames. `None` is `Ladder()` with room for `max(4, rows // 512)` clips. The
+            last chunk of every clip is convolved at full size, so each clip of capacity costs a chunk.
         attention: The attention backend.
-        **options: Further arguments of `GraphedEncoder`.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Returns:
+        The encoder, nothing captured yet.
 
     Raises:
-        SpecError: `tower` lacks the parts of such a tower.
+        SpecError: `tower` lacks a submodule or attribute of a Qwen3-Omni audio tower.
     """
     check_parts(
         tower, PARTS, "the audio tower of Qwen3-Omni, which is model.thinker.model.audio_tower of a whole model"
     )
-    made = output_class(tower, "BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in transformers 4.57
-    fields = [name for name in ("last_hidden_state", "pooler_output") if name in made.__dataclass_fields__]
+    output_type = output_class(tower, "BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in 4.57
+    fields = [name for name in ("last_hidden_state", "pooler_output") if name in output_type.__dataclass_fields__]
     attn = tower.layers[0].self_attn
     cuts = ClipCuts(2 * tower.n_window, tower.n_window_infer // (2 * tower.n_window))
 
@@ -85,7 +88,7 @@ def qwen3_omni_audio(
         windows: tuple[Tensor, TileSchedule],
     ) -> Any:
         frames, real = chunk_frames
-        chunks = torch.where(real, input_features[:, frames], 0)  # not times 0: padding may hold NaN
+        chunks = torch.where(real, input_features[:, frames], 0)  # no product with 0: padding may hold NaN
         x = _convolve(tower, rearrange(chunks, "mel chunks frames -> chunks 1 mel frames"), longest_chunk[:1])
         x = rearrange(x, "chunks tokens dim -> (chunks tokens) dim")[token_places]
         cu_seqlens, schedule = windows
@@ -102,7 +105,7 @@ def qwen3_omni_audio(
             change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
             x, normed = _add_norm_in_range(x, change, next_norm)
         x = tower.proj2(linear_activation(normed, tower.proj1, tower.act))
-        return made(**dict.fromkeys(fields, x))
+        return output_type(**dict.fromkeys(fields, x))
 
     spec = BufferSpec(
         rows=PackedRows("input_features", shape=(tower.num_mel_bins,), rows_dim=1),
@@ -120,16 +123,9 @@ def qwen3_omni_audio(
 
 
 def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:
-    """Chunks `[chunks, 1, mel_bins, chunk]` to `[chunks, tokens, dim]`, positions in the chunk added.
-
-    The tower pads chunks to the longest one of a call, and each convolution sees zeros past that. Here they are all of
-    the same size, so what a convolution makes of padding further on is set to zero for the next one.
-
-    Args:
-        tower: The tower.
-        chunks: Zero where there is no frame.
-        longest: Frames of the longest chunk of the call, int64 `[1]`.
-    """
+    """Convolve chunks `[chunks, 1, mel_bins, chunk]` to `[chunks, tokens, dim]` and add the positions in the chunk."""
+    # The tower pads chunks to the longest one of the call, and each convolution sees zeros after it. Here all chunks
+    # have full size, so entries after `longest` frames, int64 `[1]`, are set to zero before each convolution.
     embeds = []
     for x in chunks.split(tower.conv_chunksize):
         width = longest
@@ -144,7 +140,7 @@ def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:
 
 
 def _add_norm_in_range(x: Tensor, change: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """`x + change` and its norm, clamped in float16 as layers do at their end."""
+    """Return `x + change` and its norm; in float16 the sum is clamped, as the layers of the tower do."""
     if x.dtype != torch.float16:
         return add_norm(x, change, norm)
     limit = torch.finfo(x.dtype).max - 1000

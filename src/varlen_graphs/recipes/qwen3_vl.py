@@ -1,39 +1,35 @@
-"""Qwen3-VL, Qwen3.5 and Qwen3-Omni, and their MoE variants: images and videos, deepstack features where there are some.
+"""Qwen3-VL, Qwen3.5 and Qwen3-Omni, and their MoE variants: images and videos, with deepstack features in most.
 
 Follows `transformers/models/qwen3_vl/modeling_qwen3_vl.py`, whose submodules it calls by name; they are the same in
 4.57, 5.17 and 5.23, and in the other families. Where the versions differ (the output type, and the dtype in which
-position embeddings are interpolated), the recipe does what the installed one does.
+position embeddings are interpolated), the recipe follows the installed one.
 """
 
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import AttentionBackend as Backend
-from varlen_graphs.buffers import (
-    AttentionSchedule,
-    CuSeqlens,
-    DeviceBuffer,
-    MaxSeqlen,
-    RotaryTable,
-    interpolate_positions,
-)
+from varlen_graphs.attention.api import TileSchedule
+from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.buffers import RotaryTable, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.budgets import Budgets, Ladder
-from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, split_heads
+from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.recipes.vision_tower import (
+    Segments,
+    frame_buffers,
+    item_table,
+    run_block,
+    vision_spec,
+    with_next_norm,
+)
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Declared, Outputs
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
@@ -46,15 +42,15 @@ def qwen3_vl(
     tower: Any,
     budgets: Budgets | None = None,
     *,
-    attention: Backend = "auto",
+    attention: AttentionBackend = "auto",
     normalize: Normalize | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
 
-    The encoder takes what the tower takes, `(hidden_states, grid_thw)`, and gives what it gives: the tower's own output
-    type with `last_hidden_state` `[rows, hidden]`, `pooler_output` `[rows / 4, out]` and, but for Qwen3.5,
-    `deepstack_features`, or the tuple of transformers 4.57. A frame is one attention segment, so images and videos
+    The encoder is called as the tower is, with `(hidden_states, grid_thw)`, and returns the tower's own output type
+    with `last_hidden_state` `[rows, hidden]`, `pooler_output` `[rows / 4, out]` and, except for Qwen3.5,
+    `deepstack_features`, or the tuple of transformers 4.57. Each frame is one attention segment, so images and videos
     share all graphs.
 
     Args:
@@ -62,12 +58,15 @@ def qwen3_vl(
             transformers 5.17 `model.thinker.visual`).
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: With this, rows are bytes, as processors give them with `do_rescale=False, do_normalize=False` and
+        normalize: If given, rows are bytes, as processors return them with `do_rescale=False, do_normalize=False` and
             `.to(torch.uint8)`, and are normalised inside the graph.
-        **options: Further arguments of `GraphedEncoder`.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Returns:
+        The encoder of the tower, nothing captured yet.
 
     Raises:
-        SpecError: `tower` lacks the parts of such a tower.
+        SpecError: `tower` lacks a submodule or attribute of a Qwen3-VL vision tower.
     """
     check_parts(
         tower,
@@ -76,13 +75,10 @@ def qwen3_vl(
         "(model.thinker.model.visual for Omni)",
     )
     deep = hasattr(tower, "deepstack_merger_list")
-    made = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
+    output_type = output_class(tower, "BaseModelOutputWithDeepstackFeatures" if deep else "BaseModelOutputWithPooling")
     merged = Rows(every=tower.spatial_merge_size**2)
-    attn = tower.blocks[0].attn
-    outputs: Declared = (merged, merged)  # transformers 4.57
-    if made is not None:
-        fields = {"deepstack_features": merged} if deep else {}
-        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
+    # Up to transformers 5.8, where the tower has this method, it interpolates in the dtype of the table.
+    accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
 
     def forward(
         tower: Any,
@@ -93,6 +89,7 @@ def qwen3_vl(
         position_embeddings: tuple[Tensor, Tensor],
         table: ItemTable,
     ) -> Any:
+        frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = interpolate_positions(
             tower.pos_embed.weight,
             table,
@@ -103,43 +100,31 @@ def qwen3_vl(
             add=patch_convolution(hidden_states, tower.patch_embed.proj),
         )
         deepstack = []
-        # Read from the tower: numbers of a closure are symbols to the compiler, which torch 2.11 takes for no others.
+        # Read the indexes from the tower: torch.compile makes the numbers of a closure symbolic, which torch 2.11
+        # rejects here.
         indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
-        for index, block in enumerate(tower.blocks):
-            q, k, v = split_heads(block.attn.qkv(normed), block.attn.num_heads, block.attn.head_dim)
-            q, k = apply_rotary(q, k, *position_embeddings)
-            attended = varlen_attention(
-                q, k, v, cu_seqlens, max_seqlen, scale=block.attn.scaling, schedule=schedule, backend=attention
+        for index, (block, next_norm) in enumerate(with_next_norm(tower.blocks)):
+            x, normed = run_block(
+                block, x, normed, next_norm, _mlp, segments=frames, rotary=position_embeddings, backend=attention
             )
-            x, normed = add_norm(
-                x, block.attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)")), block.norm2
-            )
-            change = block.mlp.linear_fc2(linear_activation(normed, block.mlp.linear_fc1, block.mlp.act_fn))
-            if index + 1 < len(tower.blocks):
-                x, normed = add_norm(x, change, tower.blocks[index + 1].norm1)
-            else:
-                x = x + change
             if index in indexes:
                 deepstack.append(tower.deepstack_merger_list[indexes.index(index)](x))
         pooled = tower.merger(x)
-        if made is None:
+        if output_type is None:
             return pooled, deepstack
         features = {"deepstack_features": deepstack} if deep else {}
-        return made(last_hidden_state=x, pooler_output=pooled, **features)
+        return output_type(last_hidden_state=x, pooler_output=pooled, **features)
 
-    # Interpolation in the dtype of the table is what the method of this name does, up to transformers 5.8.
-    accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
-    spec = BufferSpec(
-        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
-        layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
-        buffers=[
-            CuSeqlens(per="frame"),
-            MaxSeqlen(per="frame"),
-            AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim, per="frame"),
-            RotaryTable(order="merge_block"),
-            DeviceBuffer("table", lambda table: table, any_segments=False),
-        ],
-        outputs=outputs,
-    )
+    outputs: Declared = (merged, merged)  # transformers 4.57
+    if output_type is not None:
+        fields = {"deepstack_features": merged} if deep else {}
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
+    buffers = [*frame_buffers(tower), RotaryTable(order="merge_block"), item_table()]
+    spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+
+
+def _mlp(x: Tensor, mlp: Any) -> Tensor:
+    out: Tensor = mlp.linear_fc2(linear_activation(x, mlp.linear_fc1, mlp.act_fn))
+    return out

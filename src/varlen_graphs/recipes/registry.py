@@ -1,10 +1,10 @@
-"""Which recipe is for which tower."""
+"""Recipes by the class of the tower."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Recipe = Callable[..., Any]
-"""Called as `recipe(tower, budgets, **options)`, and gives a `GraphedEncoder`."""
+"""Function called as `recipe(tower, budgets, **options)` that returns a `GraphedEncoder`."""
 
 R = TypeVar("R", bound=Recipe)
 
@@ -12,28 +12,32 @@ _RECIPES: dict[str, Recipe] = {}
 
 
 def handles(*class_names: str) -> Callable[[R], R]:
-    """Declare that a recipe is for towers of these classes, and of classes derived from them: `vg.wrap` finds it.
+    """Register a recipe for towers of these classes and their subclasses, so that `vg.wrap` finds it.
 
         @vg.recipes.handles("MyVisionTower")
         def my_tower(tower, budgets=None, **options):
             return vg.GraphedEncoder(tower, budgets or vg.Ladder(), buffer_spec=..., forward=..., **options)
 
-    Classes go by their names, because some come with the weights and have no module to import them from. A later
-    declaration takes the place of an earlier one.
+    Args:
+        *class_names: Names of the classes, without their modules: some come with the weights and cannot be imported. A
+            later registration of a name replaces an earlier one.
+
+    Returns:
+        A decorator that registers a recipe and returns it unchanged.
     """
 
-    def declare(recipe: R) -> R:
+    def register(recipe: R) -> R:
         _RECIPES.update(dict.fromkeys(class_names, recipe))
         return recipe
 
-    return declare
+    return register
 
 
 def recipe_for(tower: object) -> Recipe | None:
-    """The recipe for a tower, if there is one."""
+    """Return the recipe of a tower's class or of the nearest base class, `None` if there is none."""
     return next((_RECIPES[cls.__name__] for cls in type(tower).__mro__ if cls.__name__ in _RECIPES), None)
 
 
 def handled() -> list[str]:
-    """The classes that there are recipes for."""
+    """Return the names of all classes with a recipe, sorted."""
     return sorted(_RECIPES)

@@ -1,8 +1,8 @@
-"""The resampler of MiniCPM-V: learned queries that attend to the patches of a slice, or of a group of them.
+"""The resampler of MiniCPM-V: learned queries that attend to the patches of a slice or of a group of slices.
 
-Follows `Resampler` in the `resampler.py` that comes with the weights of MiniCPM-V 2.5, 2.6, 4.0 and 4.5, by the names
-of its parts. That of 4.5 is the one with temporal positions, `max_temporal_size`. It has two forms; the other than the
-batched one, which this is, mixes up slices and patches of a group.
+Follows `Resampler` in the `resampler.py` that comes with the weights of MiniCPM-V 2.5, 2.6, 4.0 and 4.5, whose
+submodules it calls by name. Only that of 4.5 has temporal positions, `max_temporal_size`. It has two forms. This recipe
+follows the batched one; the other one mixes up slices and patches of a group.
 """
 
 from typing import Any, NamedTuple, cast
@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import AttentionBackend as Backend
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
@@ -32,22 +32,25 @@ ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "h
 
 
 def resampler(
-    module: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    module: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5 alone.
 
-    The encoder takes `x` `[rows, vision_dim]`, the features of all slices one after another, and `tgt_sizes`
-    `[slices, 2]`, their `(h, w)` in patches; of 4.5 also `temporal_ids`, as `minicpmv` does. It gives
-    `[slices, queries, dim]`, of 4.5 `[groups, queries, dim]`.
+    The encoder takes `x` `[rows, vision_dim]`, the concatenated features of all slices, and `tgt_sizes` `[slices, 2]`,
+    their `(h, w)` in patches; for 4.5 also `temporal_ids`, as `minicpmv` does. It returns `[slices, queries, dim]`, for
+    4.5 `[groups, queries, dim]`.
 
     Args:
         module: `model.resampler` of a whole model.
         budgets: As for `minicpmv`.
         attention: The attention backend.
-        **options: Further arguments of `GraphedEncoder`.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Returns:
+        The encoder, nothing captured yet.
 
     Raises:
-        SpecError: `module` lacks the parts of such a resampler, or its attention is adapted.
+        SpecError: `module` lacks a submodule or attribute of such a resampler, or its attention is adapted.
     """
     check_resampler(module)
 
@@ -75,39 +78,39 @@ def resampler(
 
 
 def check_resampler(module: Any) -> None:
-    """Whether a module has the parts that `resample` calls by name.
+    """Check that a module has the submodules and attributes that `resample` uses.
 
     Raises:
-        SpecError: It has not, or its attention is no plain one.
+        SpecError: One is missing, or the attention is not a plain `torch.nn.MultiheadAttention`.
     """
     check_parts(module, PARTS, "the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5, which is model.resampler")
     check_parts(module.attn, ATTENTION_PARTS, "the torch.nn.MultiheadAttention of such a resampler")
     own = module.attn._parameters
     if own.get("in_proj_weight") is None or own.get("in_proj_bias") is None:
         raise SpecError(
-            f"the weights of {type(module.attn).__name__} are missing or not its own: expected a plain attention in "
-            "the resampler; merge the adapter into it first"
+            f"the {type(module.attn).__name__} of the resampler has no in_proj weights of its own: expected a plain "
+            "attention; merge the adapter into it first"
         )
 
 
 def slices(module: Any) -> GridHW:
-    """What describes the slices of a call."""
+    """Return the layout argument of a resampler, `tgt_sizes`, with `temporal_ids` for MiniCPM-V 4.5."""
     columns = (NestedColumn("temporal_ids", pad=-1, default=-1),) if _is_temporal(module) else ()
     return GridHW("tgt_sizes", columns=columns)
 
 
 def queries_of(module: Any) -> Extent:
-    """What the output has entries `[queries, dim]` for."""
+    """Return the extent of the output: entries `[queries, dim]` per slice, or per group for MiniCPM-V 4.5."""
     return Groups() if _is_temporal(module) else Items()
 
 
 def slice_budgets() -> list[Budget]:
-    """`Ladder()`, with room for fewer slices than other budgets have: each slot has all queries, also an empty one."""
+    """Return `Ladder()` with fewer items than by default: every slot computes all queries, even an empty one."""
     return [Budget(rows, items=max(4, rows // 256)) for rows in Ladder().row_counts()]
 
 
 def resampler_buffers(module: Any) -> list[Buffer]:
-    """What `resample` takes beside the rows."""
+    """Return the buffers that `resample` takes beside the rows."""
     per: Per = "group" if _is_temporal(module) else "item"
     queries, dim = module.query.shape
     attn = module.attn
@@ -124,16 +127,16 @@ def resampler_buffers(module: Any) -> list[Buffer]:
 
 
 class Keys(NamedTuple):
-    """What `resample` takes beside the rows: the buffers of `resampler_buffers`.
+    """Arguments of `resample` beside the rows, from the buffers of `resampler_buffers`.
 
     Attributes:
-        slots: How many slices, or groups, there is room for.
-        cu_queries: Where the queries of each begin, int32 `[segments + 1]`.
-        cu_keys: Where its rows begin, int32 `[segments + 1]`.
-        max_keys: At least the rows of the largest.
-        schedule: The schedule of both.
-        positions: Of each row, in its slice.
-        times: Of its slice; of MiniCPM-V 4.5 alone.
+        slots: Capacity in slices, or in groups.
+        cu_queries: Start of the queries of each slot, int32 `[segments + 1]`.
+        cu_keys: Start of the rows of each slot, int32 `[segments + 1]`.
+        max_keys: Upper bound of the rows of a slot.
+        schedule: Tile schedule of queries and keys.
+        positions: Position of each row in its slice.
+        times: Time of the slice of each row; `None` before MiniCPM-V 4.5.
     """
 
     slots: int
@@ -145,8 +148,8 @@ class Keys(NamedTuple):
     times: RowEntries | None
 
 
-def resample(module: Any, x: Tensor, keys: Keys, attention: Backend) -> Tensor:
-    """Features `[rows, vision_dim]` to `[slots, queries, dim]`. A slot without keys has something finite."""
+def resample(module: Any, x: Tensor, keys: Keys, attention: AttentionBackend) -> Tensor:
+    """Resample features `[rows, vision_dim]` to `[slots, queries, dim]`. Slots without keys hold finite values."""
     attn, queries = module.attn, len(module.query)
     v = module.ln_kv(module.kv_proj(x))
     k = add_sincos(v, keys.positions)
@@ -169,7 +172,7 @@ def resample(module: Any, x: Tensor, keys: Keys, attention: Backend) -> Tensor:
 
 
 def _frequencies(dim: int) -> Tensor:
-    """Those of `dim` channels, float32 `[dim / 2]`, by numpy like the original: other powers round in other ways."""
+    """Return the frequencies of `dim` channels, float32 `[dim / 2]`; by numpy, as torch would round differently."""
     import numpy
 
     share = numpy.arange(dim // 2, dtype=numpy.float32) / (dim / 2)
@@ -177,5 +180,5 @@ def _frequencies(dim: int) -> Tensor:
 
 
 def _is_temporal(module: Any) -> bool:
-    """Whether slices come in groups, with a time each: MiniCPM-V 4.5."""
+    """Return True if slices come in groups and have a time each, as for MiniCPM-V 4.5."""
     return hasattr(module, "max_temporal_size")

@@ -1,10 +1,10 @@
-"""SigLIP 2 with NaFlex, images of any size and aspect ratio, and LFM2-VL, whose vision tower it is.
+"""SigLIP 2 with NaFlex, for images of any size and aspect ratio, and LFM2-VL, which uses its vision tower.
 
 Follows `transformers/models/siglip2/modeling_siglip2.py`, whose submodules it calls by name; they are the same in 4.57,
-5.17 and 5.23. The former has them one level further down, in a `Siglip2VisionTransformer` of its own.
+5.17 and 5.23. In 4.57 they are one level deeper, in a `Siglip2VisionTransformer`.
 
-The tower takes a padded batch and masks what is not real. Here its rows are packed on their way in, and attend within
-their image: what is computed is as many rows as are real, and nothing is masked.
+The tower takes a padded batch and masks its padding. Here the real rows are packed when they are copied in, and attend
+within their image, so only real rows are computed and nothing is masked.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
-from varlen_graphs.attention.backends import AttentionBackend as Backend
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
@@ -34,27 +34,30 @@ PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
 
 @handles("Siglip2VisionModel", "Siglip2VisionTransformer")
 def siglip2(
-    tower: Any, budgets: Budgets | None = None, *, attention: Backend = "auto", **options: Any
+    tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the vision tower of SigLIP 2 (NaFlex) or LFM2-VL.
 
-    The encoder takes what the tower takes: `pixel_values` `[batch, length, 3 * patch * patch]`, `pixel_attention_mask`
-    `[batch, length]`, and `spatial_shapes` `[batch, 2]`, height and width of each image in patches. It gives what the
-    tower gives: `last_hidden_state` `[batch, length, hidden]`, with zeros where the mask has them, and, of a tower with
-    a head, `pooler_output` `[batch, hidden]`.
+    The encoder is called as the tower is, with `pixel_values` `[batch, length, 3 * patch * patch]`,
+    `pixel_attention_mask` `[batch, length]`, and `spatial_shapes` `[batch, 2]`, height and width of each image in
+    patches. It returns the tower's own output type with `last_hidden_state` `[batch, length, hidden]`, zero where the
+    mask is zero, and, if the tower has a head, `pooler_output` `[batch, hidden]`.
 
-    Budgets count real patches; what a batch is padded to costs nothing but copies. Shapes and masks on the GPU cost a
-    copy to the host each. Position embeddings are resampled inside the graph, with the filter of
-    `torch.nn.functional.interpolate(antialias=True)` in closed form, so sizes never seen before cost what others cost.
+    Budgets count real patches; the padding of a batch costs only copies. Shapes and masks on the GPU cost one copy to
+    the host each. Position embeddings are resampled inside the graph, with the filter of
+    `torch.nn.functional.interpolate(antialias=True)` in closed form, so new sizes cost no more than known ones.
 
     Args:
         tower: `Siglip2VisionModel`, `model.vision_model` of a `Siglip2Model`, `model.model.vision_tower` of LFM2-VL.
         budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
         attention: The attention backend.
-        **options: Further arguments of `GraphedEncoder`.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Returns:
+        The encoder, nothing captured yet.
 
     Raises:
-        SpecError: `tower` lacks the parts of such a tower.
+        SpecError: `tower` lacks a submodule or attribute of a SigLIP 2 vision tower.
     """
     parts = _parts(tower)
     check_parts(
@@ -63,7 +66,7 @@ def siglip2(
         "the vision tower of SigLIP 2 or LFM2-VL, which is model.vision_model or model.model.vision_tower of a whole "
         "model",
     )
-    made = output_class(tower, "BaseModelOutputWithPooling")
+    output_type = output_class(tower, "BaseModelOutputWithPooling")
     attn = parts.encoder.layers[0].self_attn
 
     def forward(
@@ -98,7 +101,7 @@ def siglip2(
         if cu_probes is not None:
             images = table.values.shape[0]
             pooled = _pool(parts.head, normed, images, cu_probes, cu_seqlens, max_seqlen, attention)
-        return made(last_hidden_state=normed, pooler_output=pooled)
+        return output_type(last_hidden_state=normed, pooler_output=pooled)
 
     masks = [name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask")]
     mask = masks[0] if masks else "pixel_attention_mask"  # it goes by two names in transformers 4.57
@@ -119,14 +122,20 @@ def siglip2(
 
 
 def _parts(tower: Any) -> Any:
-    """What has the submodules: the tower itself, or what is inside of it in transformers 4.57."""
+    """Return the module with the submodules: the tower, or the one inside it in transformers 4.57."""
     return getattr(tower, "vision_model", tower)
 
 
 def _pool(
-    head: Any, x: Tensor, images: int, cu_probes: Tensor, cu_seqlens: Tensor, max_seqlen: int, attention: Backend
+    head: Any,
+    x: Tensor,
+    images: int,
+    cu_probes: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    attention: AttentionBackend,
 ) -> Tensor:
-    """What a learned query, the probe, gathers of the rows of each image: `[images, hidden]`."""
+    """Pool the rows of each image by the attention of a learned query, the probe: `[images, hidden]`."""
     mha = head.attention
     query_weight, weight = mha.in_proj_weight.split([mha.embed_dim, 2 * mha.embed_dim])
     query_bias, bias = mha.in_proj_bias.split([mha.embed_dim, 2 * mha.embed_dim])
@@ -135,16 +144,16 @@ def _pool(
     k, v = rearrange(
         F.linear(x, weight, bias), "rows (two heads dim) -> two rows heads dim", two=2, heads=mha.num_heads
     )
-    gathered = varlen_attention(
+    attended = varlen_attention(
         q, k, v, cu_probes, 1, cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen, backend=attention
     )
-    x, mlp = mha.out_proj(rearrange(gathered, "images heads dim -> images (heads dim)")), head.mlp
+    x, mlp = mha.out_proj(rearrange(attended, "images heads dim -> images (heads dim)")), head.mlp
     out: Tensor = x + mlp.fc2(linear_activation(head.layernorm(x), mlp.fc1, mlp.activation_fn))
     return out
 
 
 def _adapted_head(tower: Any) -> str | None:
-    """Why calls must run eager: the attention of the head is read, not called, so it must be what its type says."""
+    """Return why calls must run eager: the weights of the head's attention are read, so it must be torch's own."""
     parts = _parts(tower)
     plain = not parts.use_head or type(parts.head.attention) is nn.MultiheadAttention
     return None if plain else "the attention of the head is not torch's own"

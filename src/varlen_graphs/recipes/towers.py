@@ -1,4 +1,4 @@
-"""What recipes ask of a tower before they declare it."""
+"""Checks of a tower that recipes make before they declare it."""
 
 import sys
 from collections.abc import Sequence
@@ -8,10 +8,15 @@ from varlen_graphs.errors import SpecError
 
 
 def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:
-    """Whether a tower has what a recipe calls by name.
+    """Check that a tower has the submodules and attributes that a recipe uses by name.
+
+    Args:
+        tower: The tower.
+        parts: Names of the attributes.
+        expected: Description of the expected tower, for the error.
 
     Raises:
-        SpecError: It has not; says what was `expected`.
+        SpecError: An attribute is missing.
     """
     missing = [name for name in parts if not hasattr(tower, name)]
     if missing:
@@ -19,9 +24,9 @@ def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:
 
 
 def output_class(tower: object, *names: str) -> Any:
-    """The first of these classes that the tower's own file knows, or `None`: versions of transformers differ in it.
+    """Return the first of these classes that the tower's own file has, or `None`; versions of transformers differ.
 
-    A class derived from the tower's may live elsewhere, so the files of its bases count too.
+    A subclass of the tower's class may live in another file, so the files of the base classes are searched too.
     """
     modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]
     return next((getattr(module, name) for module in modules for name in names if hasattr(module, name)), None)

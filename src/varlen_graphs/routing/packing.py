@@ -38,14 +38,15 @@ class Pack(NamedTuple):
             return layout
         return Layout(tuple(layout.items[i] for i in self.items), self._length(layout), layout.grouped)
 
-    def spans(self, layout: Layout, everything: Span) -> list[tuple[Span, Span]]:
+    def spans(self, layout: Layout, everything: Span | None = None) -> list[tuple[Span, Span]]:
         """Return the places of rows and items in the call and in the replay, in as few pairs as possible.
 
         Args:
             layout: The items of the call.
-            everything: Their span.
+            everything: Their span, if it is known.
         """
         if len(self.items) == len(layout.items):
+            everything = everything or Span.of(layout)
             if layout.length:
                 everything = everything._replace(length=self._length(layout))
             return [(everything, everything)]
