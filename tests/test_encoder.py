@@ -613,7 +613,7 @@ def test_arguments_of_the_module_alone_are_never_dropped():
         encoder(rows_for([6]), lengths=[6], gain=3.0)
     with pytest.raises(vg.InputError, match="Attention has no argument 'output_hidden_states'"):
         attention_encoder()(rows_for([6]), lengths=[6], output_hidden_states=True)
-    with pytest.raises(vg.InputError, match="argument 'cu_seqlens' is no static argument"):
+    with pytest.raises(vg.InputError, match="argument 'cu_seqlens' is not a static argument"):
         attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture(cu_seqlens=3)
 
 
@@ -642,7 +642,7 @@ def test_an_encoder_may_take_the_place_of_the_modules_forward():
 
     module, rows = Twice(), rows_for([6])
     encoder = attention_encoder(module=module)
-    module.forward = encoder
+    module.forward = encoder.forward
     assert distance(module(rows, lengths=[6]), 2 * original(rows, [6])) < 1e-5
     assert distance(module(rows_for([300]), lengths=[300]), 2 * original(rows_for([300]), [300])) < 1e-5
     assert encoder.stats.replays.total() == 1
@@ -662,7 +662,7 @@ def test_a_capture_with_dropout_at_work_is_warned_of():
         def forward(self, x, cu_seqlens, max_seqlen):
             return self.dropout(super().forward(x, cu_seqlens, max_seqlen))
 
-    with pytest.warns(UserWarning, match="captured in training mode, with 1 dropouts at work; call module.eval"):
+    with pytest.warns(UserWarning, match="captured in training mode with 1 active dropouts; call module.eval"):
         attention_encoder(module=Dropping())(rows_for([6]), lengths=[6])
     attention_encoder(module=Dropping().eval())(rows_for([6]), lengths=[6])
 

@@ -291,7 +291,9 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
     for run, error in ((1, None), (2, MemoryError("no memory is left")), (4, None)):
         for rows in (192, 96):
             _, both = encoders(Fails((rows,) if rank == 1 else (), run, error), budgets=OTHER_BUDGETS)
-            with pytest.warns(UserWarning, match=f"graph of {rows} rows could not be captured and is out of use"):
+            with pytest.warns(
+                UserWarning, match=f"graph of {rows} rows could not be captured, and the budget is disabled"
+            ):
                 both.capture()
             (reason,) = both.encoder.disabled.values()
             assert str(error or "no luck") in reason

@@ -44,7 +44,7 @@ class Stage:
             InputError: The output was computed, or the block has ended: the memory belongs to other calls now.
         """
         if self._run is None:
-            raise InputError("stage.rows was read after stage.output or after the block: write rows before")
+            raise InputError("stage.rows was read after stage.output or after the block: write the rows before that")
         return self._rows
 
     @property

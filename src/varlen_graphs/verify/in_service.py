@@ -26,7 +26,7 @@ from varlen_graphs.verify.options import Verify
 
 LOGGER = logging.getLogger("varlen_graphs")
 
-MORE = "after encoder.release(), encoder.verify([call]) tells more"
+MORE = "call encoder.release(), then encoder.verify([call]) for details"
 
 
 class VerifyingExecutor(Executor):
@@ -147,7 +147,7 @@ class VerifyingExecutor(Executor):
             why = next(iter(wrong.values()))
             LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*budgets.costs.replays, *wrong]:
-                budgets.disable(budget, f"wrong eager, too: {why}")
+                budgets.disable(budget, f"wrong in eager runs too: {why}")
         if self._options.strict:
             budget, why = next(iter(wrong.items()))
-            raise VerificationError(f"{budget} is wrong, and disabled: {why}; {MORE}")
+            raise VerificationError(f"{budget} is wrong and now disabled: {why}; {MORE}")

@@ -25,14 +25,14 @@ Why = Callable[[ErrorLocator], str]
 
 @dataclass(frozen=True)
 class Verified:
-    """What `GraphedEncoder.verify` found right.
+    """Result of a successful `GraphedEncoder.verify`.
 
     Attributes:
-        calls: How many calls were replayed.
-        budgets: The budgets they were replayed in.
-        unchecked: The budgets in use that hold none of them whole.
-        error: The largest relative L2 of any item, in any tensor of the output.
-        tolerance: What it was held against.
+        calls: Number of calls that were replayed.
+        budgets: Budgets that they were replayed in.
+        unchecked: Enabled budgets that none of the calls fits as a whole.
+        error: Largest error of any item, in any tensor of the output: relative L2.
+        tolerance: Largest error allowed.
     """
 
     calls: int
@@ -42,10 +42,10 @@ class Verified:
     tolerance: float
 
     def __str__(self) -> str:
-        unchecked = f"; {len(self.unchecked)} hold none of them" if self.unchecked else ""
+        unchecked = f" ({len(self.unchecked)} unchecked)" if self.unchecked else ""
         return (
-            f"{self.calls} calls are right in {len(self.budgets)} budgets{unchecked}; the largest error is "
-            f"{self.error:.1e}, the tolerance {self.tolerance:.0e}"
+            f"{self.calls} calls verified in {len(self.budgets)} budgets{unchecked}: largest error "
+            f"{self.error:.1e}, tolerance {self.tolerance:.0e}"
         )
 
 
@@ -85,7 +85,7 @@ class Verifier:
             routes_of = [self._routes(call) for call, _ in self._examples]
             for (call, _), routes in zip(self._examples, routes_of, strict=True):
                 if not routes:
-                    raise InputError(f"no budget holds {few(layout_of(call))}: expected calls that graphs answer")
+                    raise InputError(f"no budget holds the items {few(layout_of(call))}: expected calls that fit one")
             for (call, other), routes in zip(self._examples, routes_of, strict=True):
                 expected = self._expected(call, self._over_nan(call, routes[0]))
                 expected_of_other = Expected(self._reference(other), layout_of(other), other.length)
@@ -122,7 +122,7 @@ class Verifier:
         try:
             return self._forward.reference(call)
         except Exception as error:
-            error.add_note("varlen_graphs ran the module itself with a call to verify; give calls that it answers")
+            error.add_note("varlen_graphs ran the module itself with a call to verify; pass calls that it accepts")
             raise
 
     def _expected(self, call: Call, form: Parts) -> Expected:
@@ -133,8 +133,8 @@ class Verifier:
         changed = [name for name, version in versions.items() if state[name]._version != version]
         if changed:
             raise VerificationError(
-                f"the module changes {', '.join(changed)} in place, so its output depends on the calls before; call "
-                "module.eval(), or compute again in each call what depends on the call"
+                f"the module changes {', '.join(changed)} in place, so its output depends on earlier calls; call "
+                "module.eval(), or compute in each call everything that depends on the call"
             )
         if expected.differs_from(again, form) > self._tolerance:
             raise VerificationError(STATE)
