@@ -1,4 +1,4 @@
-"""Ask the doctor about towers of transformers, run plainly, and write the tables of docs/doctor.md.
+"""Ask the doctor about towers of transformers, run plainly, and write the tables of docs/appendix-doctor.md.
 
 Each tower is built tiny, with random weights, and called with several layouts of as many rows.
 """
@@ -17,7 +17,7 @@ import varlen_graphs as vg
 from benchmarks.common import table
 from benchmarks.generic import build
 
-PAGE = Path("docs/doctor.md")
+PAGE = Path("docs/appendix-doctor.md")
 PLACE = re.compile(r"(<!-- towers -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SITE_PACKAGES = Path(transformers.__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""Try towers of transformers without a recipe, and write the table of docs/generic.md.
+"""Try towers of transformers without a recipe, and write the table of docs/appendix-towers.md.
 
 Each tower is built tiny, with weights large enough that errors show, graphed by `vg.recipes.generic` and replayed on
 the tape, with NaN in all padding; its outputs are compared with those of the tower called plainly.
@@ -19,7 +19,7 @@ from torch import Tensor
 import varlen_graphs as vg
 from benchmarks.common import table
 
-PAGE = Path("docs/generic.md")
+PAGE = Path("docs/appendix-towers.md")
 PLACE = re.compile(r"(<!-- towers -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 DEEP = {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "patch_size": 4}

@@ -1,7 +1,7 @@
-"""Write the tables of docs/benchmarks.md from the JSON beside it, as `make plots` does.
+"""Write the tables of docs/benchmarks.md and docs/benchmarks-history.md from the JSON beside them: `make plots`.
 
 A table stands between `<!-- table: NAME RESULT -->` and `<!-- end -->`, where RESULT is the name of a JSON file. So the
-page says what was measured, and nothing is copied by hand.
+pages say what was measured, and nothing is copied by hand.
 """
 
 import argparse
@@ -14,6 +14,9 @@ from typing import Any
 
 from benchmarks.common import percentile, table
 from benchmarks.traces import SINGLES, TRACES
+
+PAGES = [Path("docs/benchmarks.md"), Path("docs/benchmarks-history.md")]
+"""The newest commit's figures, and those of earlier ones."""
 
 PLACE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -230,12 +233,13 @@ def filled(text: str, results: Path) -> str:
 
 
 def main() -> None:
-    """Fill the page."""
+    """Fill the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--page", type=Path, nargs="+", default=PAGES, help="the pages to fill")
     parser.add_argument("--json", type=Path, default=Path("docs/benchmarks"), help="the folder with the results")
     options = parser.parse_args()
-    options.page.write_text(filled(options.page.read_text(), options.json))
+    for page in options.page:
+        page.write_text(filled(page.read_text(), options.json))
 
 
 if __name__ == "__main__":

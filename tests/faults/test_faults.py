@@ -1,6 +1,6 @@
 """The fourteen ways in which CUDA graphs of encoders have hurt their users, each shown not to happen here.
 
-Numbers and order are those of docs/trust.md. What takes real graphs to see is in test_faults_on_gpu.py.
+Numbers and order are those of docs/appendix-faults.md. What takes real graphs to see is in test_faults_on_gpu.py.
 """
 
 import re

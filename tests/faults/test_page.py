@@ -1,10 +1,10 @@
-"""The table of docs/trust.md and the tests of this folder are of the same fourteen."""
+"""The table of docs/appendix-faults.md and the tests of this folder are of the same fourteen."""
 
 import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PAGE = (FOLDER.parent.parent / "docs" / "trust.md").read_text()
+PAGE = (FOLDER.parent.parent / "docs" / "appendix-faults.md").read_text()
 
 
 def test_every_row_names_the_tests_that_there_are():

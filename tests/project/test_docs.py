@@ -2,9 +2,12 @@
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import varlen_graphs as vg
+from benchmarks.page import PAGES as BENCHMARK_PAGES
 from benchmarks.page import PLACE, filled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,7 +38,29 @@ def test_every_footgun_is_backed_by_a_test_that_there_is():
             assert f"def {name}(" in (ROOT / file).read_text()
 
 
-def test_the_tables_of_the_benchmarks_page_are_those_of_the_results():
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert page.count("<!-- table:") == page.count("<!-- end -->") == len(PLACE.findall(page))
+@pytest.mark.parametrize("path", BENCHMARK_PAGES, ids=lambda path: path.name)
+def test_the_tables_of_the_benchmark_pages_are_those_of_the_results(path):
+    page = (ROOT / path).read_text()
+    assert 0 < page.count("<!-- table:") == page.count("<!-- end -->") == len(PLACE.findall(page))
     assert filled(page, ROOT / "docs" / "benchmarks") == page
+
+
+def test_every_result_is_on_one_of_the_benchmark_pages():
+    text = "".join((ROOT / page).read_text() for page in BENCHMARK_PAGES)
+    shown = {result for _, _, result, _, _ in PLACE.findall(text)}
+    assert {path.stem for path in (ROOT / "docs" / "benchmarks").glob("*.json")} - shown == {"demo"}
+
+
+def test_the_encoder_that_pages_import_is_the_one_that_getting_started_shows():
+    source = (ROOT / "examples" / "encoder.py").read_text()
+    shown = source[source.index("class Encoder") : source.index("\n\n\nif __name__")]
+    assert shown in (ROOT / "docs" / "getting-started.md").read_text()
+
+
+def test_the_api_page_has_every_public_name_of_the_rooms():
+    page = (ROOT / "docs" / "api.md").read_text()
+    rooms = [room for room in vars(vg).values() if isinstance(room, ModuleType) and hasattr(room, "__all__")]
+    assert rooms
+    for room in rooms:
+        missing = [name for name in {*room.__all__} - {*vg.__all__} if not re.search(rf"\b{name}\b", page)]
+        assert not missing, room.__name__

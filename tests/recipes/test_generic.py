@@ -18,7 +18,7 @@ from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
 from varlen_graphs.recipes import registry
 
 exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "generic.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "appendix-towers.md").read_text()
 MADE_WITH_THIS = f"on transformers {transformers.__version__}:" in PAGE
 BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
 
