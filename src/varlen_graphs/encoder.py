@@ -21,6 +21,7 @@ from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import LazyRouter, Requests
 from varlen_graphs.serving.operate import OperatedEncoder
+from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.serving.staging import Stage, stage
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
@@ -165,7 +166,8 @@ class GraphedEncoder(OperatedEncoder):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call eager and without padding, for comparison: through the same code where possible. Not counted."""
-        return self.executor.run_eager(self.executor.bind(args, kwargs))
+        output = self.executor.run_eager(self.executor.bind(args, kwargs))
+        return Borrowed(output) if self.executor.lends else output
 
     @contextmanager
     def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:

@@ -11,6 +11,7 @@ import varlen_graphs as vg
 from tests.support import strategies
 from tests.support.strategies import make_table
 from varlen_graphs.layout.samples import sample_layout
+from varlen_graphs.spec.reading import parse
 
 sides = st.integers(1, 5)
 
@@ -86,7 +87,7 @@ def spec_of(*per, merge=2):
 def test_budgets_hold_all_windows_and_the_longest_segment(items, side, others):
     spec = spec_of(vg.Windows(side), *others)
     table = windowed_table(items, side, 2)
-    exact = spec.exact_budget(spec.read_layout({"grid_thw": items}, ()))
+    exact = spec.exact_budget(parse(spec, {"grid_thw": items}, ()))
     assert exact.segments == len(windows_of(items, side, 2))
     assert exact.max_seqlen == max(int(table.cu_seqlens(per).diff().max()) for per in (vg.Windows(side), *others))
     demands = [spec.needs.demand(item) for item in items]
@@ -159,17 +160,17 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
         (lambda: vg.Windows(0), "Windows(side=0): expected an integer of at least 1, in merged tokens"),
         (
             lambda: spec_of(vg.Windows(4), vg.Windows(2)),
-            "there are [Windows(side=2), Windows(side=4)]: expected windows of one size",
+            "got [Windows(side=2), Windows(side=4)]: expected windows of one size",
         ),
         (
             lambda: vg.BufferSpec(
                 "x", vg.GridTHW(), [vg.buffers.WindowIndex(vg.Windows(2)), vg.CuSeqlens("cu", per=vg.Windows(3))]
             ),
-            "there are [Windows(side=2), Windows(side=3)]: expected windows of one size",
+            "got [Windows(side=2), Windows(side=3)]: expected windows of one size",
         ),
         (
             lambda: vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per=vg.Windows(4))]),
-            "needs items with frames, which Lengths has not; use per='item'",
+            "needs items with frames, which Lengths does not describe; use per='item'",
         ),
         (lambda: spec_of(4), "expected per='frame', 'item', 'clip', 'group' or Windows(side)"),
     ],
@@ -181,6 +182,6 @@ def test_what_makes_no_sense_is_refused(declare, message):
 
 def test_attention_is_guessed_by_whole_windows():
     spec = spec_of(vg.Windows(4))
-    layout = spec.read_layout({"grid_thw": [(2, 16, 16)]}, ())
+    layout = parse(spec, {"grid_thw": [(2, 16, 16)]}, ())
     assert spec.needs.squares(layout) == 8 * 64**2
     assert spec_of(vg.Windows(4), "frame").needs.squares(layout) == 2 * 256**2

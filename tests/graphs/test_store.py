@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(at, interrupt):
     encoder = attention_encoder(module=Interrupted(), spec=SHAPED)
     rows = rows_for([6])
     one_left = at > 4 and interrupt is ZeroDivisionError  # the largest budget was captured by then
-    with pytest.warns(UserWarning, match="out of use") if one_left else pytest.raises(interrupt):
+    with pytest.warns(UserWarning, match="is disabled") if one_left else pytest.raises(interrupt):
         encoder.capture()
     at = 10**9
     other = attention_encoder()
@@ -229,7 +229,7 @@ def test_where_eager_is_an_error_only_what_a_budget_out_of_use_would_hold_runs_e
     encoder = captured_with_warnings(faulty(memory_short, (256,), on_miss="error"), 1)
     rows = rows_for([200])
     assert distance(encoder(rows, lengths=[200]), encoder.eager(rows, lengths=[200])) < 1e-6
-    with pytest.raises(vg.BudgetError, match=r"largest budget is Budget\(rows=192.*rows=256.* is out of use: OutOfMem"):
+    with pytest.raises(vg.BudgetError, match=r"largest budget is Budget\(rows=192.*rows=256.* is disabled: OutOfMem"):
         encoder(rows_for([300]), lengths=[300])
 
 
@@ -276,7 +276,7 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
     with encoder.stage([6], scale=2.0) as stage:
         stage.rows.copy_(rows_for([6]))
     assert distance(stage.output, encoder.eager(rows_for([6]), lengths=[6], scale=2.0)) < 1e-6
-    with pytest.raises(vg.CaptureError, match=r"none is in use; .* for a test; encoder.release\(\) puts all in use"):
+    with pytest.raises(vg.CaptureError, match=r"no budget is enabled; .* for a test; encoder.release\(\) enables all"):
         encoder.capture(scale=2.0)
     encoder.release()
     encoder(rows_for([6]), lengths=[6])

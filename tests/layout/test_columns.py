@@ -13,6 +13,7 @@ import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
 from tests.support.towers import distance
 from varlen_graphs.layout.samples import sample_layout
+from varlen_graphs.spec.reading import parse
 
 DIM, QUERIES = 8, 3
 COLUMN = vg.layout.NestedColumn("times", pad=-1, default=-1)
@@ -208,7 +209,7 @@ SIZES = [(1, 2), (2, 2), (3, 1)]
     ],
 )
 def test_groups_come_nested_and_alone_flat(times, flat, begins):
-    layout = SHARED.spec.read_layout({"sizes": SIZES, "times": times}, (9, DIM))
+    layout = parse(SHARED.spec, {"sizes": SIZES, "times": times}, (9, DIM))
     assert [item[3:] for item in layout.items] == list(zip(flat, begins, strict=True))
     output = SHARED(rows_of(SIZES), sizes=SIZES, times=times)
     assert (output["times"] - 2).tolist() == flat
@@ -259,7 +260,7 @@ def test_a_column_without_a_default_has_to_come():
 @given(clips(), st.integers(0, 4), st.integers(0, 5))
 def test_cu_seqlens_of_groups_repeat_the_last(case, more_items, more_segments):
     sizes, groups = case
-    layout = SHARED.spec.read_layout({"sizes": sizes, "times": groups}, ())
+    layout = parse(SHARED.spec, {"sizes": sizes, "times": groups}, ())
     budget = vg.Budget(layout.total, len(sizes) + more_items, len(sizes) + more_items + more_segments)
     values = torch.tensor([*layout.items, *[(0, 0, 0, -1, 1)] * more_items])
     got = vg.CuSeqlens(per="group").produce(vg.layout.ItemTable(values, budget, SHARED.spec.layout), None)
@@ -306,9 +307,9 @@ def test_grids_on_the_device_are_not_read_on_the_host():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use per='item'"),
-        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.spec.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn that tells them, or use Items(...)"),
-        (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.layout.NestedColumn("b")))), "columns ['times', 'b'] would all tell the groups: expected one NestedColumn"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(), [vg.CuSeqlens(per="group")]), "needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn, or use per='item'"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(), outputs=vg.spec.Groups()), "Groups(rows=1, rows_dim=0) needs groups of items, which 'spatial_shapes' does not describe: declare a NestedColumn, or use Items(...)"),
+        (lambda: vg.BufferSpec("x", vg.GridHW(columns=(COLUMN, vg.layout.NestedColumn("b")))), "columns ['times', 'b'] would all describe the groups: expected one NestedColumn"),
         (lambda: vg.CuSeqlens(queries=0), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
         (lambda: vg.buffers.AttentionSchedule(1, 8, per="frame", queries=4), "expected queries of at least 1, with per='item', 'clip' or 'group'"),
         (lambda: vg.spec.Groups(rows=0), "expected an integer of at least 1"),

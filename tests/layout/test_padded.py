@@ -449,7 +449,7 @@ DECLARATIONS = {
     "a buffer of scores": (lambda: vg.KeyPaddingMask(dtype=torch.half), vg.SpecError, "expected torch.bool or an integer"),
     "a number of rows": (
         lambda: transformer([1024]), vg.BudgetError,
-        "max_seqlen=1024) is not that of a padded batch: expected rows = items * max_seqlen; write Budget.padded(batch, le",
+        "max_seqlen=1024) does not describe a padded batch: expected rows = items * max_seqlen; write Budget.padded(batch, le",
     ),
     "a budget of no items": (lambda: vg.Budget.padded(0, 8), vg.BudgetError, "expected rows to be an integer of at least"),
     "a ladder without items": (lambda: vg.PaddedLadder(min_batch=0), vg.BudgetError, "expected 1 <= min_batch <= batch and"),

@@ -16,6 +16,7 @@ from tests.support.contract import check_padding_contract
 from tests.support.towers import distance, tensors
 from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
 from varlen_graphs.recipes import registry
+from varlen_graphs.spec.reading import parse
 
 exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "appendix-towers.md").read_text()
@@ -151,7 +152,7 @@ def test_buffers_are_what_transformers_precomputes(name, data):
     rows = rows_for(encoder, items, seed=2)
     expected = {spec.packed.name: rows, spec.layout.name: torch.tensor(items)}
     exporters.precompute_export_inputs(tower, expected)
-    layout = spec.read_layout({spec.layout.name: items}, ())
+    layout = parse(spec, {spec.layout.name: items}, ())
     table = vg.layout.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
     for buffer in spec.buffers:
         if buffer.name in ("max_seqlen", "padded_feature"):  # an upper bound; what rows are gathered from

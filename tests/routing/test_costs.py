@@ -195,7 +195,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "2.3% padding" in text
     assert "1 eager runs: larger than every budget" in text
     new = attention_encoder([small]).report().splitlines()
-    assert new[2].split() == ["512", "8", "8", "-", "0"]
+    assert new[3].split() == ["512", "8", "8", "-", "0"]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():

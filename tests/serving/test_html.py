@@ -81,7 +81,7 @@ def test_replays_of_budgets_that_are_gone_are_told(tmp_path):
     assert titles(nothing_in_use[0]) == titles(replays)
 
 
-budgets = st.builds(vg.Budget, st.integers(1, 30_000))
+budgets = st.integers(1, 30_000).map(vg.Budget)
 
 
 @given(st.dictionaries(budgets, st.floats(1e-3, 1e5), min_size=1, max_size=100), st.data())

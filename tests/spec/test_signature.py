@@ -140,10 +140,10 @@ class Pooling(nn.Module):
 DECLARATIONS = {
     "a function in the place of the module": (
         lambda: vg.GraphedEncoder(lambda x: x, [64], attention_spec()), vg.SpecError,
-        "an encoder was to be made of a function, declared by a BufferSpec: expected a torch.nn.Module, and a BufferSpec",
+        "GraphedEncoder got a function as module and a BufferSpec as buffer_spec: expected a torch.nn.Module and a BufferSpec",
     ),
     "no declaration": (
-        lambda: vg.GraphedEncoder(torch.nn.Identity(), [64], [vg.CuSeqlens()]), vg.SpecError, "declared by a list",
+        lambda: vg.GraphedEncoder(torch.nn.Identity(), [64], [vg.CuSeqlens()]), vg.SpecError, "a list as buffer_spec",
     ),
     "no budgets": (lambda: attention_encoder(None), vg.BudgetError, "budgets is None: expected row counts or Budgets"),
     "budgets as a text": (lambda: attention_encoder("64"), vg.BudgetError, "budgets is '64': expected row counts"),
@@ -156,7 +156,7 @@ DECLARATIONS = {
     ),
     "frames where there are none": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(per="frame")]), vg.SpecError,
-        "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths has not; use per='item'",
+        "CuSeqlens(name='cu_seqlens', per='frame', queries=None) needs items with frames, which Lengths does not describe; use per='item'",
     ),
     "an unknown kind of segment": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError,
@@ -224,7 +224,7 @@ DECLARATIONS = {
     "no outputs": (lambda: attention_spec(outputs=None), vg.SpecError, "None does not declare an output: expected an"),
     "a layout by its name": (
         lambda: attention_spec(layout="lengths"), vg.SpecError,
-        "layout='lengths': expected a declaration of what describes the items, such as Lengths('lengths') or GridTHW('g",
+        "layout='lengths': expected a declaration of the argument that describes the items, such as Lengths('lengths') or GridTHW('g",
     ),
     "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.layout.g"),
     "a layout without a name": (
@@ -387,5 +387,5 @@ def test_a_capture_that_gives_something_else_than_the_run_before_it():
     runs_before_the_capture = 4  # two probes, a warm-up, and one that is watched
     spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths())
     encoder = vg.GraphedEncoder(Fickle(4, 4), [64], spec, backend="tape")
-    with pytest.raises(vg.CaptureError, match=r"the capture gave 1 tensors .* the run before it 2 with"):
+    with pytest.raises(vg.CaptureError, match=r"the capture returned 1 tensors .* the run before it 2 with"):
         encoder.capture()

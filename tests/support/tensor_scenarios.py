@@ -339,7 +339,7 @@ def a_module_that_is_not_sharded_is_told(rank, ranks):
 
 def plans_that_cannot_be(rank, ranks):
     for plan, message in (
-        ({"blocks.*.attn.qkv": ColwiseParallel()}, r"expected 3 times 6 heads of 16.*tensor_plan\(tower\)"),
+        ({"blocks.*.attn.qkv": ColwiseParallel()}, r"expected 3 x 6 heads of 16.*tensor_plan\(tower\)"),
         ({"pos_embed": ColwiseParallel()}, "the table of position embeddings is sharded over ranks"),
     ):
         tower = qwen3_vl_tower(num_heads=6, hidden_size=96)

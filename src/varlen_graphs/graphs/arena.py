@@ -83,10 +83,10 @@ class Arena:
         captured = self.rows.shape[1:]
         if shape[len(self._extent.dims) :] != captured:
             packed = self._spec.packed
-            dims = [*map(str, shape[: len(self._extent.dims)])]
+            dims = len(self._extent.dims)
+            came = packed.argument_shape(shape[:dims], shape[dims:])
             raise InputError(
-                f"{packed.name} is [{', '.join(packed.argument_shape(dims, shape[len(dims) :]))}]: expected "
-                f"{packed.describe(self._extent.dims, captured)}, as captured"
+                f"{packed.name} is {came}: expected {packed.describe(self._extent.dims, captured)}, as captured"
             )
 
     def poison(self) -> None:

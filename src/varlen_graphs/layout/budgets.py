@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
+from typing import NamedTuple
 
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
@@ -29,7 +29,14 @@ MAX_STEP = 4
 """Largest accepted ratio of neighbouring budgets: a larger one is most likely a number of rows."""
 
 
-class Budget(tuple[int, int, int, int]):  # a tuple, whose hash and order cost no Python call
+class _Capacities(NamedTuple):
+    rows: int
+    items: int = 0
+    segments: int = 0
+    max_seqlen: int = 0
+
+
+class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
     """The capacity of one graph.
 
     Attributes:
@@ -61,19 +68,7 @@ class Budget(tuple[int, int, int, int]):  # a tuple, whose hash and order cost n
                 raise BudgetError(
                     f"Budget({name}={capacity!r}): no item could use it; expected {name} to be an integer of at least 1"
                 )
-        return super().__new__(cls, capacities.values())
-
-    rows: int = property(itemgetter(0))  # type: ignore[assignment]
-    items: int = property(itemgetter(1))  # type: ignore[assignment]
-    segments: int = property(itemgetter(2))  # type: ignore[assignment]
-    max_seqlen: int = property(itemgetter(3))  # type: ignore[assignment]
-
-    def __getnewargs__(self) -> tuple[int, int, int, int]:
-        return self.rows, self.items, self.segments, self.max_seqlen
-
-    def __repr__(self) -> str:
-        rows, items, segments, longest = self
-        return f"Budget(rows={rows}, items={items}, segments={segments}, max_seqlen={longest})"
+        return super().__new__(cls, **capacities)
 
     @classmethod
     def padded(cls, batch: int, length: int) -> "Budget":

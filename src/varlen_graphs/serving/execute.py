@@ -106,7 +106,7 @@ class Executor:
         self.stats.count_call(items.everything.items)
         if self.traces:
             self._trace(call)
-        collected = Collected(items.everything)
+        collected, lendable = Collected(items.everything), self.lends and not (call.length or call.staged)
         for pack in route.packs:
             spans, budget = items.spans(pack), pack.budget
             if budget is None:
@@ -118,7 +118,7 @@ class Executor:
                 self.stats.count_replay(budget, active)
                 self.used[call.key][budget] += 1
                 outputs = graphs.replay(budget)
-                if self.lends and len(route.packs) == 1 and items.veils is None and not (call.length or call.staged):
+                if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, outputs, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)
         items.finish()

@@ -25,7 +25,7 @@ class StandIn(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        vars(self)["module"] = module  # not registered: its parts are found through the properties below
+        self.module = module  # not registered: its parts are found through the properties below
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"):
             vars(self).pop(name, None)
 
@@ -76,6 +76,10 @@ class StandIn(nn.Module):
     @_modules.setter
     def _modules(self, value: Any) -> None:
         pass
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the stand-in itself, which registers nothing."""
+        object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the module."""
