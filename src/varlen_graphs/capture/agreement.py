@@ -1,4 +1,4 @@
-"""What ranks that share a module do alike while they capture."""
+"""Agreement of ranks that share a module, during captures."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +10,7 @@ from varlen_graphs.errors import CaptureError, VarlenGraphsError
 Value = TypeVar("Value")
 
 FailureKind = Literal["memory", "other", "declaration"]
-"""What went wrong: memory is short, something else, or the declaration, which is the same for all budgets."""
+"""Kind of failure: short memory, the declaration (the same for all budgets), or something else."""
 
 
 class Failure(NamedTuple):
@@ -21,7 +21,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """What an error means for a capture."""
+        """Classify an error of a capture."""
         if isinstance(error, VarlenGraphsError) and not isinstance(error, CaptureError):
             return cls(error, "declaration")
         return cls(error, "memory" if is_out_of_memory(error) else "other")

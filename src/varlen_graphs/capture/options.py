@@ -9,7 +9,7 @@ from varlen_graphs.errors import SpecError
 
 @dataclass(frozen=True)
 class Capture:
-    """How an encoder captures its graphs: `GraphedEncoder(..., capture=vg.Capture(lazy=True))`.
+    """Options of captures: `GraphedEncoder(..., capture=vg.Capture(lazy=True))`.
 
     Attributes:
         lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_wanted` or

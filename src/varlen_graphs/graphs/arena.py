@@ -1,4 +1,4 @@
-"""The static memory that graphs read."""
+"""Static inputs of graphs."""
 
 import math
 from array import array
@@ -20,18 +20,19 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 HEADER = 4
-"""Integers in front of the item table."""
+"""Number of integers in front of the item table."""
 
 PROBE_ROWS = 16
-"""Rows of an item that shows what the outputs of a module are."""
+"""Rows of an item in a probe, which shows the form of a module's outputs."""
 
 
 class Arena:
-    """Rows, item table and host buffers, shared by all budgets: what a budget uses is a prefix of each.
+    """Rows, item table and host buffers, shared by all budgets: each budget uses a prefix.
 
     Attributes:
-        rows: `[largest rows, *shape]`. Past the active rows: whatever was there before (integers: the declared pad).
-        table: int64 `[largest items, 3 + columns]`, and one column more where items are grouped.
+        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls (integers: the declared pad).
+        items: int64, `header` and `table` one after the other.
+        table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
     """
 
@@ -54,8 +55,8 @@ class Arena:
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
         self._ring = PinnedRing(HEADER + len(self._padding), device)
-        self._flat = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
-        self.header, self.table = self._flat[:HEADER], self._flat[HEADER:].view(most_items, self._width)
+        self.items = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
+        self.header, self.table = self.items[:HEADER], self.items[HEADER:].view(most_items, self._width)
         self._host = {
             buffer.name: torch.zeros(
                 max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
@@ -65,11 +66,11 @@ class Arena:
 
     @property
     def memory(self) -> list[Tensor]:
-        """All tensors there are."""
-        return [self.rows, self._flat, *self._host.values()]
+        """All tensors of the arena."""
+        return [self.rows, self.items, *self._host.values()]
 
     def holds(self, budget: Budget) -> bool:
-        """Whether there is room for a budget."""
+        """Return True if there is room for a budget."""
         rooms = [(buffer.capacity(budget), self._host[buffer.name]) for buffer in self._spec.host_buffers]
         enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
@@ -95,7 +96,7 @@ class Arena:
             poison(self.rows)
 
     def fill(self, rows: Tensor) -> None:
-        """Overwrite floating rows with those of a call, over and over. Queued on the current stream; no sync."""
+        """Overwrite floating rows with those of a call, repeated. Queued on the current stream; no sync."""
         if self.rows.is_floating_point():
             own = rows.reshape(-1, *self.rows.shape[1:])
             self.rows.copy_(own[torch.arange(len(self.rows), device=own.device) % len(own)])
@@ -104,7 +105,7 @@ class Arena:
         return 0 if dtype.is_floating_point else self._spec.packed.pad
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
-        """The rows, the item table and the host buffers that the graph of a budget reads."""
+        """Return the rows, the item table and the host buffers that the graph of a budget reads."""
         host = {}
         for buffer in self._spec.host_buffers:
             capacity = buffer.capacity(budget)
@@ -112,18 +113,18 @@ class Arena:
         return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), host
 
     def part(self, span: Span, budget: Budget) -> Tensor:
-        """Where the rows of a span lie at a budget."""
+        """Return the rows of a span at a budget."""
         return self._extent.part(self._at(budget), span)
 
     def _at(self, budget: Budget) -> Tensor:
-        """The rows of a budget, as the module takes them."""
+        """Return the rows of a budget, as the module takes them."""
         if budget not in self._rows_at:
             shape = (*self._extent.shape(budget), *self.rows.shape[1:])
             self._rows_at[budget] = self.rows[: budget.rows].view(shape)
         return self._rows_at[budget]
 
     def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
-        """Copy the rows of one replay in, one copy a span. Queued on the current stream; no sync.
+        """Copy the rows of one replay, one copy a span. Queued on the current stream; no sync.
 
         Floating rows are cast to the dtype of the arena.
         """
@@ -132,9 +133,9 @@ class Arena:
             target[place(here)].copy_(rows[place(there)], non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
-        """Copy the items of one replay in, and what the host computes of them. Queued on the current stream; no sync.
+        """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.
 
-        The padding of integer rows is written too.
+        Writes the padding of integer rows too.
         """
         if self._pads:
             self._pad_rows(layout.total, budget)
@@ -146,14 +147,14 @@ class Arena:
             static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
 
     def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int, budget: Budget) -> None:
-        """Copy the items of one replay in from tensors on the device, for the graph to check. No sync.
+        """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
         Args:
             description: The layout argument and the columns, by name.
-            call: The number of this call among those of its kind.
-            items: How many items there are.
-            active: How many rows came with them.
-            budget: What the replay can hold.
+            call: Number of this call among those of its kind.
+            items: Number of items.
+            active: Number of their rows.
+            budget: Budget of the replay.
         """
         table = self.table[:items]
         self._spec.layout.write(description[self._spec.layout.name], table)
@@ -168,9 +169,9 @@ class Arena:
         self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
-        """One item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
+        """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
 
-        In two proportions of rows and items, and of few rows each, because a module may have a limit of its own.
+        Two proportions of rows and items, with few rows each, because a module may have a limit of its own.
         """
         spec, probes = self._spec, []
         unit = spec.row_multiple
@@ -191,8 +192,8 @@ class Arena:
         return probes
 
     def load_sample(self, budget: Budget) -> None:
-        """Items that fill a budget, to warm up and capture with; integer rows and host buffers hold their pads."""
-        if not self.rows.is_floating_point():  # an earlier call may have left what no embedding has
+        """Load items that fill a budget, for warm-up and capture; integer rows and host buffers hold their pads."""
+        if not self.rows.is_floating_point():  # an earlier call may have left ids that no embedding has
             self.rows.fill_(self._spec.packed.pad)
         self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
         for buffer in self._spec.host_buffers:
@@ -202,4 +203,4 @@ class Arena:
         values = array("q", (0, len(layout.items), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
-        self._ring.upload(values, self._flat)
+        self._ring.upload(values, self.items)

@@ -1,4 +1,4 @@
-"""How long replays take: timed once, after the capture."""
+"""Time replays and eager runs, once after the capture."""
 
 import math
 import time
@@ -20,11 +20,11 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 FEW_ROWS = 256
-"""Rows of a run without a graph that takes as long as the host needs for it, and not longer."""
+"""Rows of an eager run whose time is that of the host alone."""
 
 REPEATS = 4
 REPEATS_MS = 2.0
-"""How often a replay is timed at most in each of two rounds: short ones for about so long, others once."""
+"""Largest number of replays in each of two rounds: short ones for about `REPEATS_MS`, others once."""
 
 
 def measure(
@@ -36,21 +36,24 @@ def measure(
     agreement: Agreement,
     known: Costs | None = None,
 ) -> Costs:
-    """Time budgets, and the forward without a graph. Synchronizes with the device.
+    """Time replays of budgets, and the forward eager. Synchronizes with the device.
 
-    Takes a few replays of each budget, with the items that graphs are captured with: longer ones might be past a limit
-    of the module's own. What longer segments cost was timed on attention itself (`GraphSet.per_square`). Floating rows
-    are random: a chip is faster on zeros.
+    Replays a budget a few times, with the items that graphs are captured with: longer ones might exceed a limit of the
+    module's own. The cost of longer segments was timed on attention itself (`GraphSet.per_square`). Floating rows are
+    random: a chip is faster on zeros. If timing fails, costs stay assumed ones, with a warning: a function for a host
+    buffer may refuse items that no call would bring, and memory may suffice for graphs but not for an eager run.
 
-    Where that fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no
-    call would bring, and memory that is enough for graphs may not be for a run without one.
-
-    `held` is the bytes that the graphs hold in their pool. With `known` costs, of budgets that were timed before, only
-    budgets are timed, and these costs come with them. Ranks that share the module replay alike: as often as the first
-    one finds that it takes, and its times hold for all.
+    Args:
+        graphs: The graphs to replay.
+        forward: The forward to run eager.
+        budgets: The budgets to time.
+        statics: Static arguments of the graphs.
+        held: Bytes that the graphs hold in their pool.
+        agreement: Ranks that share the module replay alike, and the times of the first one hold for all.
+        known: Costs of budgets that were timed before; then only replays are timed.
     """
     try:
-        # The pool stays as large as the largest graph needed, which may have been timed before, or be gone.
+        # The pool stays as large as the largest graph needed, which may have been timed before, or dropped.
         bytes_per_row = held / max(graphs.times).rows + graphs.arena.rows[0].nbytes
         replays = _replays(graphs, forward.spec, budgets, agreement)
         if known is not None and known.measured:
@@ -65,13 +68,15 @@ def measure(
 def _replays(
     graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement
 ) -> dict[Budget, float]:
-    """Milliseconds of a replay of each budget, attention aside."""
+    """Return the milliseconds of a replay of each budget, without attention."""
     arena = graphs.arena
     if arena.rows.is_floating_point():
-        arena.rows.normal_(generator=torch.Generator(arena.rows.device).manual_seed(0))  # the caller's is the caller's
+        arena.rows.normal_(
+            generator=torch.Generator(arena.rows.device).manual_seed(0)
+        )  # leaves the default generator alone
     samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
     times = dict.fromkeys(budgets, math.inf)
-    for round_ in (budgets, budgets[::-1]):  # a chip gets slower as it gets warm: no budget is always timed late
+    for round_ in (budgets, budgets[::-1]):  # a chip slows down as it warms up: no budget is always timed late
         for budget in round_:
             arena.load_layout(samples[budget], budget)
             times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget), agreement))
@@ -81,7 +86,7 @@ def _replays(
 def _eager(
     graphs: GraphSet, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
 ) -> tuple[float, float]:
-    """Milliseconds that the host needs for a call, and what one costs in proportion to a graph of exactly its size."""
+    """Return the host's milliseconds for a call, and the ratio of its cost to that of a graph of its size."""
     spec = forward.spec
 
     def run(sample: Layout, budget: Budget) -> float:
@@ -96,7 +101,7 @@ def _eager(
 
 
 def _few(spec: BufferSpec, budget: Budget) -> Layout:
-    """Items of about `FEW_ROWS` rows, or as many as a budget has."""
+    """Return items of about `FEW_ROWS` rows, or of all rows of a smaller budget."""
     rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
     few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
     few = Budget(few.rows, min(few.items, budget.items), min(few.segments, budget.segments), few.max_seqlen)
@@ -104,7 +109,7 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
 
 
 def _device_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
-    """The shortest of some runs, because others may use the device meanwhile."""
+    """Return the time of the shortest run, because others may use the device meanwhile."""
     run()  # the first launch of a graph uploads it
     times = [agreement.same(_between_events(run))]
     while len(times) < REPEATS and sum(times) < REPEATS_MS:
@@ -122,7 +127,7 @@ def _between_events(run: Callable[[], object]) -> float:
 
 
 def _host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
-    """The longer of two runs after a first one, which may compile kernels: what a call can count on."""
+    """Return the time of the longer of two runs, after a first one that may compile kernels."""
     with agreement.attempt() as attempt, agreement.rehearsal():
         run()
     attempt.check()

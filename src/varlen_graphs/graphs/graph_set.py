@@ -205,6 +205,9 @@ class GraphSet:
     def __contains__(self, budget: Budget) -> bool:
         return budget in self._graphs
 
+    def __getitem__(self, budget: Budget) -> Graph:
+        return self._graphs[budget]
+
     @property
     def budgets(self) -> list[Budget]:
         """The budgets that have a graph."""

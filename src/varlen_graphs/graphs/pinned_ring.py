@@ -1,4 +1,4 @@
-"""Uploads that the host never waits for: a ring of pinned blocks."""
+"""A ring of pinned blocks, for uploads that the host never waits for."""
 
 from array import array
 from collections import deque
@@ -10,19 +10,19 @@ from torch import Tensor
 from varlen_graphs.capture.pool import current_stream
 
 BLOCKS = 16
-"""How many blocks are pinned at once: pinning takes longer than a whole call."""
+"""Number of blocks that are pinned at once: pinning takes longer than a whole call."""
 
 
 class PinnedRing:
-    """Sends small arrays of integers to the device, each through a block of pinned memory of its own.
+    """Uploads small arrays of integers to a device, each through a block of pinned memory of its own.
 
-    A block is written again only after the copy from it has run, as its event tells. Where all blocks are still in
-    flight the ring grows instead of waiting. It stays small: CUDA's own queue bounds how many calls can be in flight.
-    Where the device is the CPU a copy is over at once, and one block does.
+    A block is written again only after the copy from it has run. If all blocks are in flight, the ring grows instead of
+    waiting; CUDA's own queue bounds the number of calls in flight. On the CPU a copy ends at once, and one block
+    suffices.
 
     Args:
-        size: The most integers an upload may have.
-        device: Where they go.
+        size: Largest number of integers in an upload.
+        device: The device.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class PinnedRing:
 
 
 class _Block:
-    """One block of host memory, and the end of the last copy from it."""
+    """One block of host memory, and the event at the end of the last copy from it."""
 
     def __init__(self, memory: Tensor, pinned: bool) -> None:
         self._memory = memory

@@ -20,7 +20,7 @@ TILE, TILED_ROWS = 128, 2048
 
 TILE_MARGIN = 16
 """Above `TILED_ROWS`, they are this much short of whole tiles, where cuBLAS takes a few per cent less time per row
-(docs/benchmarks.md)."""
+(docs/benchmarks-history.md)."""
 
 ROWS_PER_ITEM, MIN_ITEMS = 64, 8
 """By default a budget holds one item per `ROWS_PER_ITEM` rows, and at least `MIN_ITEMS`."""

@@ -1,4 +1,4 @@
-"""How one call runs: packs of items with their budgets, or eager."""
+"""Routes: packs of items with their budgets, or eager; costs, enabled budgets and eviction."""
 
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.memory_limit import Memory

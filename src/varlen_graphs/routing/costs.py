@@ -1,4 +1,4 @@
-"""What replays cost, so that calls are packed at the least cost: in rows until it is measured, in milliseconds then."""
+"""Costs of replays: in rows until they are measured, in milliseconds then."""
 
 import math
 from bisect import bisect_left
@@ -10,40 +10,37 @@ from varlen_graphs.files import number
 from varlen_graphs.layout.budgets import Budget
 
 REPLAY_ROWS = 512
-"""What a replay costs beside its rows, in rows: two small replays do not beat one that is a little larger."""
+"""Fixed cost of a replay, in rows: two small replays do not beat one that is a little larger."""
 
 MARGIN = 0.1
-"""The share by which measured times must differ to be told apart: a replay takes a few per cent more or less from call
-to call, and several replays of one call take more than each by itself did while it was timed."""
+"""Relative difference at which measured times count as different: replays vary by a few per cent from call to call, and
+several replays of one call take longer than each did while it was timed."""
 
 SEARCH_MS = 0.003
-"""Milliseconds of the host to look for the best split of a call, for the square of its items."""
+"""Milliseconds of the host to search the best split of a call, for the square of its items."""
 
 SEARCH_ITEMS = 64
-"""Above so many the search does not grow with the square."""
+"""Number of items above which the search does not grow with the square."""
 
 
 class Costs:
-    """The cost of a replay of each budget, and of a call without a graph.
+    """Costs of a replay of each budget, and of an eager call.
 
-    Attention costs the same in every budget, because it follows the segments that are there: `per_square` for each
-    squared row of a segment. So it never decides how a call is split, only whether it runs without a graph.
+    Attention costs the same in every budget, because it follows the actual segments: `per_square` for each squared row
+    of a segment. So it never decides how a call is split, only whether it runs eager.
 
     Args:
-        replays: The cost of one replay of each budget, attention aside.
-        per_square: The cost of attention, for the sum of the squared lengths of segments.
-        host: What a call without a graph costs at least: the time the host needs. Infinite until something is measured.
-        eager_factor: What the work of such a call costs in proportion to that of a graph of exactly its size.
-        bytes_per_row: What pool and arena take, for each row of the largest budget; `None` until it is measured.
+        replays: Cost of one replay of each budget, without attention.
+        per_square: Cost of attention for each squared row of a segment.
+        host: Least cost of an eager call: the time of the host. Infinite until something is measured.
+        eager_factor: Cost of the work of an eager call, relative to a graph of exactly its size.
+        bytes_per_row: Bytes of pool and arena for each row of the largest budget; `None` until it is measured.
 
     Attributes:
-        replays: As given.
-        per_square: As given.
-        host: As given.
-        bytes_per_row: As given.
-        measured: Whether costs are milliseconds that were measured.
-        budgets: The budgets worth using, ascending: those that no other one replaces at no higher cost.
-        dropped: The others.
+        replays, per_square, host, bytes_per_row: As given.
+        measured: True if costs are measured milliseconds.
+        budgets: The budgets worth using, ascending: no larger one replaces them at no higher cost.
+        dropped: The other budgets.
     """
 
     def __init__(
@@ -67,24 +64,24 @@ class Costs:
         self._at_least = [[budget for budget in by_cost if budget.rows >= rows] for rows in self._rows]
         self._lines = self._lines_below(by_cost[0]) if by_cost else []
         self._unsplit = {budget: self._unsplit_from(budget) for budget in self.budgets}
-        # Of budgets with as many rows the costlier one: it holds more items or segments, and a call may need them.
+        # Of budgets with equal rows the costlier one: it holds more items or segments, which a call may need.
         self._steps = sorted({budget.rows: replays[budget] for budget in by_cost}.items())
 
     @classmethod
     def in_rows(cls, budgets: Sequence[Budget]) -> "Costs":
-        """What is assumed until something is measured: no budget is dropped for it, and eager never wins."""
+        """Return assumed costs, until something is measured: no budget is dropped, and eager never wins."""
         return cls({budget: budget.rows + REPLAY_ROWS for budget in budgets})
 
     def without(self, out: Collection[Budget]) -> "Costs":
-        """The same without some budgets; there may be none left."""
+        """Return these costs without some budgets; there may be none left."""
         replays = {budget: cost for budget, cost in self.replays.items() if budget not in out}
         same = len(replays) == len(self.replays)
         return self if same else Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)
 
     def over(self, budgets: Collection[Budget]) -> "Costs":
-        """The same for other budgets. What no replay of was timed is taken to cost what lies between those that were.
+        """Return these costs for other budgets, interpolated where no replay was timed.
 
-        Beyond these, costs are in proportion to those in rows.
+        Beyond the timed ones, costs are proportional to those in rows.
         """
         if self.replays.keys() == {*budgets}:
             return self
@@ -106,11 +103,11 @@ class Costs:
         return Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)
 
     def with_more(self, replays: Mapping[Budget, float], bytes_per_row: float | None) -> "Costs":
-        """The same with more budgets that were timed."""
+        """Return these costs with more timed budgets."""
         return Costs({**self.replays, **replays}, self.per_square, self.host, self._eager_factor, bytes_per_row)
 
     def as_json(self) -> dict[str, Any]:
-        """What was measured, as JSON takes it."""
+        """Return the measured costs for JSON."""
         replays = [[b.rows, b.items, b.segments, b.max_seqlen, cost] for b, cost in sorted(self.replays.items())]
         return {
             "replays": replays,
@@ -122,14 +119,14 @@ class Costs:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Costs":
-        """From what `as_json` gave.
+        """Return the costs that `as_json` wrote.
 
         Raises:
-            ValueError, TypeError, KeyError: It is something else.
+            ValueError, TypeError, KeyError: The value is something else.
         """
         replays = {Budget(*sizes): number("the cost of a replay", cost) for *sizes, cost in value["replays"]}
         if not replays:
-            raise InputError("replays is empty: expected what was measured of one budget or more")
+            raise InputError("replays is empty: expected the measured cost of one budget or more")
         return cls(
             replays,
             number("per_square", value["per_square"], zero=True),
@@ -139,34 +136,34 @@ class Costs:
         )
 
     def _replaces(self, other: Budget, budget: Budget) -> bool:
-        """Whether a larger budget holds all that this one does, and costs no more."""
+        """Return True if a larger budget holds all that this one does, and costs no more."""
         holds = other.holds(budget.rows, budget.items, budget.segments, budget.max_seqlen)
         return other > budget and holds and self.replays[other] <= self.replays[budget]
 
     def at_least(self, rows: int) -> Sequence[Budget]:
-        """The budgets of at least so many rows, the cheapest first."""
+        """Return the budgets of at least so many rows, the cheapest first."""
         at = bisect_left(self._rows, rows)
         return self._at_least[at] if at < len(self._at_least) else []
 
     def of_several(self, rows: int) -> float:
-        """What two replays or more of together so many rows cost at least."""
+        """Return a lower bound of the cost of two or more replays with so many rows together."""
         return max([2 * fixed + per_row * rows for fixed, per_row in self._lines])
 
     def least_saved(self, items: int, whole: Budget) -> float:
-        """What a split of so many items must save, against one replay of `whole`, to be worth it.
+        """Return what a split of so many items must save against one replay of `whole` to be worth it.
 
-        The host's search for it, and what measured times vary by: nothing while costs are in rows.
+        The host's search, and the variation of measured times; nothing while costs are in rows.
         """
         return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 + MARGIN * self.replays[whole] if self.measured else 0.0
 
     def may_split(self, rows: int, items: int, whole: Budget) -> bool:
-        """Whether a split of so many items could be worth it, against one replay of `whole`."""
+        """Return True if a split of so many items could be worth it, against one replay of `whole`."""
         if rows >= self._unsplit[whole]:
             return False
         return self.replays[whole] - self.of_several(rows) > self.least_saved(items, whole)
 
     def _unsplit_from(self, whole: Budget) -> float:
-        """From how many rows on no split can be worth it, against one replay of `whole`."""
+        """Return the number of rows from which no split can be worth it, against one replay of `whole`."""
         most = self.replays[whole] - self.least_saved(2, whole)
         return min(
             0.0 if 2 * fixed >= most else (most - 2 * fixed) / per_row if per_row else math.inf
@@ -174,9 +171,9 @@ class Costs:
         )
 
     def _lines_below(self, cheapest: Budget) -> list[tuple[float, float]]:
-        """Lines `fixed + per_row * rows` under the costs of all budgets, each the highest somewhere.
+        """Return lines `fixed + per_row * rows` below the costs of all budgets, each the highest somewhere.
 
-        `fixed` is never below 0: a bound for two replays is one for more of them then.
+        `fixed` is never below 0: then a bound for two replays holds for more.
         """
         costs, at = self.replays, cheapest
         lines = [(costs[cheapest], 0.0), (0.0, min(costs[budget] / budget.rows for budget in self.budgets))]
@@ -190,9 +187,9 @@ class Costs:
         return lines
 
     def exact(self, rows: int) -> float:
-        """What a graph of exactly so many rows would cost, attention aside: between the budgets around it.
+        """Return the cost of a graph of exactly so many rows, without attention: between the budgets around it.
 
-        Below the smallest budget in proportion to the rows: too little, but the host bounds what a call costs there.
+        Below the smallest budget proportional to the rows: too little, but there the host bounds the cost of a call.
         """
         above = bisect_left(self._steps, (rows,))
         if above == 0:
@@ -205,10 +202,10 @@ class Costs:
         return lower + (rows - fewer) / (more - fewer) * (upper - lower)
 
     def replay(self, rows: int) -> float:
-        """What a replay of a budget of so many rows would cost, attention aside, whether or not there is one.
+        """Return the cost of a replay of a budget of so many rows, without attention, if there were one.
 
-        Below the smallest budget as much as that one: with few rows, launching the kernels is what takes the time.
-        Above the largest one as much more for each row as from half of its rows to all of them.
+        Below the smallest budget equal to it: with few rows, launching kernels takes the time. Above the largest one
+        with the slope between half of its rows and all of them.
         """
         if not self.measured:
             return rows + REPLAY_ROWS
@@ -220,5 +217,5 @@ class Costs:
         return self.exact(largest) + rise * (rows - largest)
 
     def eager(self, rows: int, squares: int) -> float:
-        """What a call of so many rows costs without a graph."""
+        """Return the cost of an eager call of so many rows."""
         return max(self.host, self._eager_factor * (self.exact(rows) + self.per_square * squares))

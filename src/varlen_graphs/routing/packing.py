@@ -1,4 +1,4 @@
-"""Items into replays: which items share a budget, and which rows go where."""
+"""Pack items into replays."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -12,13 +12,13 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.costs import Costs
 
 EXACT_ITEMS = 6
-"""Calls of at most this many items are packed at the least cost; larger ones by a heuristic."""
+"""Largest number of items that are packed at the least cost; more are packed by a heuristic."""
 
 RUN_ITEMS = 64
-"""Up to this many items the heuristic looks at all runs of neighbours, whose number grows with the square."""
+"""Largest number of items for which the heuristic tries all runs of neighbours, whose number grows with the square."""
 
 OPEN_PACKS = 32
-"""How many packs the heuristic keeps open, so that its time grows with the items, and not with their square."""
+"""Number of packs that the heuristic keeps open, so that its time grows with the items, not with their square."""
 
 
 class Pack(NamedTuple):
@@ -78,25 +78,23 @@ class Pack(NamedTuple):
 
 
 def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
-    """What all replays cost, attention aside; items that run eager are not counted."""
+    """Return the cost of all replays, without attention and eager runs."""
     return sum(costs.replays[pack.budget] for pack in packs if pack.budget)
 
 
 def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
-    """Split items over replays at the least total cost.
+    """Split items over replays at the least total cost; an item may stand for a group that stays together.
 
-    "Item" means what is never parted here: an item, or a group of them.
-
-    Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment.
-    Costs in rows are never above those of one replay an item, and the least possible for calls of up to `EXACT_ITEMS`
-    items. Of measured costs, what a split saves must be more than they vary by.
+    Every item is in exactly one pack, and no pack exceeds its budget in rows, items, segments or longest segment. Costs
+    in rows never exceed those of one replay an item, and are minimal for up to `EXACT_ITEMS` items. With measured
+    costs, a split must save more than they vary by.
 
     Args:
-        demands: What each item needs.
-        costs: The budgets, and what replays of them cost.
+        demands: Demand of each item.
+        costs: The budgets, and the costs of their replays.
 
     Returns:
-        Packs in the order of their first items. A pack without a budget holds one item that fits none.
+        Packs in the order of their first items. A pack without a budget holds one item that fits no budget.
     """
     load = reduce(Load.add, demands, Load())
     one = single(load, costs)
@@ -112,13 +110,13 @@ def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:
 
 
 def single(load: Load, costs: Costs) -> Budget | None:
-    """The budget of one replay of everything, where no split could be worth it."""
+    """Return the budget of one replay of everything, if no split could be worth it."""
     one = cheapest(load, costs)
     return one if one is None or load.items == 1 or not costs.may_split(load.rows, load.items, one) else None
 
 
 def cheapest(load: Load, costs: Costs) -> Budget | None:
-    """The cheapest budget that holds `load` in one replay, if there is one."""
+    """Return the cheapest budget that holds `load` in one replay, if there is one."""
     _, items, segments, longest = load
     for budget in costs.at_least(load.rows):
         if items <= budget.items and segments <= budget.segments and longest <= budget.max_seqlen:
@@ -130,7 +128,7 @@ Split = list[tuple[int, ...]]
 
 
 class _Packer:
-    """Ways to split one call over replays, of items that each fit some budget."""
+    """Splits items that each fit some budget over replays."""
 
     def __init__(self, demands: Sequence[Demand], costs: Costs) -> None:
         self._demands = demands
@@ -144,7 +142,7 @@ class _Packer:
         if len(items) <= RUN_ITEMS:
             candidates += [self._neighbours(items), self._neighbours(largest_first)]
         else:
-            candidates += [[(item,) for item in items]]  # all alone: the bound that the runs of neighbours keep
+            candidates += [[(item,) for item in items]]  # one replay an item: the bound that runs of neighbours keep
         return min(map(self._packs, candidates), key=lambda packs: total_cost(packs, self._costs))
 
     def _packs(self, groups: Split) -> list[Pack]:
@@ -154,7 +152,7 @@ class _Packer:
         return cheapest(reduce(Load.add, (self._demands[i] for i in group), Load()), self._costs)
 
     def _exact(self, items: list[int]) -> Split:
-        """The best partition, by dynamic programming over subsets (3^n steps)."""
+        """Return the best partition, by dynamic programming over subsets (3^n steps)."""
         groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
         chosen = [self._budget(group) for group in groups[1:]]
         prices = [0.0] + [self._costs.replays[budget] if budget else None for budget in chosen]
@@ -177,7 +175,7 @@ class _Packer:
         return split
 
     def _neighbours(self, items: list[int]) -> Split:
-        """The best partition into runs of neighbours; in the order of the call it also copies least."""
+        """Return the best partition into runs of neighbours; in the order of the call it also copies least."""
         best: list[tuple[float, int]] = [(0.0, 0)]
         for end in range(1, len(items) + 1):
             choices, load = [], Load()
@@ -196,7 +194,7 @@ class _Packer:
         return split
 
     def _first_fit(self, items: list[int]) -> Split:
-        """Each item into the first of the last groups that some budget holds with it."""
+        """Put each item into the first of the last groups that some budget holds with it."""
         groups: list[tuple[Load, list[int]]] = []
         for item in items:
             for at in range(max(0, len(groups) - OPEN_PACKS), len(groups)):

@@ -24,7 +24,7 @@ _BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
 
 
 class Route(NamedTuple):
-    """How one call runs.
+    """The route of one call: its packs, or the reason why it runs eager.
 
     Attributes:
         packs: The items of each replay, with its budget; none if the call runs eager.

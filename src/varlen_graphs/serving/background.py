@@ -11,18 +11,18 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.serving.lazy import Requests
 
 LOOKS = 0.05
-"""Seconds after which a thread that waits for the pool's turn looks whether it is still needed."""
+"""Seconds after which a thread that waits for the pool's turn checks that it is still needed."""
 
 LAST = 30.0
-"""Seconds that the end of the interpreter waits for the capture that is going on."""
+"""Seconds that the end of the interpreter waits for a capture in progress."""
 
 
 class Background(threading.Thread):
-    """Captures what calls want until its future is cancelled, a capture fails, or the encoder or interpreter ends.
+    """Captures requested budgets until its future is cancelled, a capture fails, or the encoder or interpreter ends.
 
     Args:
-        requests: The requests of calls; not held while there is nothing to do.
-        pool: Whose turn a capture takes.
+        requests: The requests of calls; not kept alive while there is nothing to do.
+        pool: The pool whose turn a capture takes.
 
     Attributes:
         future: Pending as long as the thread works. Cancelling it ends the thread; it gets the error that ended it.
@@ -38,7 +38,7 @@ class Background(threading.Thread):
 
     @classmethod
     def of(cls, requests: Requests, pool: Pool) -> "Background":
-        """The thread that captures what is wanted, started now if there is none at work."""
+        """Return the thread that captures these requests; start it if there is none."""
         with _starting:
             alive = (one for one in [*_running] if one._requests() is requests and one.is_alive())
             thread = next((one for one in alive if not one.future.done()), None)
@@ -61,12 +61,12 @@ class Background(threading.Thread):
             self._end()
 
     def stop(self) -> None:
-        """End it, and wait for the capture that is going on."""
+        """End the thread, and wait for a capture in progress."""
         self.future.cancel()
         self.join(LAST)
 
     def _capture_all(self) -> bool:
-        """Capture all that is wanted now; tells whether there may be more to do."""
+        """Capture all requested budgets; return True if there may be more to do."""
         while not self.future.done():
             if not self._pool.lock.acquire(timeout=LOOKS):
                 continue

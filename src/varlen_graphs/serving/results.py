@@ -17,11 +17,11 @@ class Collected:
     """The outputs of one call, filled run by run.
 
     Args:
-        everything: All rows and items of the call.
+        everything: Span of the call.
 
     Attributes:
         everything: As given.
-        tensors: One for each tensor of the output, with an entry for every active one; empty before the first run.
+        tensors: The tensors of the output, active entries only; empty before the first run.
     """
 
     def __init__(self, everything: Span) -> None:
@@ -35,12 +35,12 @@ class Collected:
         spans: Sequence[tuple[Span, Span]],
         veils: Mapping[torch.dtype, Tensor] | None = None,
     ) -> None:
-        """Copy what a run gave to its places, in one launch for each dtype. Queued on the current stream; no sync.
+        """Copy the outputs of a run to their places, one launch for each dtype. Queued on the current stream; no sync.
 
         Args:
             outputs: The outputs of the run, padding included.
-            extents: What each of them is.
-            spans: Where its rows and items are in the call, and where in the run.
+            extents: Their extents.
+            spans: Places of the rows and items in the call, and in the run.
             veils: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
         """
         if spans[0][0] == self.everything:
@@ -63,13 +63,13 @@ class Collected:
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
-    """New contiguous tensors of the same values, in one launch for each dtype. Queued on the current stream; no sync.
+    """Return contiguous copies of tensors, in one launch for each dtype. Queued on the current stream; no sync.
 
     Zeros keep their signs; a NaN may become another NaN.
 
     Args:
-        tensors: What to copy.
-        veils: A scalar to add to floating ones, by dtype; float32 stands for all that are not there.
+        tensors: The tensors.
+        veils: Scalars to add to floating tensors, by dtype; float32 stands for dtypes that are missing.
     """
     made: list[Tensor] = [*tensors]
     for at in _by_dtype(tensors):

@@ -8,7 +8,7 @@ from varlen_graphs.errors import SpecError
 
 @dataclass(frozen=True)
 class Verify:
-    """How an encoder verifies its first replays: `GraphedEncoder(..., verify=vg.Verify(3, strict=True))`.
+    """Options of the verification in service: `GraphedEncoder(..., verify=vg.Verify(3, strict=True))`.
 
     The first calls of each budget, for each set of static arguments, are compared with the module itself, run eager. A
     budget with a wrong output is disabled: its calls use other budgets or run eager. The call that found it gets the
