@@ -1,6 +1,7 @@
 """Capture sets of graphs, time them, and watch what they depend on."""
 
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,6 +110,13 @@ class Capturer:
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
                 "and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
+
+    def own_bytes(self) -> dict[Budget, int]:
+        """Return the bytes that the graphs of each budget take beside shared memory."""
+        own: Counter[Budget] = Counter()
+        for graphs in self.sets.values():
+            own.update(graphs.bytes())
+        return dict(own)
 
     def forget(self) -> None:
         """Drop all graphs and the arena."""

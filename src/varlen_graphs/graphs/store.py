@@ -1,7 +1,6 @@
 """All graphs of an encoder and their static memory."""
 
 import logging
-from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -54,8 +53,7 @@ class GraphStore:
         forward, mode, pool, budgets, limit: As given.
         capturer: Captures the graphs and holds them with the arena.
         staged: True while a caller writes rows into the arena; only its own thread can interfere then.
-        releases: Number of releases.
-        losses: Number of times that all graphs were dropped, by a release or to be recaptured.
+        releases, losses: Number of releases; number of times that all graphs were dropped, recaptures included.
         lazy: True if calls never capture.
     """
 
@@ -77,8 +75,7 @@ class GraphStore:
         self.staged = False
         self.releases = 0
         self.losses = 0
-        self.lazy = options.lazy
-        self._recapture = options.on_change == "recapture"
+        self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
         self._sets = self.capturer.sets
         self._inputs = self.capturer.inputs
 
@@ -109,14 +106,15 @@ class GraphStore:
         """Return the graphs that a call with these static arguments may use.
 
         Raises:
-            StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part of
-                it.
+            StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part.
         """
         if self.staged:
             self.check_not_staged()
         guard = self.capturer.dependencies.guard
         if guard is not None and (change := guard.find_change_sampled()):
             self._handle(change)
+        if not self._sets:
+            self.mode.look_again()
         graphs, costs = self._sets.get((statics, self.mode.adapters())), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False, self.lazy)
@@ -174,8 +172,7 @@ class GraphStore:
         Raises:
             SpecError: Other ranks share the module.
         """
-        self.check_not_staged()
-        self._check_alone()
+        self._check_may_change()
         self.budgets.add(budget)
         if self.arena is not None and not self.arena.holds(budget):
             try:
@@ -193,12 +190,12 @@ class GraphStore:
         Raises:
             SpecError: Other ranks share the module.
         """
-        self.check_not_staged()
-        self._check_alone()
+        self._check_may_change()
         self.budgets.drop(budget)
         self._drop_graphs([budget])
 
-    def _check_alone(self) -> None:
+    def _check_may_change(self) -> None:
+        self.check_not_staged()
         if not self.capturer.agreement.alone:
             raise SpecError(
                 "the ranks of a TensorParallelEncoder have agreed on their budgets, which cannot change: make it of an "
@@ -209,7 +206,7 @@ class GraphStore:
         """Evict budgets until graphs, arena and pool hold no more than the limit."""
         limit = self.limit
         while limit is not None and len(self) and (held := self.bytes()) > limit.most:
-            evicted, shared_again = limit.evict(self._own_bytes(), held, self.pool.bytes() > 0, self.lazy)
+            evicted, shared_again = limit.evict(self.capturer.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
             self._drop_graphs(evicted)
             if not self.budgets.enabled:
                 self._forget_all()
@@ -221,7 +218,7 @@ class GraphStore:
 
     def admits(self, budget: Budget, calls: float) -> bool:
         """Return True if a budget that so many recent calls requested is worth its memory."""
-        return self.limit is None or self.limit.admits(budget, calls, self._own_bytes(), self.bytes())
+        return self.limit is None or self.limit.admits(budget, calls, self.capturer.own_bytes(), self.bytes())
 
     def _drop_graphs(self, budgets: Collection[Budget]) -> None:
         self.pool.synchronize()
@@ -243,14 +240,7 @@ class GraphStore:
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold; of a shared pool, all of it."""
         arena = sum(tensor.nbytes for tensor in self.arena.memory) if self.arena is not None else 0
-        return arena + self.pool.bytes() + sum(self._own_bytes().values())
-
-    def _own_bytes(self) -> dict[Budget, int]:
-        """Return the bytes that the graphs of each budget take beside shared memory."""
-        own: Counter[Budget] = Counter()
-        for graphs in self._sets.values():
-            own.update(graphs.bytes())
-        return dict(own)
+        return arena + self.pool.bytes() + sum(self.capturer.own_bytes().values())
 
     def check_memory(self) -> None:
         """Check that all memory that graphs read is unchanged since the capture; if not, graphs may be released.

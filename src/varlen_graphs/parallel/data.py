@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from varlen_graphs.capture.mode import autocast_dtype
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
+from varlen_graphs.parallel.shares import join_layouts, rows_of
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_rows
@@ -129,7 +129,8 @@ class DataParallelEncoder:
             return self.encoder(*args, **kwargs)
         form = self._forms.get(kind) or self._learn(kind, call, layout)
         shares = self._shares(layout)
-        return self._run(call, layout, shares, form, lambda: self._rows_of(shares[self._ranks.own], call, layout))
+        own_rows = partial(rows_of, shares[self._ranks.own], call, layout, self.encoder.spec.row_extent)
+        return self._run(call, layout, shares, form, own_rows)
 
     def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
         """Bind the first call of its kind; an error on one rank raises on all."""
@@ -179,7 +180,7 @@ class DataParallelEncoder:
         kinds = [kind for _, _, kind in told]
         check_same(kinds)
         layouts = [layout for layout, _, _ in told]
-        layout = _joined(layouts, self.encoder.spec.layout)
+        layout = join_layouts(layouts, self.encoder.spec.layout)
         if not layout.items:
             raise InputError("no rank has items: expected items on some rank; skip the call if there are none")
         self._check_fits(layout, call)
@@ -239,14 +240,6 @@ class DataParallelEncoder:
         tasks = assign(costs, self._ranks.count)
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
-    def _rows_of(self, share: Pack, call: Call, layout: Layout) -> Tensor:
-        """Return the rows of these items: a view, or one copy."""
-        if len(share.items) == len(layout):
-            return call.rows
-        extent = self.encoder.spec.row_extent
-        views = [extent.part(call.rows, there) for there, _ in share.spans(layout, Span.of(layout))]
-        return torch.cat(views) if len(views) > 1 else views[0]
-
     def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
         """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind.
 
@@ -304,14 +297,3 @@ class DataParallelEncoder:
 
     def __repr__(self) -> str:
         return f"DataParallelEncoder({self.encoder!r}, rank {self._ranks.own} of {self._ranks.count})"
-
-
-def _joined(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
-    """Join the items of several layouts into one layout."""
-    items = [item for layout in layouts for item in layout.items]
-    length = max(layout.length for layout in layouts)
-    for at, column in enumerate(argument.columns, start=3):
-        if column.function is not None and items:  # computed from all items
-            values = column.parse(column.function(Layout(tuple([item[:3] for item in items]), length)), len(items))
-            items = [(*item[:at], value, *item[at + 1 :]) for item, value in zip(items, values, strict=True)]
-    return Layout(tuple(items), length, argument.grouped)

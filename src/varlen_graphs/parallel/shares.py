@@ -1,0 +1,32 @@
+"""The shares of ranks in one call."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.entries import Extent
+
+
+def rows_of(share: Pack, call: Call, layout: Layout, extent: Extent) -> Tensor:
+    """Return the rows of a share: a view, or one copy."""
+    if len(share.items) == len(layout):
+        return call.rows
+    views = [extent.part(call.rows, there) for there, _ in share.spans(layout, Span.of(layout))]
+    return torch.cat(views) if len(views) > 1 else views[0]
+
+
+def join_layouts(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
+    """Join the items of several layouts into one layout."""
+    items = [item for layout in layouts for item in layout.items]
+    length = max(layout.length for layout in layouts)
+    for at, column in enumerate(argument.columns, start=3):
+        if column.function is not None and items:  # computed from all items
+            values = column.parse(column.function(Layout(tuple([item[:3] for item in items]), length)), len(items))
+            items = [(*item[:at], value, *item[at + 1 :]) for item, value in zip(items, values, strict=True)]
+    return Layout(tuple(items), length, argument.grouped)
