@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_parallel.py`, one GPU each, over NCCL."""
+"""What groups of processes do in tests/gpu/parallel/test_data.py, one GPU each, over NCCL."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_tensor_parallel.py`, one GPU each, over NCCL."""
+"""What groups of processes do in tests/gpu/parallel/test_tensor.py, one GPU each, over NCCL."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_parallel.py`, over gloo."""
+"""What groups of processes do in tests/parallel/test_data.py, over gloo."""
 
 import datetime
 import os
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.layout import test_columns as test_groups
-from tests.layout import test_packed_batches
+from tests.layout import test_nested_column as test_groups
+from tests.layout import test_padded_packing
 from tests.spec import test_entries
 from tests.support.encoders import Attention, attention_encoder, attention_spec
 from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
@@ -198,27 +198,27 @@ def padded_batches(rank, ranks):
     encoder = pooling()
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6, 6, 7]):
-        x, _ = test_packed_batches.batch(lengths, length=44)
+        x, _ = test_padded_packing.batch(lengths, length=44)
         check(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
 
 
 def padded_batches_that_are_spread(rank, ranks):
     encoder = pooling()
     lengths, runs = runs_of([16, 3, 9, 40, 6], ranks)
-    x, _ = test_packed_batches.batch(lengths)
+    x, _ = test_padded_packing.batch(lengths)
     longest = [max(run, default=1) for run in runs]
     own = x.split([len(run) for run in runs])[rank][:, : longest[rank]]
     check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
 
 
 def batches_packed_on_their_way_in(rank, ranks):
-    encoder = test_packed_batches.encoder()
+    encoder = test_padded_packing.encoder()
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6]):
-        x, mask = test_packed_batches.batch(lengths, length=44)
+        x, mask = test_padded_packing.batch(lengths, length=44)
         check(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
     lengths, runs = runs_of(lengths, ranks)
-    x, mask = test_packed_batches.batch(lengths)
+    x, mask = test_padded_packing.batch(lengths)
     own = [part.split([len(run) for run in runs])[rank] for part in (x, mask)]
     spread = parallel(encoder, inputs="spread")
     check(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))

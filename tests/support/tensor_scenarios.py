@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_tensor_parallel.py`, over gloo."""
+"""What groups of processes do in tests/parallel/test_tensor.py, over gloo."""
 
 import copy
 import datetime

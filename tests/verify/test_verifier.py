@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.layout.test_columns import clips_encoder
+from tests.layout.test_nested_column import clips_encoder
 from tests.support.encoders import Attention, attention_encoder, attention_spec
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, siglip2_tower

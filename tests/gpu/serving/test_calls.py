@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import varlen_graphs as vg
 from tests.kernels.test_check import compare_kernel_and_reference
-from tests.serving.test_replay import check_outputs_of_all_kinds
+from tests.serving.test_calls import check_outputs_of_all_kinds
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]

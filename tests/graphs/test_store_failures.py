@@ -302,7 +302,7 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
-    """Which errors of CUDA that are; real ones are in tests/gpu/test_failures.py."""
+    """Which errors of CUDA that are; real ones are in tests/gpu/graphs/test_store_failures.py."""
     left, drawn = [*errors], []
 
     def capture_once(self, run, name, draws):
