@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.towers import distance, equal_bits
-from tests.watch.test_guard import rows_for
 from varlen_graphs.capture.cuda import CudaCapture
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
@@ -298,7 +297,7 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
         ([DRAWS], None, None),
         ([INVALIDATED, DRAWS], None, None),
         ([DRAWS, SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
-        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_failures.py.*in capture_once: .*no \.item"),
+        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_store_failures.py.*in capture_once: .*no \.item"),
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):

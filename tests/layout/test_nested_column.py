@@ -10,101 +10,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.clips import BUDGETS, COLUMN, DIM, QUERIES, clip_rows, clips_encoder
 from tests.support.contract import check_padding_contract
 from tests.support.towers import distance
 from varlen_graphs.layout.samples import sample_layout
 
-DIM, QUERIES = 8, 3
-COLUMN = vg.layout.NestedColumn("times", pad=-1, default=-1)
+SHARED = clips_encoder()
 
 
-class Clips(nn.Module):
-    """Rows attend to those of their clip, and learned queries to those of each clip and of each of its frames."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.qkv = nn.Linear(DIM, 3 * DIM)
-        self.queries = nn.Parameter(torch.randn(QUERIES, 2, DIM // 2))
-
-    def forward(
-        self,
-        x,
-        cu_clips,
-        cu_frames,
-        cu_queries,
-        max_seqlen,
-        clip_schedule,
-        query_schedule,
-        frame_schedule,
-        sizes,
-        times,
-    ):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).unbind(1)
-        rows = vg.varlen_attention(q, k, v, cu_clips, max_seqlen, schedule=clip_schedule).flatten(1)
-        queries = self.queries.repeat(len(sizes), 1, 1)
-        clips, frames = (
-            vg.varlen_attention(
-                queries, k, v, cu_queries, QUERIES, cu_seqlens_k=keys, max_seqlen_k=max_seqlen, schedule=schedule
-            ).flatten(1)
-            for keys, schedule in ((cu_clips, query_schedule), (cu_frames, frame_schedule))
-        )
-        return {"rows": rows, "clips": clips, "frames": frames, "times": times + 2}
-
-    def plain(self, x, sizes, times):
-        """The same, clip by clip."""
-
-        def attend(q, k, v):
-            return nn.functional.scaled_dot_product_attention(*(y.transpose(0, 1) for y in (q, k, v))).transpose(0, 1)
-
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).unbind(1)
-        lengths = [h * w for h, w in sizes]
-        groups = [group if isinstance(group, list) else [group] for group in times]
-        clips, first = [], 0
-        for group in groups:
-            clips.append(sum(lengths[first : first + len(group)]))
-            first += len(group)
-        parts = {
-            name: list(zip(q.split(cuts), k.split(cuts), v.split(cuts), strict=True))
-            for name, cuts in (("clips", clips), ("frames", lengths))
-        }
-        output = {"rows": torch.cat([attend(*part) for part in parts["clips"]]).flatten(1)}
-        for name, own in parts.items():
-            output[name] = torch.cat([attend(self.queries, k, v) for _, k, v in own]).flatten(1)
-        return output | {"times": torch.tensor([time + 2 for group in groups for time in group])}
-
-
-def clips_encoder(budgets, **options):
-    schedules = {"heads": 2, "head_dim": DIM // 2}
-    spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", shape=(DIM,)),
-        layout=vg.GridHW("sizes", columns=(COLUMN,)),
-        buffers=[
-            vg.CuSeqlens("cu_clips", per="group"),
-            vg.CuSeqlens("cu_frames"),
-            vg.CuSeqlens("cu_queries", per="group", queries=QUERIES),
-            vg.MaxSeqlen(per="group"),
-            vg.buffers.AttentionSchedule(**schedules, name="clip_schedule", per="group"),
-            vg.buffers.AttentionSchedule(**schedules, name="query_schedule", per="group", queries=QUERIES),
-            vg.buffers.AttentionSchedule(**schedules, name="frame_schedule", queries=QUERIES),
-        ],
-        outputs=vg.Outputs(
-            rows=vg.Rows(), clips=vg.spec.Groups(rows=QUERIES), frames=vg.Items(rows=QUERIES), times=vg.Items()
-        ),
-    )
-    return vg.GraphedEncoder(Clips(), budgets, spec, **({"backend": "tape"} | options))
-
-
-def rows_of(sizes, seed=0):
-    return torch.randn(sum(h * w for h, w in sizes), DIM, generator=torch.Generator().manual_seed(seed))
-
-
-BUDGETS = [vg.Budget(32, items=3), vg.Budget(64, items=6, max_seqlen=48)]
-SHARED = clips_encoder(BUDGETS)
-
-
-def check(encoder, sizes, times):
-    rows = rows_of(sizes)
+def check_clips(encoder, sizes, times):
+    rows = clip_rows(sizes)
     with torch.no_grad():
         expected = encoder.module.plain(rows, sizes, times)
     for output in (encoder(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times)):
@@ -122,7 +37,7 @@ def clips(draw):
 @settings(max_examples=40)
 @given(clips())
 def test_any_call_equals_one_clip_at_a_time_however_it_is_split(case):
-    check(SHARED, *case)
+    check_clips(SHARED, *case)
 
 
 def test_the_padding_contract_holds_for_groups():
@@ -144,16 +59,16 @@ def test_the_padding_contract_holds_for_groups():
         return dict(zip(("sizes", "times"), layout, strict=True))
 
     def make_rows(layout, seed):
-        return rows_of(layout[0], seed)
+        return clip_rows(layout[0], seed)
 
     check_padding_contract(encoder, original, make_rows, "sizes", layouts, 1e-5, more=arguments)
 
 
 def test_a_group_is_never_parted():
     encoder = clips_encoder([vg.Budget(20, items=2)])
-    check(encoder, [(3, 3)] * 5, [0, [1, 2], 3, [4]])
+    check_clips(encoder, [(3, 3)] * 5, [0, [1, 2], 3, [4]])
     assert [sum(encoder.stats.replays.values()), dict(encoder.stats.eager)] == [3, {}]  # of 18 rows, 18 and 9
-    check(encoder, [(3, 3)] * 4, [[1, 2, 3], 0])
+    check_clips(encoder, [(3, 3)] * 4, [[1, 2, 3], 0])
     assert encoder.stats.eager == {"larger than every budget": 1}
 
 
@@ -162,7 +77,7 @@ def test_a_group_that_fits_no_budget_is_named():
     with pytest.raises(
         vg.BudgetError, match=re.escape("items [1, 2, 3], a group, are [(1, 3, 3), (1, 3, 3), (1, 3, 3)]")
     ):
-        encoder(rows_of([(3, 3)] * 4), sizes=[(3, 3)] * 4, times=[0, [1, 2, 3]])
+        encoder(clip_rows([(3, 3)] * 4), sizes=[(3, 3)] * 4, times=[0, [1, 2, 3]])
 
 
 def test_the_longest_segment_of_a_group_is_all_of_it():
@@ -210,13 +125,13 @@ SIZES = [(1, 2), (2, 2), (3, 1)]
 def test_groups_come_nested_and_alone_flat(times, flat, begins):
     layout = SHARED.spec.read_layout({"sizes": SIZES, "times": times}, (9, DIM))
     assert [item[3:] for item in layout.items] == list(zip(flat, begins, strict=True))
-    output = SHARED(rows_of(SIZES), sizes=SIZES, times=times)
+    output = SHARED(clip_rows(SIZES), sizes=SIZES, times=times)
     assert (output["times"] - 2).tolist() == flat
     assert len(output["clips"]) == QUERIES * sum(begins)
 
 
 def test_nested_and_flat_say_the_same():
-    rows = rows_of(SIZES)
+    rows = clip_rows(SIZES)
     outputs = [SHARED(rows, sizes=SIZES, times=times)["clips"] for times in ([[-1], [-1], [-1]], [-1] * 3, None)]
     outputs.append(SHARED(rows, sizes=SIZES)["clips"])
     assert all(torch.equal(output, outputs[0]) for output in outputs)
@@ -234,7 +149,7 @@ def test_nested_and_flat_say_the_same():
 )
 def test_bad_groups_say_what_was_expected(times, message):
     with pytest.raises(vg.LayoutError, match=re.escape(message)):
-        SHARED(rows_of(SIZES), sizes=SIZES, times=times)
+        SHARED(clip_rows(SIZES), sizes=SIZES, times=times)
 
 
 def test_a_column_without_a_default_has_to_come():

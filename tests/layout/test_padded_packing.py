@@ -10,65 +10,17 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import Attention
+from tests.support.padded import DIM, PACKED_BUDGETS, Packed, packed_encoder, packed_spec, padded_batch
 from tests.support.towers import distance, equal_bits
 
-DIM = 8
-BUDGETS = [vg.Budget(32, items=4), vg.Budget(96, items=8)]
-
-
-class Encoder(Attention):
-    """An entry a row, one an item, and one for every two rows of an item."""
-
-    def forward(self, x, cu_seqlens, max_seqlen, first, halves, scale=1.0):
-        rows = super().forward(x, cu_seqlens, max_seqlen, scale)
-        return {"rows": rows, "positive": rows[:, 0] > 0, "first": rows[first], "halves": rows[halves]}
-
-
-ENCODER = Encoder().eval()
-
-
-def halves(table):
-    """Every other row of each item."""
-    counts = (table.item_rows + 1) // 2
-    ends, entry = counts.cumsum(0), torch.arange(table.budget.rows, device=table.device)
-    item = torch.searchsorted(ends, entry, right=True).clamp(max=table.budget.items - 1)
-    return (table.item_starts[item] + 2 * (entry - (ends - counts)[item])).clamp(max=table.budget.rows - 1)
-
-
-def spec(rows=None, layout=None, **changes):
-    return vg.BufferSpec(
-        rows or vg.PackedRows("x", shape=(DIM,), padded_by="mask"),
-        layout or vg.Lengths(),
-        [
-            vg.CuSeqlens(),
-            vg.MaxSeqlen(),
-            vg.DeviceBuffer("first", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),
-            vg.DeviceBuffer("halves", halves),
-        ],
-        changes.pop("outputs", vg.Outputs(
-            rows=vg.Rows(), positive=vg.Rows(), first=vg.Items(),
-            halves=vg.Entries(lambda rows: (rows + 1) // 2, lambda budget: budget.rows),
-        )),
-    )  # fmt: skip
-
-
-def encoder(module=ENCODER, declared=None, budgets=BUDGETS, **options):
-    return vg.GraphedEncoder(module, budgets, declared or spec(), **({"backend": "tape"} | options))
-
-
-def batch(lengths, length=None, seed=0, fill=torch.nan):
-    """A padded batch, and what marks its real rows."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(len(lengths), length or max(lengths), DIM, generator=generator)
-    mask = torch.arange(x.shape[1]) < torch.tensor(lengths)[:, None]
-    return x.masked_fill(~mask[..., None], fill), mask
+PACKED = Packed().eval()
 
 
 def one_by_one(x, lengths):
     """What each item gives alone, in batches of zeros."""
     items = []
     for item, length in zip(x, lengths, strict=True):
-        rows = Attention.forward(ENCODER, item[:length], torch.tensor([0, length], dtype=torch.int32), length)
+        rows = Attention.forward(PACKED, item[:length], torch.tensor([0, length], dtype=torch.int32), length)
         items.append(rows.detach())
     rows = torch.zeros_like(x)
     for own, item in zip(rows, items, strict=True):
@@ -89,25 +41,25 @@ def same(got, expected):
 @pytest.fixture(scope="module")
 def shared():
     """Captured once, for all examples of a property."""
-    return encoder()
+    return packed_encoder()
 
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 3))
 def test_any_batch_gives_each_item_as_if_it_were_alone_and_zeros_past_its_end(shared, lengths, more, seed):
-    x, mask = batch(lengths, max(lengths) + more, seed)
+    x, mask = padded_batch(lengths, max(lengths) + more, seed)
     expected = one_by_one(x, lengths)
     assert same(shared(x, mask=mask, lengths=lengths), expected)
     assert same(shared.eager(x, mask=mask, lengths=lengths), expected)
 
 
 def test_the_padding_contract_holds():
-    graphed = encoder().capture()
+    graphed = packed_encoder().capture()
     for number, lengths in enumerate([[96], [1], [9, 3, 20], [32], [1] * 8, [40, 40, 1, 15]]):
-        over_nan, over_leftovers = batch(lengths, 100, number), batch(lengths, 100, number, fill=7.0)
+        over_nan, over_leftovers = padded_batch(lengths, 100, number), padded_batch(lengths, 100, number, fill=7.0)
         graphed.poison()
         first = graphed(over_nan[0], mask=over_nan[1], lengths=lengths)
-        full = batch([96], seed=100)
+        full = padded_batch([96], seed=100)
         graphed(full[0], mask=full[1], lengths=[96])
         second = graphed(over_leftovers[0], mask=over_leftovers[1], lengths=lengths)
         assert equal_bits(first, second), lengths
@@ -116,16 +68,16 @@ def test_the_padding_contract_holds():
 
 
 def test_padding_costs_no_rows():
-    graphed, lengths = encoder(), [5, 12, 9]
-    x, mask = batch(lengths, length=5000)
+    graphed, lengths = packed_encoder(), [5, 12, 9]
+    x, mask = padded_batch(lengths, length=5000)
     assert graphed(x, mask=mask, lengths=lengths)["rows"].shape == (3, 5000, DIM)
-    assert graphed.stats.replays == {BUDGETS[0]: 1}
+    assert graphed.stats.replays == {PACKED_BUDGETS[0]: 1}
     assert graphed.stats.rows == 26
 
 
 def test_items_and_masks_come_as_lists_and_tensors_of_any_kind(shared):
     lengths = [3, 9]
-    x, mask = batch(lengths)
+    x, mask = padded_batch(lengths)
     expected = one_by_one(x, lengths)
     for marks in (mask, mask.int(), mask.tolist(), mask.numpy(), mask.to(torch.uint8)):
         assert same(shared(x, mask=marks, lengths=torch.tensor(lengths)), expected)
@@ -134,18 +86,18 @@ def test_items_and_masks_come_as_lists_and_tensors_of_any_kind(shared):
 
 def test_an_item_larger_than_every_budget_runs_eager_or_is_an_error():
     lengths = [5, 99, 7]
-    x, mask = batch(lengths)
-    graphed = encoder()
+    x, mask = padded_batch(lengths)
+    graphed = packed_encoder()
     assert same(graphed(x, mask=mask, lengths=lengths), one_by_one(x, lengths))
     assert graphed.stats.eager == {"larger than every budget": 1}
     assert graphed.stats.replays.total() == 1
     with pytest.raises(vg.BudgetError, match="item 1 is"):
-        encoder(on_miss="error")(x, mask=mask, lengths=lengths)
+        packed_encoder(on_miss="error")(x, mask=mask, lengths=lengths)
 
 
 def test_outputs_are_the_callers_own_where_others_are_lent():
-    graphed, lengths = encoder(outputs="borrowed"), [3, 9]
-    x, mask = batch(lengths)
+    graphed, lengths = packed_encoder(outputs="borrowed"), [3, 9]
+    x, mask = padded_batch(lengths)
     own = graphed(x, mask=mask, lengths=lengths)
     graphed(x, mask=mask, lengths=lengths)
     assert own.valid
@@ -159,7 +111,9 @@ def test_token_ids_are_packed_too():
 
     rows = vg.PackedRows("ids", shape=(), dtype=torch.int64, padded_by="attention_mask")
     module = Tokens(50, DIM)
-    graphed = vg.GraphedEncoder(module, BUDGETS, vg.BufferSpec(rows, vg.Lengths(), [vg.CuSeqlens()]), backend="tape")
+    graphed = vg.GraphedEncoder(
+        module, PACKED_BUDGETS, vg.BufferSpec(rows, vg.Lengths(), [vg.CuSeqlens()]), backend="tape"
+    )
     ids = torch.tensor([[4, 5, 10**9], [7, 8, 9]])  # no token where nothing is real
     out = graphed(ids, attention_mask=[[1, 1, 0], [1, 1, 1]], lengths=[2, 3])
     assert torch.equal(out[1], module.weight[7:10])
@@ -170,7 +124,7 @@ def test_columns_come_beside_the_mask():
     rows = vg.PackedRows("x", shape=(DIM,), padded_by="mask")
     graphed = vg.GraphedEncoder(
         nn.Linear(DIM, DIM),
-        BUDGETS,
+        PACKED_BUDGETS,
         vg.BufferSpec(
             rows,
             vg.Lengths(columns=(vg.Column("kind"), vg.Column("most", function=lambda c: [max(c.rows)] * len(c)))),
@@ -179,26 +133,26 @@ def test_columns_come_beside_the_mask():
         forward=lambda module, x, factor: x * factor[:, None],
         backend="tape",
     )
-    x, mask = batch([2, 5], fill=0.0)
+    x, mask = padded_batch([2, 5], fill=0.0)
     out = graphed(x, mask=mask, lengths=[2, 5], kind=[3, 4])
     torch.testing.assert_close(out, x * torch.tensor([15.0, 20.0])[:, None, None])
 
 
 def test_a_stage_has_nothing_to_write_in_place():
-    with pytest.raises(vg.InputError, match="x comes as a padded batch, which is packed"), encoder().stage([3]):
+    with pytest.raises(vg.InputError, match="x comes as a padded batch, which is packed"), packed_encoder().stage([3]):
         pass
 
 
 def test_hooks_run_the_forward_without_a_graph():
-    graphed = encoder(Encoder().eval())
-    x, mask = batch([3, 9])
+    graphed = packed_encoder(Packed().eval())
+    x, mask = padded_batch([3, 9])
     handle = graphed.module.qkv.register_forward_hook(lambda *_: None)
     assert same(graphed(x, mask=mask, lengths=[3, 9]), one_by_one(x, [3, 9]))
     handle.remove()
     assert graphed.stats.eager == {"forward hooks": 1}
 
 
-X, MASK = batch([3, 5])
+X, MASK = padded_batch([3, 5])
 
 CALLS = {
     "packed rows": ({"x": X[0]}, vg.InputError, "x is [5, 8]: expected [batch, length, 8], a batch of items, each padded"),
@@ -242,4 +196,4 @@ DECLARATIONS = {
 @pytest.mark.parametrize(("change", "message"), DECLARATIONS.values(), ids=DECLARATIONS.keys())
 def test_bad_declarations_say_what_was_expected(change, message):
     with pytest.raises(vg.SpecError, match=re.escape(message)):
-        spec(**change)
+        packed_spec(**change)

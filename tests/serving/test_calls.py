@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture import memory
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-
-
-def rows_for(lengths, seed=0, dim=8):
-    return torch.randn(sum(lengths), dim, generator=torch.Generator().manual_seed(seed))
 
 
 # Outputs where graphs leave them

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.serving.test_threads import run_script
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for, wait_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
-from tests.watch.test_guard import rows_for
 from varlen_graphs.attention import timing
 from varlen_graphs.capture.tape import Tape
 from varlen_graphs.routing import recent
@@ -33,17 +32,6 @@ def lazy_encoder(**options):
     return attention_encoder(
         options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.Capture(lazy=True)} | options)
     )
-
-
-def check(encoder, lengths, unseen=False, **statics):
-    """One call, held against the same without graphs."""
-    rows = rows_for(lengths, len(lengths))
-    got = encoder(rows, lengths=torch.tensor(lengths) if unseen else lengths, **statics)
-    assert distance(got, encoder.eager(rows, lengths=lengths, **statics)) < 1e-5
-
-
-def captured(encoder):
-    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
 
 
 # Lazy capture
@@ -288,13 +276,6 @@ class Held(Attention):
         return super().forward(x, cu_seqlens, max_seqlen, scale)
 
 
-def wait_for(encoder, budgets):
-    """Wait until calls find these graphs."""
-    done = threading.Event()
-    while not captured(encoder) >= set(budgets):
-        done.wait(0.01)
-
-
 def test_calls_go_on_while_a_thread_captures_what_they_want():
     module = Held(160)
     encoder = lazy_encoder(module=module)
@@ -428,8 +409,8 @@ def test_threads_that_call_capture_and_release_at_once_get_right_outputs():
 
 def test_the_interpreter_ends_quietly_while_a_thread_captures():
     printed, errors = run_script("""
-    encoder = attention_encoder(spec=spec, module=Slow(), lazy=True)
-    waiting = attention_encoder(spec=spec, lazy=True)
+    encoder = attention_encoder(spec=spec, module=Slow(), capture=vg.Capture(lazy=True))
+    waiting = attention_encoder(spec=spec, capture=vg.Capture(lazy=True))
     encoder(rows, lengths=[6])
     futures = [one.capture_in_background() for one in (encoder, waiting)]
     Slow.capturing.wait()

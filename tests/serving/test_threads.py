@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder, attention_spec
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance
-from tests.watch.test_guard import rows_for
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 
