@@ -219,14 +219,14 @@ DECLARATIONS = {
     ),
     "outputs by their class": (
         lambda: attention_spec(outputs={"x": (vg.Items(), vg.Rows)}), vg.SpecError,
-        "<class 'varlen_graphs.extents.Rows'> does not declare an output",
+        "<class 'varlen_graphs.spec.entries.Rows'> does not declare an output",
     ),
     "no outputs": (lambda: attention_spec(outputs=None), vg.SpecError, "None does not declare an output: expected an"),
     "a layout by its name": (
         lambda: attention_spec(layout="lengths"), vg.SpecError,
         "layout='lengths': expected a declaration of what describes the items, such as Lengths('lengths') or GridTHW('g",
     ),
-    "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.g"),
+    "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.layout.g"),
     "a layout without a name": (
         lambda: attention_spec(layout=vg.GridTHW(2)), vg.SpecError, "[2] declared as arguments: expected their names, as",
     ),
@@ -368,7 +368,7 @@ def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
     encoder, rows = attention_encoder(module=Reading()), torch.randn(6, 8)
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match=r"(?s)could not be captured: Tensor.item reads.*test_bad_input.py.*\.item\(\)"
+            vg.CaptureError, match=r"(?s)could not be captured: Tensor.item reads.*test_errors.py.*\.item\(\)"
         ):
             encoder(rows, lengths=[6])
     assert encoder.eager(rows, lengths=[6]).isfinite().all()

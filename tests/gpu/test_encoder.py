@@ -248,7 +248,7 @@ def test_what_a_graph_cannot_hold_is_named_before_anything_is_captured():
     encoder = scaled(lambda cu_seqlens: cu_seqlens.max().item())
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match=r"(?s)Tensor.item reads a tensor on the host.*test_graphs.py.*\.item\(\)"
+            vg.CaptureError, match=r"(?s)Tensor.item reads a tensor on the host.*test_encoder.py.*\.item\(\)"
         ):
             encoder(rows, lengths=[6])
     for scale in (
@@ -257,7 +257,7 @@ def test_what_a_graph_cannot_hold_is_named_before_anything_is_captured():
         lambda cu_seqlens: cu_seqlens.cpu()[-1].to("cuda"),
         lambda cu_seqlens: cu_seqlens[cu_seqlens > 0].sum(),
     ):
-        with pytest.raises(vg.CaptureError, match=r"could not be captured: .*\n  at .*test_graphs.py"):
+        with pytest.raises(vg.CaptureError, match=r"could not be captured: .*\n  at .*test_encoder.py"):
             scaled(scale)(rows, lengths=[6])
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
 
@@ -270,7 +270,7 @@ def test_a_capture_that_cuda_ends_leaves_pool_allocator_and_random_numbers_worki
     kept = []
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match=r"(?s)not permitted.*test_graphs.py.*in ask_the_stream: .*no \.item"
+            vg.CaptureError, match=r"(?s)not permitted.*test_encoder.py.*in ask_the_stream: .*no \.item"
         ) as error:
             bad(rows, lengths=[6])
         kept.append(error)  # its traceback holds the graph
