@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder
+from tests.support.encoders import Attention, attention_encoder, encoder_of
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.verifying import WrongAt64, calls_of, refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -16,7 +17,7 @@ BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segmen
 GRIDS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 2, 2)], [(1, 24, 40), (1, 30, 30)]]
 
 
-def calls_of(grids, dtype=torch.bfloat16):
+def calls_of_grids(grids, dtype=torch.bfloat16):
     return [
         {"hidden_states": pixels(grid, seed, device="cuda", dtype=dtype), "grid_thw": torch.tensor(grid, device="cuda")}
         for seed, grid in enumerate(grids)
@@ -33,31 +34,19 @@ def tower():
 def test_a_tower_is_verified_against_itself(dtype):
     tower = qwen3_vl_tower(0, hidden_size=288, num_heads=4).to("cuda").to(dtype)
     tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
-    verified = vg.recipes.qwen3_vl(tower, BUDGETS).verify(calls_of(GRIDS, dtype))
+    verified = vg.recipes.qwen3_vl(tower, BUDGETS).verify(calls_of_grids(GRIDS, dtype))
     assert verified.budgets == tuple(BUDGETS)
     assert verified.tolerance == {torch.bfloat16: 3e-2}.get(dtype, 5e-3)  # float32: TF32 in the convolution of patches
 
 
 def test_a_compiled_forward_is_verified(tower):
-    assert (
-        vg.recipes.qwen3_vl(tower, BUDGETS[:1], capture=vg.Capture(compile=True)).verify(calls_of(GRIDS[:3])).calls == 3
-    )
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1], capture=vg.Capture(compile=True))
+    assert encoder.verify(calls_of_grids(GRIDS[:3])).calls == 3
 
 
-def encoder_of(module, **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
-    return vg.GraphedEncoder(module.to("cuda"), [vg.Budget(64), vg.Budget(128)], spec, **options)
-
-
-def call_of(lengths, seed=0):
-    rows = torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
-    return {"x": rows.cuda(), "lengths": lengths}
-
-
-def refused(encoder, *calls):
-    with pytest.raises(vg.VerificationError) as error:
-        encoder.verify(calls)
-    return str(error.value)
+def encoder_on_gpu(module, **options):
+    budgets = [vg.Budget(64), vg.Budget(128)]
+    return encoder_of(module.to("cuda"), budgets=budgets, backend="cuda", **options)
 
 
 def test_what_mixes_rows_is_named_by_its_line():
@@ -65,7 +54,7 @@ def test_what_mixes_rows_is_named_by_its_line():
         def forward(self, x):
             return super().forward(x - x.mean(0))
 
-    message = refused(encoder_of(Mean(8, 8)), call_of([5, 9]))
+    message = refused(encoder_on_gpu(Mean(8, 8)), calls_of([5, 9], device="cuda"))
     assert "aten.mean.dim" in message
     assert "return super().forward(x - x.mean(0))" in message
 
@@ -77,9 +66,9 @@ def test_a_number_that_the_graph_froze_is_told():
         def forward(self, x):
             return super().forward(x) * self.scale
 
-    encoder = encoder_of(Scaled(8, 8)).capture()
+    encoder = encoder_on_gpu(Scaled(8, 8)).capture()
     encoder.module.scale = 2.0
-    assert "so the graph holds something that is another one now" in refused(encoder, call_of([5, 9]))
+    assert "so the graph holds something that is another one now" in refused(encoder, calls_of([5, 9], device="cuda"))
 
 
 def test_memory_that_a_replay_reads_and_does_not_write_is_told():
@@ -92,7 +81,7 @@ def test_memory_that_a_replay_reads_and_does_not_write_is_told():
         left[:1] = 0  # the rest is what the pool holds
         return nn.functional.linear(x, module.weight, module.bias) + left
 
-    message = refused(encoder_of(Plain(8, 8), forward=forward), call_of([5, 9]))
+    message = refused(encoder_on_gpu(Plain(8, 8), forward=forward), calls_of([5, 9], device="cuda"))
     assert "is inf from what the module itself gives" in message
 
 
@@ -110,9 +99,9 @@ def test_a_cache_in_the_pool_is_found():
                 return super().forward(x) * self.kept
             return super().forward(x)
 
-    encoder = encoder_of(Cached(8, 8))
+    encoder = encoder_on_gpu(Cached(8, 8))
     encoder.capture()
-    assert "Budget(" in refused(encoder, call_of([5, 9]))
+    assert "Budget(" in refused(encoder, calls_of([5, 9], device="cuda"))
 
 
 def test_outputs_of_other_encoders_of_the_pool_are_right_afterwards():
@@ -124,20 +113,11 @@ def test_outputs_of_other_encoders_of_the_pool_are_right_afterwards():
     assert equal_bits(other(rows, lengths=[20, 40]), before)
 
 
-class WrongAt64(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.linear(x) * (2 if len(x) == 64 else 1)
-
-
 @pytest.mark.parametrize("where", ["host", "gpu"])
 @pytest.mark.parametrize("outputs", ["owned", "borrowed"])
 def test_a_budget_that_is_wrong_is_out_of_use(caplog, where, outputs):
-    encoder = encoder_of(WrongAt64(), verify=1, outputs=outputs)
-    call = call_of([5, 9])
+    encoder = encoder_on_gpu(WrongAt64(), verify=1, outputs=outputs)
+    (call,) = calls_of([5, 9], device="cuda")
     if where == "gpu":
         call["lengths"] = torch.tensor([5, 9], device="cuda")
     with torch.no_grad():
