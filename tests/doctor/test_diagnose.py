@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -305,7 +306,7 @@ def test_a_max_seqlen_read_on_the_host_is_named_where_it_is_used():
     (value,) = frozen(forward, *layouts([3, 5], [6, 2]))
     assert value.line.source == "return x.clamp(max=longest)"
     assert "max of aten.clamp.default is 5 in call 1, 6 in call 2, read from a tensor at" in value.what
-    assert value.what.endswith(f"test_diagnose.py:{forward.__code__.co_firstlineno + 1}")
+    assert value.what.endswith(f"{Path(__file__).name}:{forward.__code__.co_firstlineno + 1}")
     assert not value.remedy.startswith("Declare vg")
 
 

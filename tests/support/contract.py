@@ -1,6 +1,6 @@
 """The padding contract, for any encoder: what padding holds never reaches an active row."""
 
-from tests.support.towers import distance, equal_bits
+from tests.support.towers import distance, equal_bits, tensors
 
 
 def check_padding_contract(encoder, original, make_rows, argument, layouts, tolerance, more=lambda layout: {}):
@@ -20,3 +20,9 @@ def check_padding_contract(encoder, original, make_rows, argument, layouts, tole
         assert distance(over_nan, original(rows, layout)) <= tolerance, layout
         assert equal_bits(over_nan, over_leftovers), layout
     assert not encoder.stats.eager
+
+
+def check_half_precision(output, eager, exact, dtype):
+    """Check that an output is of a dtype, and about as close to that of float32 as the original's eager run."""
+    assert distance(output, exact) <= 1.3 * distance(eager, exact)
+    assert {tensor.dtype for tensor in tensors(output).values()} == {dtype}

@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+import varlen_graphs as vg
+
 FAMILIES = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel"),
     "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionConfig", "Qwen3VLMoeVisionModel"),
@@ -94,6 +96,11 @@ def qwen2_tower(seed=0, dtype=torch.float32, family="qwen2_5_vl", **changes):
     return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
 
 
+def qwen2_recipe(tower):
+    """Return the recipe of an older family."""
+    return vg.recipes.qwen2_5_vl if hasattr(tower, "window_size") else vg.recipes.qwen2_vl
+
+
 def glm4v_tower(seed=0, dtype=torch.float32, family="glm4v", **changes):
     """The same for GLM."""
     config, model = tower_classes(family)
@@ -123,6 +130,45 @@ def _enlarged(tower, by=4):
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return tower.eval()
+
+
+class Adapted(torch.nn.Module):
+    """An adapter in the place of a layer: it has the layer's weight, and changes its output."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.weight = base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) * 2 + 1
+
+
+def adapt(module, path, adapter=Adapted):
+    """Put an adapter in the place of the layer at a path."""
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, adapter(module.get_submodule(path)))
+
+
+def original_of(tower):
+    """Return a function of rows and a grid that runs a tower without an encoder."""
+
+    def run(rows, grid):
+        with torch.no_grad():
+            return tower(rows, grid_thw=torch.tensor(grid, device=rows.device))
+
+    return run
+
+
+def frames(grid):
+    """Return each frame as an image of its own, as `get_video_features` of whole models does for GLM."""
+    return [(1, h, w) for t, h, w in grid for _ in range(t)]
+
+
+def original_by_frame(tower):
+    """Return the same for GLM, whose videos come frame by frame."""
+    original = original_of(tower)
+    return lambda rows, grid: original(rows.to(tower.dtype), frames(grid))
 
 
 def pixels(grid, seed=0, row=ROW, device="cpu", dtype=torch.float32):
