@@ -1,6 +1,7 @@
 """The padding contract on real CUDA graphs, and what only a GPU can show."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
 from tests.support.encoders import Attention, attention_spec, load_example
+from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
 from tests.support.threads import run_in_threads
-from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.towers import distance, equal_bits, original_of
 from varlen_graphs.attention.transformers import use_attention
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 HALF = [torch.bfloat16, torch.float16]
 SEEDS = 8
@@ -33,53 +35,39 @@ LAYOUTS = [
 ]
 
 
-def tower_of(dtype, seed=0):
-    """Heads of 72, as in the 8B tower: no power of two."""
-    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
-    return qwen3_vl_tower(seed, dtype=torch.float32, **sizes).to("cuda").to(dtype)
-
-
-def original_of(tower):
-    def run(rows, grid):
-        with torch.no_grad():
-            return tower(rows, grid_thw=torch.tensor(grid, device="cuda"))
-
-    return run
-
-
-def rows_of(dtype):
-    return lambda grid, seed=0: pixels(grid, seed, device="cuda", dtype=dtype)
-
-
 @pytest.fixture(scope="module", params=HALF, ids=str)
 def half(request):
-    tower = tower_of(request.param)
+    tower = tower_on_gpu(dtype=torch.float32).to(request.param)
     return request.param, tower, vg.recipes.qwen3_vl(tower, BUDGETS)
 
 
 def test_the_padding_contract_holds_in_half_precision(half):
     dtype, tower, encoder = half
     tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
-    check_padding_contract(encoder, original_of(tower), rows_of(dtype), "grid_thw", LAYOUTS, LIMIT[dtype])
+    check_padding_contract(
+        encoder, original_of(tower), partial(pixels_on_gpu, dtype=dtype), "grid_thw", LAYOUTS, LIMIT[dtype]
+    )
 
 
 def test_the_padding_contract_holds_in_float32():
-    tower = tower_of(torch.float32)
+    tower = tower_on_gpu(dtype=torch.float32)
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # the original embeds patches by a convolution
-        check_padding_contract(encoder, original_of(tower), rows_of(torch.float32), "grid_thw", LAYOUTS, 1e-5)
+        check_padding_contract(
+            encoder, original_of(tower), partial(pixels_on_gpu, dtype=torch.float32), "grid_thw", LAYOUTS, 1e-5
+        )
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_rounding_is_no_worse_than_that_of_the_original_with_the_same_attention(dtype):
     eager, graphed = [], []
     for seed in range(SEEDS):
-        tower = tower_of(dtype, seed)
+        tower = tower_on_gpu(seed, torch.float32).to(dtype)
         tower.rotary_pos_emb.float()
-        exact = tower_of(dtype, seed).float()
+        exact = tower_on_gpu(seed, torch.float32).to(dtype).float()
         exact.rotary_pos_emb.inv_freq.copy_(tower.rotary_pos_emb.inv_freq)
         grid = LAYOUTS[4]
-        rows = rows_of(dtype)(grid, seed)
+        rows = pixels_on_gpu(grid, seed, dtype)
         expected = original_of(exact)(rows.float(), grid)
         with use_attention(tower):
             eager.append(distance(original_of(tower)(rows, grid), expected))
@@ -90,7 +78,7 @@ def test_rounding_is_no_worse_than_that_of_the_original_with_the_same_attention(
 
 def test_weights_may_change_in_place(half):
     dtype, tower, encoder = half
-    rows = rows_of(dtype)(LAYOUTS[2])
+    rows = pixels_on_gpu(LAYOUTS[2], dtype=dtype)
     before = encoder(rows, grid_thw=LAYOUTS[2])
     with torch.no_grad():
         tower.merger.linear_fc2.weight.neg_()
@@ -107,15 +95,15 @@ def test_an_image_in_a_graph_captured_for_a_video_is_alone(half):
     dtype, tower, _ = half
     encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(2048, items=2, segments=128)])
     video, image = [(16, 10, 10)], [(1, 14, 14)]
-    encoder(rows_of(dtype)(video), grid_thw=video)
-    rows = rows_of(dtype)(image)
+    encoder(pixels_on_gpu(video, dtype=dtype), grid_thw=video)
+    rows = pixels_on_gpu(image, dtype=dtype)
     assert distance(encoder(rows, grid_thw=image), original_of(tower)(rows, image)) <= LIMIT[dtype]
 
 
 def test_a_call_split_over_replays_keeps_its_order(half):
     dtype, tower, encoder = half
     grid = [(1, 30, 30), (6, 12, 12), (1, 40, 50), (1, 2, 2), (1, 60, 60), (9, 4, 4), (1, 20, 10)]
-    rows = rows_of(dtype)(grid)
+    rows = pixels_on_gpu(grid, dtype=dtype)
     before = encoder.stats.replays.total()
     assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) <= LIMIT[dtype]
     assert encoder.stats.replays.total() - before > 1
@@ -124,7 +112,7 @@ def test_a_call_split_over_replays_keeps_its_order(half):
 
 def test_a_grid_on_the_gpu_is_as_good_as_one_on_the_host(half):
     dtype, _, encoder = half
-    rows = rows_of(dtype)(LAYOUTS[4])
+    rows = pixels_on_gpu(LAYOUTS[4], dtype=dtype)
     expected = encoder(rows, grid_thw=LAYOUTS[4])
     assert equal_bits(encoder(rows, grid_thw=torch.tensor(LAYOUTS[4], device="cuda")), expected)
     assert equal_bits(encoder(rows.float(), grid_thw=LAYOUTS[4]), expected)
@@ -133,12 +121,12 @@ def test_a_grid_on_the_gpu_is_as_good_as_one_on_the_host(half):
 def test_rows_on_the_host_are_refused(half):
     dtype, _, encoder = half
     with pytest.raises(vg.InputError, match="hidden_states is on cpu, the module on cuda:0; move it first"):
-        encoder(rows_of(dtype)(LAYOUTS[1]).cpu(), grid_thw=LAYOUTS[1])
+        encoder(pixels_on_gpu(LAYOUTS[1], dtype=dtype).cpu(), grid_thw=LAYOUTS[1])
 
 
 def test_a_replay_does_not_sync_with_the_host(half):
     dtype, _, encoder = half
-    rows = rows_of(dtype)(LAYOUTS[4])
+    rows = pixels_on_gpu(LAYOUTS[4], dtype=dtype)
     expected = encoder(rows, grid_thw=LAYOUTS[4])
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -151,7 +139,7 @@ def test_a_replay_does_not_sync_with_the_host(half):
 def test_calls_queued_behind_a_long_kernel_keep_their_own_layouts(half):
     dtype, _, encoder = half
     grids = [[(1, 2 + 2 * (i % 7), 2 + 2 * (i % 5)), (1 + i % 3, 4, 6)] for i in range(100)]
-    rows = [rows_of(dtype)(grid, seed) for seed, grid in enumerate(grids)]
+    rows = [pixels_on_gpu(grid, seed, dtype) for seed, grid in enumerate(grids)]
     expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
@@ -162,7 +150,7 @@ def test_calls_queued_behind_a_long_kernel_keep_their_own_layouts(half):
 def test_calls_on_several_streams_and_threads_are_right(half):
     dtype, _, encoder = half
     grids = LAYOUTS[1:6]
-    rows = [rows_of(dtype)(grid, seed) for seed, grid in enumerate(grids)]
+    rows = [pixels_on_gpu(grid, seed, dtype) for seed, grid in enumerate(grids)]
     expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
     torch.cuda.synchronize()
     wrong = []
@@ -184,16 +172,16 @@ def test_encoders_of_one_pool_do_not_disturb_each_other(half):
     dtype, tower, _ = half
     pool = vg.Pool()
     one, two = (vg.recipes.qwen3_vl(tower, BUDGETS[:2], pool=pool) for _ in range(2))
-    rows = rows_of(dtype)(LAYOUTS[4])
+    rows = pixels_on_gpu(LAYOUTS[4], dtype=dtype)
     first = one(rows, grid_thw=LAYOUTS[4])
-    two(rows_of(dtype)(LAYOUTS[2], 1), grid_thw=LAYOUTS[2])
+    two(pixels_on_gpu(LAYOUTS[2], 1, dtype=dtype), grid_thw=LAYOUTS[2])
     assert equal_bits(one(rows, grid_thw=LAYOUTS[4]), first)
     one.release()
     assert equal_bits(two(rows, grid_thw=LAYOUTS[4]), first)
 
 
 def test_release_gives_the_memory_back():
-    tower = tower_of(torch.bfloat16)
+    tower = tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
     encoder = vg.recipes.qwen3_vl(tower, [4096, 8192]).capture()
     encoder.release()
     torch.cuda.synchronize()
@@ -206,14 +194,14 @@ def test_release_gives_the_memory_back():
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + CUBLAS
     encoder.capture()
-    rows = rows_of(torch.bfloat16)(LAYOUTS[4])
+    rows = pixels_on_gpu(LAYOUTS[4])
     assert distance(encoder(rows, grid_thw=LAYOUTS[4]), original_of(tower)(rows, LAYOUTS[4])) <= 3e-2
 
 
 def test_moved_weights_raise():
-    tower = tower_of(torch.bfloat16)
+    tower = tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1])
-    rows = rows_of(torch.bfloat16)(LAYOUTS[2])
+    rows = pixels_on_gpu(LAYOUTS[2])
     encoder(rows, grid_thw=LAYOUTS[2])
     tower.float()
     with pytest.raises(vg.StaleGraphError, match="was moved or replaced since the graphs were captured"):
@@ -347,10 +335,10 @@ def test_the_example_keeps_the_contract_on_the_gpu():
 
 
 def test_compiled_code_is_captured_and_keeps_the_padding_contract():
-    tower = tower_of(torch.bfloat16)
+    tower = tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
     tower.rotary_pos_emb.float()
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS, capture=vg.Capture(compile=True))
-    original, rows = original_of(tower), rows_of(torch.bfloat16)
+    original, rows = original_of(tower), pixels_on_gpu
     check_padding_contract(encoder, original, rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
     assert "torch.compile took of that" in encoder.report()
 

@@ -9,7 +9,6 @@ import time
 import traceback
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -18,12 +17,6 @@ from tests.support.towers import distance, equal_bits, tensors
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT = datetime.timedelta(seconds=30)
 """How long ranks wait for each other."""
-
-
-def on_gpus(ranks):
-    """The marks of tests that run a group with a GPU for each rank."""
-    few = torch.cuda.device_count() < ranks
-    return [pytest.mark.gpu, pytest.mark.skipif(few, reason=f"there are fewer than {ranks} CUDA devices")]
 
 
 def run_group(module, ranks, folder, **environment):

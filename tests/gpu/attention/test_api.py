@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from tests.support.segments import boundaries, naive_attention, relative
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.timing import measuring
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {BF16: 4e-3, FP16: 6e-4, FP32: 4e-6}

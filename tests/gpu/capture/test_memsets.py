@@ -2,14 +2,14 @@
 
 import ctypes
 
-import pytest
 import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from varlen_graphs.capture.memsets import KERNEL, MEMSET, memsets_to_kernels, node_types
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 
 def memset(tensor, value, bits, pitch=None):

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from varlen_graphs.capture.cuda import CudaCapture
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 PAGEABLE = torch.ones(4)
 

@@ -16,18 +16,15 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_spec
+from tests.support.gpu import on_gpus, rows_on_gpu
 from tests.support.threads import run_in_threads
 from tests.support.towers import equal_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 SIZES = (256, 1024, 2048)
 SPEC = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
 GIB = 1 << 30
-
-
-def rows_for(lengths, seed=0):
-    return torch.randn(sum(lengths), 16, generator=torch.Generator().manual_seed(seed)).to("cuda")
 
 
 def capturing():
@@ -55,7 +52,7 @@ def faulty(fault, sizes, **options):
 
 def check_outputs(encoder, largest=SIZES[-1]):
     for lengths in ([20], [900], [100, 300], [largest]):
-        rows = rows_for(lengths)
+        rows = rows_on_gpu(lengths)
         torch.testing.assert_close(
             encoder(rows, lengths=lengths), encoder.eager(rows, lengths=lengths), rtol=1e-4, atol=1e-4
         )
@@ -87,7 +84,7 @@ def test_a_budget_that_memory_is_too_short_for_is_out_of_use():
         assert torch.cuda.memory_allocated() - before < GIB
         assert "out of use: OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB" in encoder.report()
         for count in (5, 3000, 5000):
-            rows = rows_for([count])
+            rows = rows_on_gpu([count])
             assert torch.equal(encoder(rows, lengths=[count]), rows)
         assert encoder.stats.eager["larger than every budget in use"] == 1
     finally:
@@ -190,7 +187,7 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(inside, interru
 
 def test_moved_weights_are_captured_anew_in_the_same_call(caplog):
     encoder = faulty(None, (), capture=vg.Capture(on_change="recapture")).capture()
-    rows = rows_for([100, 300])
+    rows = rows_on_gpu([100, 300])
     for change in (lambda m: m.half(), lambda m: m.float(), lambda m: setattr(m.qkv.weight, "data", m.qkv.weight * 2)):
         with torch.no_grad(), caplog.at_level(logging.WARNING, "varlen_graphs"):
             change(encoder.module)
@@ -208,7 +205,7 @@ def test_freed_memory_is_never_replayed():
     module = Scaled()
     module.factor = torch.full((16,), 3.0, device="cuda")
     encoder = vg.GraphedEncoder(module, [256], vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths()))
-    rows = rows_for([6])
+    rows = rows_on_gpu([6])
     assert torch.equal(encoder(rows, lengths=[6]), rows * 3)
     module.factor.untyped_storage().resize_(0)
     with pytest.raises(vg.StaleGraphError, match="'factor' was freed since the graphs were captured"):
@@ -230,7 +227,7 @@ def test_state_that_the_run_before_a_capture_left_behind_is_held():
 
     spec = vg.BufferSpec("x", vg.Lengths("lengths"))
     encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec)
-    rows = rows_for([6])
+    rows = rows_on_gpu([6])
     expected = encoder(rows, lengths=[6])
     others = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(8)]  # would take what is free
     assert torch.equal(encoder(rows, lengths=[6]), expected)
@@ -251,7 +248,7 @@ def test_an_upload_of_pinned_memory_is_held_and_one_of_memory_made_in_the_forwar
     spec = vg.BufferSpec("x", vg.Lengths("lengths"))
     pinned = torch.full((16,), 3.0).pin_memory()
     encoder = vg.GraphedEncoder(Uploading(lambda: pinned).to("cuda"), [64], spec)
-    rows = rows_for([6])
+    rows = rows_on_gpu([6])
     torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 3)
     pinned.fill_(4.0)
     torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 4)
@@ -282,7 +279,7 @@ def test_what_is_kept_in_the_pool_is_named_with_its_owner():
 
 def test_encoders_are_captured_while_others_replay_and_memory_is_pinned():
     steady = faulty(None, ()).capture()
-    rows = rows_for([100, 300])
+    rows = rows_on_gpu([100, 300])
     expected = steady(rows, lengths=[100, 300])
     torch.cuda.synchronize()
     wrong, errors, stop = [], [], threading.Event()

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from tests.support.whole_models import WHOLE, prompt, prompts, scores, tokens, whole_model
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 

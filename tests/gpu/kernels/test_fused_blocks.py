@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.gpu import on_gpus
 from varlen_graphs.kernels.layer_norm import op as layer_norm
 from varlen_graphs.kernels.layer_norm import reference as layer_norm_reference
 from varlen_graphs.kernels.linear_gelu import op as linear_gelu
@@ -12,7 +13,7 @@ from varlen_graphs.kernels.rms_norm import reference as rms_norm_reference
 from varlen_graphs.kernels.silu_mul import op as silu_mul
 from varlen_graphs.kernels.silu_mul import reference as silu_mul_reference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SIZES = [(0, 64), (1, 1), (1, 72), (3, 100), (17, 1152), (129, 1280), (5, 8192), (5, 8200), (16_384, 1536)]

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from varlen_graphs.kernels.antialias import reference as antialias_reference
 from varlen_graphs.kernels.antialias.op import antialias
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
@@ -18,7 +19,7 @@ from varlen_graphs.kernels.rotary_table.op import rotary_table
 from varlen_graphs.kernels.windows import reference as windows_reference
 from varlen_graphs.kernels.windows.op import cu_window_seqlens, window_index
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MODES = ["bilinear", "bicubic"]

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from varlen_graphs.kernels.rotary import reference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 KERNELS = [
     *[(torch.bfloat16, head_dim) for head_dim in (32, 40, 64, 72, 80, 96, 112, 128, 256)],

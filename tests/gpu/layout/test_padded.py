@@ -1,12 +1,12 @@
 """Padded batches on real CUDA graphs."""
 
-import pytest
 import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 DIM = 64
 

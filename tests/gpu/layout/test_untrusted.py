@@ -9,9 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from tests.layout.test_untrusted import NEARLY
+from tests.support.gpu import on_gpus
 from tests.support.untrusted import attack, attacks, device_attacks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 
 @pytest.mark.parametrize(("name", "layout"), NEARLY.values(), ids=NEARLY.keys())

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.gpu.parallel_scenarios import LOST, SCENARIOS
-from tests.support.ranks import check_scenario, on_gpus, run_group
+from tests.support.gpu import on_gpus
+from tests.support.ranks import check_scenario, run_group
 
 RANKS = 2
 

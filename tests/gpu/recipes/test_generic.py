@@ -5,9 +5,10 @@ import torch
 
 import varlen_graphs as vg
 from benchmarks.generic import BUDGETS, build, rows_for
+from tests.support.gpu import on_gpus
 from tests.support.towers import distance, equal_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 GRIDS = [[(1, 16, 32)], [(1, 4, 4)], [(2, 8, 12), (2, 4, 4)], [(1, 8, 12), (1, 4, 20)]]
 CLIPS = [[512], [3], [37, 99, 5], [101, 99, 200]]

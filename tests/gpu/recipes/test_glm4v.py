@@ -1,15 +1,17 @@
 """The towers of GLM on a GPU: the padding contract on real CUDA graphs."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
-from tests.support.towers import GLM, distance, glm4v_tower, pixels
+from tests.support.gpu import on_gpus, pixels_on_gpu
+from tests.support.towers import GLM, distance, glm4v_tower, original_by_frame
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
 LAYOUTS = [
@@ -23,26 +25,15 @@ LAYOUTS = [
 ]
 
 
-def original_of(tower):
-    def run(rows, grid):
-        frames = [(1, h, w) for t, h, w in grid for _ in range(t)]
-        with torch.no_grad():
-            return tower(rows.to(tower.dtype), grid_thw=torch.tensor(frames, device="cuda"))
-
-    return run
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", GLM)
 def test_the_padding_contract_holds(family, dtype):
     """Heads of 128, as in the 9B tower. In half precision, about as close to float32 as the original's own run."""
     tower = glm4v_tower(dtype=dtype, family=family, hidden_size=512, out_hidden_size=256).to("cuda")
     encoder = vg.recipes.glm4v(tower, BUDGETS)
-    original, exact = original_of(tower), original_of(copy.deepcopy(tower).float())
+    original, exact = original_by_frame(tower), original_by_frame(copy.deepcopy(tower).float())
 
-    def rows(grid, seed=0):
-        return pixels(grid, seed, device="cuda", dtype=dtype)
-
+    rows = partial(pixels_on_gpu, dtype=dtype)
     with torch.backends.cudnn.flags(
         enabled=True, allow_tf32=False
     ):  # the original embeds and merges patches by convolutions

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from tests.support.minicpm import models, original, slices_of
 from tests.support.towers import distance
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 SIZES = [(32, 32), (23, 45), (5, 7), (1, 1)]
 LAYOUTS = {

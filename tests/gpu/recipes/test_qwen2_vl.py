@@ -1,13 +1,16 @@
 """The padding contract of Qwen2-VL, Qwen2.5-VL and Qwen2.5-Omni on real CUDA graphs, windows included."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
-from tests.support.towers import QWEN2, distance, pixels, qwen2_tower
+from tests.support.gpu import on_gpus, pixels_on_gpu
+from tests.support.towers import QWEN2, distance, original_of, qwen2_recipe, qwen2_tower
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048, segments=128)]
@@ -30,21 +33,15 @@ def tower_of(family, dtype, seed=0):
     return qwen2_tower(seed, family=family, **sizes).to("cuda").to(dtype)
 
 
-def encoder_of(tower, **options):
-    recipe = vg.recipes.qwen2_5_vl if hasattr(tower, "window_size") else vg.recipes.qwen2_vl
-    return recipe(tower, BUDGETS, **options)
+def original_without_tf32(tower):
+    """Return the original, whose patches are embedded by a convolution: by default one in TF32."""
+    original = original_of(tower)
 
-
-def original_of(tower):
     def run(rows, grid):
-        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return tower(rows, grid_thw=torch.tensor(grid, device="cuda"))
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return original(rows, grid)
 
     return run
-
-
-def rows_of(dtype):
-    return lambda grid, seed=0: pixels(grid, seed, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
@@ -52,24 +49,28 @@ def rows_of(dtype):
 def test_the_padding_contract_holds(family, dtype):
     tower = tower_of(family, dtype)
     tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
-    check_padding_contract(encoder_of(tower), original_of(tower), rows_of(dtype), "grid_thw", LAYOUTS, LIMIT[dtype])
+    encoder, rows = qwen2_recipe(tower)(tower, BUDGETS), partial(pixels_on_gpu, dtype=dtype)
+    check_padding_contract(encoder, original_without_tf32(tower), rows, "grid_thw", LAYOUTS, LIMIT[dtype])
 
 
 def test_compiled_code_keeps_it():
     tower = tower_of("qwen2_5_vl", torch.bfloat16)
     tower.rotary_pos_emb.float()
-    encoder, rows = encoder_of(tower, capture=vg.Capture(compile=True)), rows_of(torch.bfloat16)
-    check_padding_contract(encoder, original_of(tower), rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
+    encoder = qwen2_recipe(tower)(tower, BUDGETS, capture=vg.Capture(compile=True))
+    check_padding_contract(
+        encoder, original_without_tf32(tower), pixels_on_gpu, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16]
+    )
 
 
 def test_windows_that_only_the_gpu_has_seen():
     tower = tower_of("qwen2_5_vl", torch.float32)
-    encoder = encoder_of(tower, min_segment_rows=16)
+    encoder = qwen2_recipe(tower)(tower, BUDGETS, min_segment_rows=16)
     for grid in LAYOUTS[2:5]:
-        rows, on_gpu = pixels(grid, device="cuda"), torch.tensor(grid, device="cuda")
-        assert distance(encoder(rows, grid_thw=on_gpu), original_of(tower)(rows, grid)) < 1e-5
+        rows, on_gpu = pixels_on_gpu(grid, dtype=torch.float32), torch.tensor(grid, device="cuda")
+        assert distance(encoder(rows, grid_thw=on_gpu), original_without_tf32(tower)(rows, grid)) < 1e-5
     encoder.check()
     broken = [(256, 2, 4)]  # eight rows a window
-    assert encoder(pixels(broken, device="cuda"), grid_thw=torch.tensor(broken, device="cuda"))[0].isnan().all()
+    rows, on_gpu = pixels_on_gpu(broken, dtype=torch.float32), torch.tensor(broken, device="cuda")
+    assert encoder(rows, grid_thw=on_gpu)[0].isnan().all()
     with pytest.raises(vg.LayoutError, match="describes 256 segments, more than the 128 of the budget"):
         encoder.check()

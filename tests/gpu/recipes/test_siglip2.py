@@ -5,9 +5,10 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
+from tests.support.gpu import on_gpus
 from tests.support.towers import siglip2_tower
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)], ids=str)

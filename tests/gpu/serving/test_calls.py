@@ -8,9 +8,10 @@ from torch.profiler import ProfilerActivity, profile
 import varlen_graphs as vg
 from tests.kernels.test_check import compare_kernel_and_reference
 from tests.serving.test_calls import check_outputs_of_all_kinds
-from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
+from tests.support.towers import distance, equal_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 BUDGETS = [vg.Budget(512, items=8, segments=128), vg.Budget(1024, items=8, segments=256)]
 LAYOUTS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 2, 2)], [(40, 2, 2)], [(1, 32, 32)]]
@@ -20,17 +21,12 @@ LONG = 2_000_000_000
 
 @pytest.fixture(scope="module")
 def tower():
-    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
-    return qwen3_vl_tower(0, dtype=torch.bfloat16, **sizes).to("cuda")
+    return tower_on_gpu()
 
 
 @pytest.fixture(scope="module")
 def encoder(tower):
     return vg.recipes.qwen3_vl(tower, BUDGETS)
-
-
-def rows_for(grid, seed=0):
-    return pixels(grid, seed, device="cuda", dtype=torch.bfloat16)
 
 
 def on_gpu(grid):
@@ -39,7 +35,7 @@ def on_gpu(grid):
 
 def hundred_calls():
     grids = [[(1, 2 + 2 * (i % 7), 2 + 2 * (i % 5)), (1 + i % 3, 4, 6)] for i in range(100)]
-    return grids, [rows_for(grid, seed) for seed, grid in enumerate(grids)]
+    return grids, [pixels_on_gpu(grid, seed) for seed, grid in enumerate(grids)]
 
 
 @pytest.mark.parametrize("where", [lambda grid: grid, on_gpu], ids=["host", "gpu"])
@@ -94,7 +90,7 @@ def without_sync(function):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_call_syncs(encoder, layout):
-    rows, grid = rows_for(layout), on_gpu(layout)
+    rows, grid = pixels_on_gpu(layout), on_gpu(layout)
     expected = encoder(rows, grid_thw=layout)
     assert equal_bits(encoder(rows, grid_thw=grid), expected)  # the first such call compiles the check
     assert equal_bits(without_sync(lambda: encoder(rows, grid_thw=layout)), expected)
@@ -122,9 +118,9 @@ def test_no_call_syncs(encoder, layout):
     ],
 )
 def test_wrong_layouts_give_nan_and_are_told(encoder, grid, rows, message):
-    right = rows_for(LAYOUTS[0])
+    right = pixels_on_gpu(LAYOUTS[0])
     expected = encoder(right, grid_thw=LAYOUTS[0])
-    out = encoder(rows_for([(1, 1, rows)]), grid_thw=on_gpu(grid))
+    out = encoder(pixels_on_gpu([(1, 1, rows)]), grid_thw=on_gpu(grid))
     assert all(t.isnan().all() for t in (out.last_hidden_state, out.pooler_output, *out.deepstack_features))
     with pytest.raises(vg.LayoutError, match=message):
         encoder(right, grid_thw=LAYOUTS[0])
@@ -135,7 +131,7 @@ def test_wrong_layouts_give_nan_and_are_told(encoder, grid, rows, message):
 
 def test_the_check_waits_for_what_is_queued(encoder):
     torch.cuda._sleep(LONG)
-    encoder(rows_for([(1, 4, 4)]), grid_thw=on_gpu([(1, 4, 2)]))
+    encoder(pixels_on_gpu([(1, 4, 4)]), grid_thw=on_gpu([(1, 4, 2)]))
     with pytest.raises(vg.LayoutError, match="describes 8 rows in all, but 16 came"):
         encoder.check()
 
@@ -143,13 +139,13 @@ def test_the_check_waits_for_what_is_queued(encoder):
 def test_legal_videos_are_right_where_segments_might_not_suffice(tower):
     encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(512, items=8, segments=8), vg.Budget(1024, items=8, segments=64)])
     for layout in LAYOUTS[1:4]:
-        rows = rows_for(layout)
+        rows = pixels_on_gpu(layout)
         assert equal_bits(encoder(rows, grid_thw=on_gpu(layout)), encoder(rows, grid_thw=layout))
     encoder.check()
 
 
 def test_all_outputs_are_copied_by_one_launch(encoder):
-    rows, grid = rows_for(LAYOUTS[0]), LAYOUTS[0]
+    rows, grid = pixels_on_gpu(LAYOUTS[0]), LAYOUTS[0]
     encoder(rows, grid_thw=grid)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -161,7 +157,7 @@ def test_all_outputs_are_copied_by_one_launch(encoder):
 
 def test_borrowed_outputs_are_read_before_another_stream_writes_there(tower, encoder):
     lender = vg.recipes.qwen3_vl(tower, BUDGETS, outputs="borrowed")
-    rows, other = rows_for(LAYOUTS[0]), rows_for(LAYOUTS[1], 1)
+    rows, other = pixels_on_gpu(LAYOUTS[0]), pixels_on_gpu(LAYOUTS[1], 1)
     expected = encoder(rows, grid_thw=LAYOUTS[0])
     lender(other, grid_thw=LAYOUTS[1])
     one, two = torch.cuda.Stream(), torch.cuda.Stream()
@@ -181,7 +177,7 @@ def test_borrowed_outputs_are_read_before_another_stream_writes_there(tower, enc
 
 
 def test_a_handle_keeps_the_memory_it_reads(tower, encoder):
-    rows = rows_for(LAYOUTS[0])
+    rows = pixels_on_gpu(LAYOUTS[0])
     lender = vg.recipes.qwen3_vl(tower, BUDGETS, outputs="borrowed")
     handle = lender(rows, grid_thw=LAYOUTS[0])
     del lender
@@ -222,7 +218,7 @@ def test_outputs_of_all_kinds_are_the_same_wherever_the_layout_comes_from():
 
 
 def test_the_default_device_for_new_tensors_changes_nothing(tower, encoder):
-    rows, grid = rows_for(LAYOUTS[0]), LAYOUTS[0]
+    rows, grid = pixels_on_gpu(LAYOUTS[0]), LAYOUTS[0]
     expected = encoder(rows, grid_thw=grid)
     with torch.device("cuda"):
         other = vg.recipes.qwen3_vl(tower, BUDGETS)

@@ -2,52 +2,32 @@
 
 import gc
 import json
-import threading
+from functools import partial
 
 import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_spec
+from tests.support import encoders
+from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, wait_for
+from tests.support.gpu import LARGER, on_gpus, pixels_on_gpu, rows_on_gpu, tower_on_gpu
 from tests.support.threads import run_in_threads
-from tests.support.towers import pixels, qwen3_vl_tower
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 SPEC = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
 BUDGETS = tuple(vg.Budget(rows, items=8) for rows in (256, 1024, 2048, 4096))
 
-
-def encoder_of(budgets=BUDGETS, **options):
-    return vg.GraphedEncoder(Attention(16).to("cuda"), budgets, SPEC, **options)
+check = partial(encoders.check, make_rows=rows_on_gpu, tolerance=2e-4)
 
 
-def rows_for(lengths, seed=0):
-    return torch.randn(sum(lengths), 16, generator=torch.Generator().manual_seed(seed)).to("cuda")
-
-
-def check(encoder, lengths, on_device=False):
-    rows = rows_for(lengths, len(lengths))
-    got = encoder(rows, lengths=torch.tensor(lengths, device="cuda") if on_device else lengths)
-    torch.testing.assert_close(got, encoder.eager(rows, lengths=lengths), rtol=1e-4, atol=1e-4)
-
-
-def captured(encoder):
-    return {budget for graphs in encoder._captured._graphs.values() for budget in graphs.budgets}
-
-
-def wait_for(encoder, budgets):
-    pause = threading.Event()
-    for _ in range(12_000):
-        if captured(encoder) >= set(budgets):
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"not captured: {set(budgets) - captured(encoder)}")
+def attention_on_gpu(budgets=BUDGETS, **options):
+    return attention_encoder(budgets, Attention(16).to("cuda"), SPEC, backend="cuda", **options)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
-    encoder = encoder_of(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
     check(encoder, [200], on_device)
     assert encoder.stats.eager == {"not captured yet": 1}
     assert encoder.capture_wanted() == [BUDGETS[0]]
@@ -63,8 +43,8 @@ def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
 
 
 def test_a_fully_captured_lazy_encoder_does_not_sync():
-    encoder = encoder_of(capture=vg.Capture(lazy=True)).capture()
-    rows, lengths = rows_for([200, 30]), torch.tensor([200, 30], device="cuda")
+    encoder = attention_on_gpu(capture=vg.Capture(lazy=True)).capture()
+    rows, lengths = rows_on_gpu([200, 30]), torch.tensor([200, 30], device="cuda")
     expected = encoder(rows, lengths=lengths)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -75,14 +55,14 @@ def test_a_fully_captured_lazy_encoder_does_not_sync():
 
 
 def test_calls_go_on_while_a_thread_captures():
-    encoder = encoder_of(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
     future = encoder.capture_in_background()
     wrong = []
 
     def work(seed):
         for i in range(60):
             lengths = [1 + (seed * 131 + i * 97) % 900, 1 + i]
-            rows = rows_for(lengths, seed)
+            rows = rows_on_gpu(lengths, seed)
             got = encoder(rows, lengths=torch.tensor(lengths, device="cuda") if i % 2 else lengths)
             expected = encoder.eager(rows, lengths=lengths)
             if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
@@ -98,7 +78,7 @@ def test_calls_go_on_while_a_thread_captures():
 
 
 def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
-    encoder = encoder_of(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
     check(encoder, [200])
     encoder.capture_wanted()
     held = encoder.pool.bytes()
@@ -107,7 +87,7 @@ def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
 
 
 def test_budgets_come_and_go():
-    encoder = encoder_of(BUDGETS[1:3]).capture()
+    encoder = attention_on_gpu(BUDGETS[1:3]).capture()
     check(encoder, [200])
     encoder.add_budget(BUDGETS[0])
     assert BUDGETS[0] in encoder._in_use.learned.replays
@@ -124,10 +104,9 @@ def test_budgets_come_and_go():
 
 
 def test_a_limit_of_memory_is_kept_and_memory_goes_back():
-    sizes = {"hidden_size": 576, "num_heads": 8, "intermediate_size": 2048, "out_hidden_size": 1024}
-    tower = qwen3_vl_tower(0, dtype=torch.bfloat16, **sizes).to("cuda")
+    tower = tower_on_gpu(**LARGER)
     grid = [(1, 14, 14), (1, 20, 20)]
-    rows = pixels(grid, 0, device="cuda", dtype=torch.bfloat16)
+    rows = pixels_on_gpu(grid)
     free = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 16_384, step=1.5)).capture()
     expected, held = free(rows, grid_thw=grid), free.bytes()
     free.release()
@@ -151,7 +130,7 @@ def test_a_limit_of_memory_is_kept_and_memory_goes_back():
 
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_too_little_memory_for_any_graph_leaves_none_behind():
-    encoder = encoder_of(memory="1MiB")
+    encoder = attention_on_gpu(memory="1MiB")
     for _ in range(2):
         check(encoder, [200])
     assert encoder.stats.eager["no graph fits the limit of memory"] >= 2
@@ -161,7 +140,7 @@ def test_too_little_memory_for_any_graph_leaves_none_behind():
 
 def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     path = tmp_path / "warm.json"
-    first = encoder_of(capture=vg.Capture(lazy=True, warmup=path))
+    first = attention_on_gpu(capture=vg.Capture(lazy=True, warmup=path))
     check(first, [200])
     first.capture()
     for _ in range(3):
@@ -173,7 +152,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
         raise AssertionError("was measured")
 
     monkeypatch.setattr("varlen_graphs.graphs.calibrate._between_events", refuse)
-    second = encoder_of(capture=vg.Capture(lazy=True, warmup=path))
+    second = attention_on_gpu(capture=vg.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first._in_use.learned.as_json()
     used = set(first.stats.replays)
     assert set(second.capture_wanted(None)) == used

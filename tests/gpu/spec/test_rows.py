@@ -1,13 +1,13 @@
 """Rows that do not lie in the first dimension, on real CUDA graphs."""
 
-import pytest
 import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from tests.support.towers import distance
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 DIM = 64
 

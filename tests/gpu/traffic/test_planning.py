@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.gpu import LARGER, on_gpus, pixels_on_gpu, tower_on_gpu
 from tests.support.segments import relative
-from tests.support.towers import equal_bits, pixels, qwen3_vl_tower
+from tests.support.towers import equal_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 LAYOUTS = [[(1, 14, 14)], [(1, 28, 28)] * 2, [(4, 14, 14), (1, 20, 20)], [(1, 42, 42), (1, 8, 8)], [(1, 64, 64)]]
 
@@ -19,18 +20,13 @@ TOLERANCE = 3e-2
 
 @pytest.fixture(scope="module")
 def tower():
-    sizes = {"hidden_size": 576, "num_heads": 8, "intermediate_size": 2048, "out_hidden_size": 1024}
-    return qwen3_vl_tower(0, dtype=torch.bfloat16, **sizes).to("cuda")
-
-
-def rows_for(grid, seed=0):
-    return pixels(grid, seed, device="cuda", dtype=torch.bfloat16)
+    return tower_on_gpu(**LARGER)
 
 
 def held(tower, budgets):
     """Bytes of the pool and the arena of an encoder with these budgets, and what it measured of them."""
     encoder = vg.recipes.qwen3_vl(tower, budgets)
-    encoder(rows_for(LAYOUTS[0]), grid_thw=LAYOUTS[0])
+    encoder(pixels_on_gpu(LAYOUTS[0]), grid_thw=LAYOUTS[0])
     taken = encoder.pool.bytes() + encoder._captured.arena.rows.nbytes
     costs = encoder.costs
     encoder.release()
@@ -48,7 +44,7 @@ def test_what_a_row_takes_is_measured_and_foretells_other_ladders(tower):
 def test_recording_does_not_sync_with_the_host(tower):
     encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 4096, step=1.5), min_segment_rows=64).capture()
     grid = torch.tensor(LAYOUTS[1], device="cuda")
-    rows = rows_for(LAYOUTS[1])
+    rows = pixels_on_gpu(LAYOUTS[1])
     expected = encoder(rows, grid_thw=grid)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -64,13 +60,13 @@ def test_recording_does_not_sync_with_the_host(tower):
 def test_a_plan_from_measured_costs_is_captured_and_measured(tower):
     encoder = vg.recipes.qwen3_vl(tower, vg.Ladder(256, 4096, step=1.2)).capture()
     with encoder.record() as trace:
-        results = [encoder(rows_for(grid), grid_thw=grid) for grid in LAYOUTS]
+        results = [encoder(pixels_on_gpu(grid), grid_thw=grid) for grid in LAYOUTS]
     plan = vg.traffic.plan(trace, max_graphs=3)
     assert plan.measured
     assert plan.memory == pytest.approx(plan.budgets[-1].rows * encoder.costs.bytes_per_row)
     planned = vg.recipes.qwen3_vl(tower, plan).capture()
     for grid, expected in zip(LAYOUTS, results, strict=True):
-        got = planned(rows_for(grid), grid_thw=grid)
+        got = planned(pixels_on_gpu(grid), grid_thw=grid)
         assert relative(got.pooler_output, expected.pooler_output) <= TOLERANCE
     assert 0 < plan.cost < math.inf  # benchmarks/plan.py holds it against what is then measured
     assert set(plan.replays) <= set(planned.costs.replays)

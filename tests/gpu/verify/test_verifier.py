@@ -8,10 +8,11 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, encoder_of
-from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
+from tests.support.towers import distance, equal_bits, qwen3_vl_tower
 from tests.support.verifying import WrongAt64, calls_of, refused
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64)]
 GRIDS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 2, 2)], [(1, 24, 40), (1, 30, 30)]]
@@ -19,15 +20,14 @@ GRIDS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 
 
 def calls_of_grids(grids, dtype=torch.bfloat16):
     return [
-        {"hidden_states": pixels(grid, seed, device="cuda", dtype=dtype), "grid_thw": torch.tensor(grid, device="cuda")}
+        {"hidden_states": pixels_on_gpu(grid, seed, dtype), "grid_thw": torch.tensor(grid, device="cuda")}
         for seed, grid in enumerate(grids)
     ]
 
 
 @pytest.fixture(scope="module")
 def tower():
-    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
-    return qwen3_vl_tower(0, dtype=torch.float32, **sizes).to("cuda").to(torch.bfloat16)
+    return tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -132,7 +132,7 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog, where, outputs):
 
 def test_after_so_many_calls_nothing_syncs(tower):
     encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(512, items=8, segments=128)], verify=1)
-    rows, grid = pixels(GRIDS[0], device="cuda", dtype=torch.bfloat16), torch.tensor(GRIDS[0], device="cuda")
+    rows, grid = pixels_on_gpu(GRIDS[0]), torch.tensor(GRIDS[0], device="cuda")
     expected = encoder(rows, grid_thw=grid)
     encoder(rows, grid_thw=grid)
     torch.cuda.synchronize()
