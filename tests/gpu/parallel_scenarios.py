@@ -12,7 +12,7 @@ import varlen_graphs as vg
 from tests.support.encoders import rows_for
 from tests.support.gpu import pixels_on_gpu, tower_on_gpu
 from tests.support.parallel_scenarios import Before
-from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
 from tests.support.towers import equal_bits
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
@@ -40,7 +40,7 @@ def outputs_equal_those_of_one_gpu(rank, ranks):
     for seed, grid in enumerate(LAYOUTS):
         rows = pixels_on_gpu(grid, seed)
         for grid_thw in (torch.tensor(grid), torch.tensor(grid, device="cuda")):
-            check(both(rows, grid_thw=grid_thw), encoder(rows, grid_thw=grid_thw), TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid_thw), encoder(rows, grid_thw=grid_thw), TOLERANCE)
     told = [None] * ranks
     torch.distributed.all_gather_object(told, both._weights)
     assert told == [told[0]] * ranks
@@ -73,7 +73,7 @@ def inputs_that_are_spread(rank, ranks):
     grid, runs = runs_of(LAYOUTS[3], ranks)
     rows = pixels_on_gpu(grid)
     own = rows.split([sum(t * h * w for t, h, w in run) for run in runs])[rank]
-    check(spread(own, grid_thw=runs[rank]), encoder(rows, grid_thw=grid), TOLERANCE)
+    check_on_all_ranks(spread(own, grid_thw=runs[rank]), encoder(rows, grid_thw=grid), TOLERANCE)
 
 
 def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
@@ -92,7 +92,7 @@ def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
     module = Before().cuda()
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
     both, rows, lengths = vg.parallel.DataParallelEncoder(encoder), rows_for([5] * 6).cuda(), [5] * 6
-    check(both(rows, lengths=lengths), rows)
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
 
     def fail():
         raise MemoryError("no memory is left")
@@ -105,7 +105,7 @@ def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
     with pytest.raises(MemoryError if rank == 1 else vg.RankError):
         call()
     module.before = lambda: None
-    check(both(rows, lengths=lengths), rows)
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
     both.check()
 
 

@@ -16,7 +16,7 @@ import varlen_graphs as vg
 from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE
 from tests.support.encoders import rows_for
 from tests.support.gpu import pixels_on_gpu, tower_on_gpu
-from tests.support.ranks import check, run_scenarios
+from tests.support.ranks import check_on_all_ranks, run_scenarios
 from tests.support.tensor_scenarios import told
 from tests.support.towers import distance, equal_bits
 
@@ -43,7 +43,7 @@ def outputs_equal_those_of_one_gpu(rank, ranks):
     for seed, grid in enumerate(LAYOUTS):
         rows = pixels_on_gpu(grid, seed)
         for grid_thw in (torch.tensor(grid), torch.tensor(grid, device="cuda")):
-            check(both(rows, grid_thw=grid_thw), alone(rows, grid_thw=grid_thw), TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid_thw), alone(rows, grid_thw=grid_thw), TOLERANCE)
     both.check()
     costs = both.encoder.costs.as_json()
     assert both.encoder.costs.measured
@@ -56,7 +56,7 @@ def outputs_in_float32_equal_those_of_one_gpu(rank, ranks):
     alone, both = towers(torch.float32)
     for seed, grid in enumerate(LAYOUTS):
         rows = pixels_on_gpu(grid, seed).float()
-        check(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), 1e-3)  # attention multiplies in TF32
+        check_on_all_ranks(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), 1e-3)  # attention multiplies in TF32
 
 
 def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
@@ -91,12 +91,12 @@ def other_streams_and_collectives_in_between(rank, ranks):
     stream.wait_stream(torch.cuda.current_stream())
     for _ in range(3):
         with torch.cuda.stream(stream):
-            check(both(rows, grid_thw=grid), expected, TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid), expected, TOLERANCE)
         torch.cuda.current_stream().wait_stream(stream)
         total = torch.ones(1000, device="cuda")
         dist.all_reduce(total)
         assert (total == ranks).all()
-        check(both(rows, grid_thw=grid), expected, TOLERANCE)
+        check_on_all_ranks(both(rows, grid_thw=grid), expected, TOLERANCE)
         stream.wait_stream(torch.cuda.current_stream())
 
 
@@ -105,7 +105,7 @@ def graphs_are_freed_and_captured_anew(rank, ranks):
     grid = LAYOUTS[1]
     rows = pixels_on_gpu(grid)
     for _ in range(2):
-        check(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), TOLERANCE)
+        check_on_all_ranks(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), TOLERANCE)
         both.encoder.release()
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.contract import check_outputs_of_all_kinds
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
@@ -48,27 +49,6 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
 
 def test_outputs_of_all_kinds_are_the_same_wherever_the_layout_comes_from():
     check_outputs_of_all_kinds("tape", "cpu")
-
-
-def check_outputs_of_all_kinds(backend, device):
-    """The same bits, contiguous; NaN where the layout is wrong and only the device has seen it."""
-
-    class Kinds(nn.Module):
-        def forward(self, x):
-            kinds = {str(dtype): x.to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn)}
-            return kinds | {"across": x.mT.contiguous().mT, "none": x[:, :0], "zeros": x * -0.0, "positive": x > 0}
-
-    names = ["torch.float64", "torch.bfloat16", "torch.float8_e4m3fn", "across", "none", "zeros", "positive"]
-    outputs = vg.Outputs(**dict.fromkeys(names, vg.Rows()))
-    encoder = vg.GraphedEncoder(Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend)
-    rows = rows_for([6]).to(device)
-    seen, unseen = encoder(rows, lengths=[6]), encoder(rows, lengths=torch.tensor([6], device=device))
-    for name in names:
-        assert seen[name].is_contiguous()
-        assert unseen[name].is_contiguous()
-        assert torch.equal(seen[name].view(torch.uint8), unseen[name].view(torch.uint8)), name
-    wrong = encoder(rows, lengths=torch.tensor([5], device=device))
-    assert all(wrong[name].float().isnan().all() for name in names[:-1])
 
 
 def test_what_a_capture_allocated_is_left_to_the_pool_and_the_rest_is_held(monkeypatch):

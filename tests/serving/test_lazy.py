@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.serving.test_threads import run_script
 from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for, wait_for
+from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.attention import timing

@@ -15,7 +15,7 @@ from tests.support.towers import equal_bits
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 
 
-def check(case, device="cpu"):
+def check_case(case, device="cpu"):
     """Run the calls of a case over NaN, and once more over what other calls left behind.
 
     Returns:

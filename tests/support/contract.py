@@ -1,5 +1,10 @@
-"""The padding contract, for any encoder: what padding holds never reaches an active row."""
+"""Checks of encoders: above all the padding contract, that what padding holds never reaches an active row."""
 
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import rows_for
 from tests.support.towers import distance, equal_bits, tensors
 
 
@@ -26,3 +31,24 @@ def check_half_precision(output, eager, exact, dtype):
     """Check that an output is of a dtype, and about as close to that of float32 as the original's eager run."""
     assert distance(output, exact) <= 1.3 * distance(eager, exact)
     assert {tensor.dtype for tensor in tensors(output).values()} == {dtype}
+
+
+def check_outputs_of_all_kinds(backend, device):
+    """Check outputs of all dtypes and strides, and that they are NaN where a layout on the device is wrong."""
+
+    class Kinds(nn.Module):
+        def forward(self, x):
+            kinds = {str(dtype): x.to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn)}
+            return kinds | {"across": x.mT.contiguous().mT, "none": x[:, :0], "zeros": x * -0.0, "positive": x > 0}
+
+    names = ["torch.float64", "torch.bfloat16", "torch.float8_e4m3fn", "across", "none", "zeros", "positive"]
+    outputs = vg.Outputs(**dict.fromkeys(names, vg.Rows()))
+    encoder = vg.GraphedEncoder(Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend)
+    rows = rows_for([6]).to(device)
+    seen, unseen = encoder(rows, lengths=[6]), encoder(rows, lengths=torch.tensor([6], device=device))
+    for name in names:
+        assert seen[name].is_contiguous()
+        assert unseen[name].is_contiguous()
+        assert torch.equal(seen[name].view(torch.uint8), unseen[name].view(torch.uint8)), name
+    wrong = encoder(rows, lengths=torch.tensor([5], device=device))
+    assert all(wrong[name].float().isnan().all() for name in names[:-1])

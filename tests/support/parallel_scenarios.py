@@ -16,7 +16,7 @@ import varlen_graphs as vg
 from tests.support.clips import clip_rows, clips_encoder
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.padded import packed_encoder, padded_batch, pooling_encoder
-from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
 from tests.support.thirds import thirds_encoder, thirds_rows
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.routing.costs import Costs
@@ -43,7 +43,7 @@ def any_lengths(rank, ranks):
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
         rows = rows_for(lengths, seed)
-        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
     assert encoder.stats.items < sum(map(len, LENGTHS))  # others did their share
 
 
@@ -56,10 +56,10 @@ def any_call_equals_that_of_one_encoder(rank, ranks):
     @given(st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 12))
     def compare(lengths, cut):
         rows = rows_for(lengths)
-        check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
         runs = [lengths[:cut], lengths[cut:]] + [[]] * (ranks - 2)
         own = rows.split([sum(run) for run in runs])[rank]
-        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
 
     compare()
 
@@ -81,7 +81,7 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
     encoder._in_use.learn(Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0))
     both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
     rows, before = rows_for(lengths), encoder.stats.items
-    check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    check_on_all_ranks(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
     items = encoder.stats.items - before - 3  # of one and of two it finds out what outputs are like
     assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
 
@@ -92,7 +92,7 @@ def ranks_that_capture_between_calls(rank, ranks):
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
         rows = rows_for(lengths, seed)
-        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
         if rank == seed % ranks:
             encoder.capture_wanted(None)
     assert encoder.stats.eager["not captured yet"]
@@ -115,12 +115,12 @@ def a_tower_with_deepstack_features(rank, ranks):
         rows, grid_thw = pixels(grid), torch.tensor(grid)
         with torch.no_grad():
             expected = tower(rows, grid_thw=grid_thw)
-        check(both(rows, grid_thw=grid_thw), expected)
+        check_on_all_ranks(both(rows, grid_thw=grid_thw), expected)
     hidden = both(rows, grid_thw=grid_thw, output_hidden_states=True)
     assert distance(hidden, tower(rows, grid_thw=grid_thw, output_hidden_states=True)) <= 1e-5
     with torch.no_grad():
         tower.forward = both  # in the place of the tower's own
-        check(tower(rows, grid_thw=grid_thw), expected)
+        check_on_all_ranks(tower(rows, grid_thw=grid_thw), expected)
 
 
 class Several(Attention):
@@ -144,7 +144,7 @@ def outputs_of_any_structure(rank, ranks):
             rows = rows_for(lengths)
             out, expected = (run(rows, lengths=lengths, more=more) for run in (both, encoder.eager))
             assert out.pop("kind") == expected.pop("kind") == 7
-            check(out, expected)
+            check_on_all_ranks(out, expected)
             assert out["pair"][1][1] is None
             assert (out["first"] is None) is not more
 
@@ -154,20 +154,24 @@ def groups_that_stay_together(rank, ranks):
     both = parallel(encoder)
     sizes, times = [(2, 3), (4, 4), (1, 2), (3, 3), (2, 2)], [[0, 2, 5], 1, [3]]
     rows = clip_rows(sizes)
-    check(both(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times))
+    check_on_all_ranks(both(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times))
     few = clip_rows(sizes[:3])
-    check(both(few, sizes=sizes[:3], times=times[:1]), encoder.eager(few, sizes=sizes[:3], times=times[:1]))
+    check_on_all_ranks(
+        both(few, sizes=sizes[:3], times=times[:1]), encoder.eager(few, sizes=sizes[:3], times=times[:1])
+    )
 
 
 def entries_and_columns_of_all_items(rank, ranks):
     encoder = thirds_encoder()
     for lengths in ([4], [7, 30, 2, 50, 6]):
         rows = thirds_rows(lengths)
-        check(parallel(encoder)(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(parallel(encoder)(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
     lengths, runs = runs_of([7, 30, 2, 50], ranks)
     rows = thirds_rows(lengths)
     own = rows.split([sum(run) for run in runs])[rank]
-    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+    check_on_all_ranks(
+        parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths)
+    )
 
 
 def padded_batches(rank, ranks):
@@ -175,7 +179,7 @@ def padded_batches(rank, ranks):
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6, 6, 7]):
         x, _ = padded_batch(lengths, length=44)
-        check(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
+        check_on_all_ranks(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
 
 
 def padded_batches_that_are_spread(rank, ranks):
@@ -184,7 +188,7 @@ def padded_batches_that_are_spread(rank, ranks):
     x, _ = padded_batch(lengths)
     longest = [max(run, default=1) for run in runs]
     own = x.split([len(run) for run in runs])[rank][:, : longest[rank]]
-    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
+    check_on_all_ranks(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
 
 
 def batches_packed_on_their_way_in(rank, ranks):
@@ -192,12 +196,12 @@ def batches_packed_on_their_way_in(rank, ranks):
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6]):
         x, mask = padded_batch(lengths, length=44)
-        check(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
+        check_on_all_ranks(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
     lengths, runs = runs_of(lengths, ranks)
     x, mask = padded_batch(lengths)
     own = [part.split([len(run) for run in runs])[rank] for part in (x, mask)]
     spread = parallel(encoder, inputs="spread")
-    check(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))
+    check_on_all_ranks(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))
 
 
 def inputs_that_are_spread(rank, ranks):
@@ -207,13 +211,13 @@ def inputs_that_are_spread(rank, ranks):
         lengths, runs = runs_of(items, ranks)
         rows = rows_for(lengths)
         own = rows.split([sum(run) for run in runs])[rank]
-        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
 
 
 def calls_that_run_eager(rank, ranks):
     encoder = attention_encoder(backend="eager")
     rows = rows_for([3, 60, 4])
-    check(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
+    check_on_all_ranks(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
 
 
 def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
@@ -228,7 +232,7 @@ def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
 
     encoder = attention_encoder(module=Seen())
     rows = rows_for([5000])
-    check(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
+    check_on_all_ranks(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
     assert encoder.module.rows == 5000
 
 
@@ -238,7 +242,7 @@ def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
     exchange = both._ranks.exchange
     both._ranks.exchange = lambda *args: met.append(args) or exchange(*args)
     for _ in range(3):
-        check(both(rows_for([5, 3]), lengths=[5, 3]), encoder.eager(rows_for([5, 3]), lengths=[5, 3]))
+        check_on_all_ranks(both(rows_for([5, 3]), lengths=[5, 3]), encoder.eager(rows_for([5, 3]), lengths=[5, 3]))
     assert len(met) == 1
 
 
@@ -254,7 +258,7 @@ def calls_under_any_autocast(rank, ranks):
             with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
                 got = both(own, lengths=runs[rank]) if options else both(rows, lengths=lengths)
                 assert got.dtype == dtype
-                check(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
+                check_on_all_ranks(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
 
 
 # Mistakes
@@ -268,14 +272,14 @@ def a_wrong_call_raises_on_every_rank(rank, ranks):
             both(rows_for([5]), lengths=wrong)
     with pytest.raises(vg.BudgetError, match="item 1 is"):
         both(rows_for([5, 300]), lengths=[5, 300])
-    check(both(rows_for([5, 6]), lengths=[5, 6]), encoder.eager(rows_for([5, 6]), lengths=[5, 6]))
+    check_on_all_ranks(both(rows_for([5, 6]), lengths=[5, 6]), encoder.eager(rows_for([5, 6]), lengths=[5, 6]))
 
 
 def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
     both = parallel(attention_encoder())
     with pytest.raises(vg.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
         both(rows_for([5 + rank]), lengths=[5 + rank])
-    check(both(rows_for([5]), lengths=[5]), both.encoder.eager(rows_for([5]), lengths=[5]))
+    check_on_all_ranks(both(rows_for([5]), lengths=[5]), both.encoder.eager(rows_for([5]), lengths=[5]))
 
 
 def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
@@ -293,7 +297,7 @@ def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
         call = {"x": rows, "lengths": [5, 6]}
         with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
             both(**(call | wrong if rank == 1 else call))
-        check(both(**call), both.encoder.eager(**call))
+        check_on_all_ranks(both(**call), both.encoder.eager(**call))
 
 
 class Switched(Attention):
@@ -307,7 +311,7 @@ def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
     rows, lengths = rows_for([5, 6]), [5, 6]
     for inputs in ("whole", "spread"):
         both = parallel(attention_encoder(module=Switched()), inputs=inputs)
-        for switch in (object(), lambda: None, (1, object()), check):
+        for switch in (object(), lambda: None, (1, object()), check_on_all_ranks):
             with pytest.raises(vg.SpecError, match=r"argument 'switch' is .*expected a value that can be pickled, and"):
                 both(rows, lengths=lengths, switch=switch)
             only = {"switch": switch} if rank == 1 else {}
@@ -410,7 +414,7 @@ def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
     module = Before()
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
     both, rows, lengths = parallel(encoder), rows_for([5] * 6), [5] * 6
-    check(both(rows, lengths=lengths), rows)
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
 
     def fail():
         raise MemoryError("no memory is left")
@@ -420,7 +424,7 @@ def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
     with pytest.raises(expected[0], match=expected[1]):
         both(rows, lengths=lengths)
     module.before = lambda: None
-    check(both(rows, lengths=lengths), rows)  # ranks are still in step
+    check_on_all_ranks(both(rows, lengths=lengths), rows)  # ranks are still in step
     both.check()
 
 

@@ -85,7 +85,7 @@ def run_scenarios(scenarios, backend):
     os._exit(0)  # no rank waits for one that is lost
 
 
-def check(got, expected, tolerance=1e-5):
+def check_on_all_ranks(got, expected, tolerance=1e-5):
     """Whether an output is the one expected, and the same on every rank."""
     assert type(got) is type(expected)
     assert distance(got, expected) <= tolerance

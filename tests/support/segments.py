@@ -45,3 +45,22 @@ def relative(got, expected):
     """Relative L2; infinite where something is not finite. Zero against zeros."""
     error, size = (got.double() - expected.double()).norm().item(), expected.double().norm().item()
     return float("inf") if error != error else error / (size or 1)
+
+
+def heads_first(x):
+    """Return the same values with heads in the outer dimension of memory."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def between_garbage(x):
+    """Return the same values in a wider buffer that holds NaN beside them."""
+    wide = torch.full((x.shape[0] + 1, x.shape[1], x.shape[2] + 8), torch.nan, dtype=x.dtype, device=x.device)
+    wide[:-1, :, : x.shape[2]] = x
+    return wide[:-1, :, : x.shape[2]]
+
+
+def unaligned(x):
+    """Return the same values one element after an aligned address."""
+    flat = torch.full((x.numel() + 1,), torch.nan, dtype=x.dtype, device=x.device)
+    flat[1:] = x.flatten()
+    return flat[1:].view(x.shape)

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import varlen_graphs as vg
 from tests.support.encoders import BUDGETS, attention_spec, rows_for
-from tests.support.ranks import TIMEOUT, check, run_scenarios
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios
 from tests.support.towers import equal_bits, glm4v_tower, pixels, qwen2_tower, qwen3_vl_tower
 from varlen_graphs.routing.costs import Costs
 
@@ -107,7 +107,7 @@ def any_lengths(rank, ranks):
         rows = rows_for(lengths, seed, dim=DIM)
         for scale in (1.0, 0.5):  # other graphs
             expected = alone(rows, lengths=lengths, scale=scale)
-            check(both(rows, lengths=torch.tensor(lengths), scale=scale), expected)
+            check_on_all_ranks(both(rows, lengths=torch.tensor(lengths), scale=scale), expected)
     assert both.encoder.stats.eager == {"larger than every budget": 2}
     both.check()
 
@@ -120,7 +120,7 @@ def any_call_equals_that_of_one_rank(rank, ranks):
     @given(st.lists(st.integers(1, 150), min_size=1, max_size=12))
     def compare(lengths):
         rows = rows_for(lengths, dim=DIM)
-        check(both(rows, lengths=lengths), alone(rows, lengths=lengths))
+        check_on_all_ranks(both(rows, lengths=lengths), alone(rows, lengths=lengths))
 
     compare()
 
@@ -147,13 +147,13 @@ def compare_towers(tower, recipe, grids=GRIDS):
         rows, grid_thw = pixels(grid, seed), torch.tensor(grid)
         with torch.no_grad():
             expected = alone(rows, grid_thw=grid_thw)
-        check(both(rows, grid_thw=grid_thw), expected, 2e-5)
+        check_on_all_ranks(both(rows, grid_thw=grid_thw), expected, 2e-5)
         with torch.no_grad():
-            check(tower(rows, grid_thw=grid_thw), expected, 2e-5)  # the tower itself is sharded as well
+            check_on_all_ranks(tower(rows, grid_thw=grid_thw), expected, 2e-5)  # the tower itself is sharded as well
     assert encoder.stats.eager == {"larger than every budget": 1}
     hidden = both(rows, grid_thw=grid_thw, output_hidden_states=True)
     with torch.no_grad():
-        check(hidden, alone(rows, grid_thw=grid_thw, output_hidden_states=True), 2e-5)
+        check_on_all_ranks(hidden, alone(rows, grid_thw=grid_thw, output_hidden_states=True), 2e-5)
 
 
 def padding_that_holds_nan(rank, ranks):
@@ -180,7 +180,7 @@ def outputs_and_weights_that_are_gathered(rank, ranks):
         alone, both = linears(plan, mesh())
         for lengths in ([5], [60], [9, 1, 30]):
             rows = rows_for(lengths, dim=DIM)
-            check(both(rows, lengths=lengths), alone(rows))
+            check_on_all_ranks(both(rows, lengths=lengths), alone(rows))
         assert not both.encoder.stats.eager
 
 
@@ -192,7 +192,7 @@ def weights_that_change_in_place(rank, ranks):
         for module in (alone.module, both.module):
             module.up.weight.mul_(2.0)
     after = both(rows, lengths=[5, 6])
-    check(after, alone(rows, lengths=[5, 6]))
+    check_on_all_ranks(after, alone(rows, lengths=[5, 6]))
     assert not equal_bits(after, before)
 
 
@@ -204,7 +204,7 @@ def shards_that_move_are_found(rank, ranks):
     with pytest.raises(vg.StaleGraphError, match=r"'up\.weight' was moved"):
         both.check()
     both.encoder.release()
-    check(both(rows, lengths=[5, 6]), expected)
+    check_on_all_ranks(both(rows, lengths=[5, 6]), expected)
 
 
 def hooks_of_others_run_eager(rank, ranks):
@@ -212,7 +212,7 @@ def hooks_of_others_run_eager(rank, ranks):
     seen = []
     both.module.up.register_forward_hook(lambda *_: seen.append(1))
     rows = rows_for([5, 6], dim=DIM)
-    check(both(rows, lengths=[5, 6]), alone(rows, lengths=[5, 6]))
+    check_on_all_ranks(both(rows, lengths=[5, 6]), alone(rows, lengths=[5, 6]))
     assert len(seen) == both.encoder.stats.eager["forward hooks"] == 1
 
 
@@ -230,7 +230,7 @@ def ranks_plan_by_what_rank_0_measured(rank, ranks):
     assert told(both.encoder.costs.as_json()) == [both.encoder.costs.as_json()] * ranks
     calls = [[5], [60, 60], [60, 60, 60], [1] * 7, [100, 3, 100, 3]]
     for lengths in calls:
-        check(
+        check_on_all_ranks(
             both(rows_for(lengths, dim=DIM), lengths=lengths), alone.eager(rows_for(lengths, dim=DIM), lengths=lengths)
         )
     counts = str((both.encoder.stats.replays, both.encoder.stats.eager))
@@ -259,7 +259,7 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     with pytest.warns(UserWarning, match="was written of something else, so it is ignored.*weights is"):
         alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
     for lengths in LENGTHS:
-        check(
+        check_on_all_ranks(
             both(rows_for(lengths, dim=DIM), lengths=lengths), alone.eager(rows_for(lengths, dim=DIM), lengths=lengths)
         )
     assert encoder.costs.as_json() == costs.as_json()
@@ -298,7 +298,7 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
             assert ("rank 1" in reason) is (rank != 1)
             for lengths in ([5, 6], [90, 90], [150]):
                 x = rows_for(lengths, dim=DIM)
-                check(both(x, lengths=lengths), alone(x, lengths=lengths))
+                check_on_all_ranks(both(x, lengths=lengths), alone(x, lengths=lengths))
             assert told(sum(both.encoder.stats.eager.values())) == [int(rows == 192)] * ranks
 
 
@@ -309,7 +309,7 @@ def what_fails_on_one_rank_raises_on_all(rank, ranks):
         expected = (RuntimeError, "no luck") if rank == 1 else (vg.RankError, "rank 1 raised an error: .*no luck")
         with pytest.raises(expected[0], match=expected[1]):
             both(rows_for([5], dim=DIM), lengths=[5])
-        check(
+        check_on_all_ranks(
             both(rows_for([5], dim=DIM), lengths=[5]), both.encoder.eager(rows_for([5], dim=DIM), lengths=[5])
         )  # ranks are in step
 
@@ -327,14 +327,14 @@ def a_sharded_module_needs_the_ranks_to_agree(rank, ranks):
     encoder = vg.GraphedEncoder(both.module, BUDGETS, SPEC, backend="tape")
     with pytest.raises(vg.SpecError, match=r"make calls through vg\.parallel\.TensorParallelEncoder"):
         encoder(rows_for([5], dim=DIM), lengths=[5])
-    check(encoder.eager(rows_for([5], dim=DIM), lengths=[5]), both(rows_for([5], dim=DIM), lengths=[5]))
+    check_on_all_ranks(encoder.eager(rows_for([5], dim=DIM), lengths=[5]), both(rows_for([5], dim=DIM), lengths=[5]))
 
 
 def a_module_that_is_not_sharded_is_told(rank, ranks):
     encoder = vg.GraphedEncoder(Block(), BUDGETS, SPEC, backend="tape")
     with pytest.warns(UserWarning, match="no weight of Block is sharded, so every rank does all of the work"):
         both = vg.parallel.TensorParallelEncoder(encoder)
-    check(both(rows_for([5], dim=DIM), lengths=[5]), encoder.eager(rows_for([5], dim=DIM), lengths=[5]))
+    check_on_all_ranks(both(rows_for([5], dim=DIM), lengths=[5]), encoder.eager(rows_for([5], dim=DIM), lengths=[5]))
 
 
 def plans_that_cannot_be(rank, ranks):

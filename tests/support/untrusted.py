@@ -72,6 +72,18 @@ ON_DEVICE = ["grid", "sizes", "lengths", "column"]
 
 ATTACKED = [(name, argument) for name, (_, good) in LAYOUTS.items() for argument in good]
 
+NEARLY = {
+    "a side that the merge size does not divide": ("grid", [(1, 1, 12)]),
+    "a frame of nothing beside others": ("grid", [(0, 2, 2), (3, 2, 2)]),
+    "two negative sides": ("sizes", [(-3, -4)]),
+    "a product that is right in 32 bits": ("grid", [(2**30 + 3, 2, 2)]),
+    "a product that is right in 64 bits": ("grid", [(2**62 + 3, 2, 2)]),
+    "a product of two that is": ("sizes", [(2**62 + 3, 4)]),
+    "a sum that is": ("lengths", [2**63 - 1, 2**63 - 1, 14]),
+    "a sum with what is negative": ("lengths", [20, -8]),
+}
+"""Layouts that describe as many rows as came, if one counts carelessly."""
+
 
 @cache
 def target(name, device):

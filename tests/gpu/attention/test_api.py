@@ -5,7 +5,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.gpu import on_gpus
-from tests.support.segments import boundaries, naive_attention, relative
+from tests.support.segments import between_garbage, boundaries, heads_first, naive_attention, relative, unaligned
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.timing import measuring
@@ -95,22 +95,6 @@ def test_windows_keys_of_other_lengths_and_several_query_heads(dtype, head_dim, 
             schedule=schedule_of(cu_seqlens, len(q), block, cu_seqlens_k),
         )  # fmt: skip
         assert torch.equal(causal, out)
-
-
-def heads_first(x):
-    return x.transpose(0, 1).contiguous().transpose(0, 1)
-
-
-def between_garbage(x):
-    wide = torch.full((*x.shape[:2], x.shape[2] + 8), torch.nan, dtype=x.dtype, device=x.device)
-    wide[:, :, : x.shape[2]] = x
-    return wide[:, :, : x.shape[2]]
-
-
-def unaligned(x):
-    flat = torch.full((x.numel() + 1,), torch.nan, dtype=x.dtype, device=x.device)
-    flat[1:] = x.flatten()
-    return flat[1:].view(x.shape)
 
 
 def channels_apart(x):

@@ -25,7 +25,7 @@ def memset(tensor, value, bits, pitch=None):
     assert error == 0
 
 
-def captured(run):
+def capture_graph(run):
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph, stream=stream):
@@ -48,7 +48,7 @@ def test_memsets_become_kernels_that_do_the_same():
         memset(small[1:2], 3, 8)
         return product + doubles
 
-    graph, output, stream = captured(run)
+    graph, output, stream = capture_graph(run)
     assert node_types(graph).count(MEMSET) == 4
     memsets_to_kernels(graph, stream)
     assert set(node_types(graph)) == {KERNEL}
@@ -63,7 +63,7 @@ def test_memsets_become_kernels_that_do_the_same():
 
 def test_a_memset_of_several_rows_stays():
     table = torch.zeros(4, 16, dtype=torch.uint8, device="cuda")
-    graph, _, stream = captured(lambda: memset(table[:, 2:5], 7, 8, pitch=16))
+    graph, _, stream = capture_graph(lambda: memset(table[:, 2:5], 7, 8, pitch=16))
     memsets_to_kernels(graph, stream)
     assert node_types(graph) == [MEMSET]
     graph.instantiate()

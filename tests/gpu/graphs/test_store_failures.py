@@ -3,12 +3,9 @@
 import collections
 import gc
 import logging
-import os
 import re
-import subprocess
-import sys
-import textwrap
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_spec
 from tests.support.gpu import on_gpus, rows_on_gpu
+from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import equal_bits
 
@@ -357,18 +355,11 @@ PRELUDE = """
     expected = encoder(rows, lengths=[6])
 """
 
-
-def run_script(body, succeeds=True):
-    script = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0 or not succeeds, done.stderr
-    return done.stdout.split()
+run_on_gpu = partial(run_script, prelude=PRELUDE)
 
 
 def test_a_forked_process_is_told_that_graphs_do_not_survive():
-    printed = run_script("""
+    printed, _ = run_on_gpu("""
     child = os.fork()
     if child == 0:
         told = 0
@@ -387,7 +378,7 @@ def test_a_forked_process_is_told_that_graphs_do_not_survive():
 
 
 def test_the_interpreter_ends_with_work_in_the_queue():
-    printed = run_script("""
+    printed, _ = run_on_gpu("""
     encoder.self = encoder
     handle = vg.GraphedEncoder(encoder.module, [256], spec, outputs="borrowed", pool=encoder.pool)(rows, lengths=[6])
     torch.cuda._sleep(2_000_000_000)
@@ -398,7 +389,7 @@ def test_the_interpreter_ends_with_work_in_the_queue():
 
 
 def test_the_interpreter_ends_while_threads_replay_and_capture():
-    printed = run_script(
+    printed, _ = run_on_gpu(
         """
     began = threading.Event()  # daemon threads may use CUDA while it is taken down: the end may be an error, but comes
 
@@ -416,6 +407,6 @@ def test_the_interpreter_ends_while_threads_replay_and_capture():
     began.wait()
     print("ready", flush=True)
     """,
-        succeeds=False,
+        ends=None,
     )
     assert printed == ["ready"]

@@ -21,7 +21,7 @@ def table(rows, head_dim, dtype=torch.float32):
     return wide.cos().to(dtype), wide.sin().to(dtype)
 
 
-def check(q, k, cos, sin):
+def check_rotation(q, k, cos, sin):
     for x, got, expected in zip(
         (q, k), vg.kernels.apply_rotary(q, k, cos, sin), reference.apply_rotary(q, k, cos, sin), strict=True
     ):
@@ -35,16 +35,16 @@ def test_the_kernel_equals_the_reference(dtype, head_dim):
     for rows in (0, 1, 333, 16_384):
         q, k, _ = torch.randn(rows, 3, 16, head_dim, device="cuda").to(dtype).unbind(1)
         cos, sin = table(rows, head_dim)
-        check(q, k, cos, sin)
+        check_rotation(q, k, cos, sin)
         for x in (q, k, cos, sin):
             x[rows - rows // 3 :] = torch.nan
-        check(q, k, cos, sin)
+        check_rotation(q, k, cos, sin)
 
 
 def test_other_layouts_fewer_key_heads_and_half_precision_angles():
     q = torch.randn(8, 100, 64, device="cuda").bfloat16().transpose(0, 1)
     k = torch.randn(100, 2, 64, 2, device="cuda").bfloat16()[..., 1]
-    check(q, k, *table(100, 64, torch.bfloat16))
+    check_rotation(q, k, *table(100, 64, torch.bfloat16))
 
 
 def test_more_elements_than_32_bits_count():
@@ -64,4 +64,4 @@ def test_tensors_on_another_device_than_the_current_one():
     q, k = torch.randn(2, 50, 2, 64, device="cuda:1").unbind(0)
     cos, sin = (x.to("cuda:1") for x in table(50, 64))
     with torch.cuda.device(0):
-        check(q, k, cos, sin)
+        check_rotation(q, k, cos, sin)

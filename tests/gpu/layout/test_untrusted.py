@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from tests.layout.test_untrusted import NEARLY
 from tests.support.gpu import on_gpus
-from tests.support.untrusted import attack, attacks, device_attacks
+from tests.support.untrusted import NEARLY, attack, attacks, device_attacks
 
 pytestmark = on_gpus()
 

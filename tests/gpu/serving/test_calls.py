@@ -6,8 +6,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import varlen_graphs as vg
-from tests.kernels.test_check import compare_kernel_and_reference
-from tests.serving.test_calls import check_outputs_of_all_kinds
+from tests.support.contract import check_outputs_of_all_kinds
 from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
 from tests.support.towers import distance, equal_bits
 
@@ -245,7 +244,3 @@ def test_budgets_share_the_memory_of_their_outputs():
         return used
 
     assert graph_memory([1024 - 128 * i for i in range(4)]) < 1.5 * graph_memory([1024])
-
-
-def test_the_check_kernel_equals_the_reference():
-    compare_kernel_and_reference("cuda")
