@@ -47,9 +47,8 @@ def outputs_equal_those_of_one_gpu(rank, ranks):
     assert told[0].row > 1, told[0]  # rank 0 has measured
 
 
-def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
+def check_calls_in_a_row(both):
     """No call waits for the GPU, so all of these are under way at once."""
-    _, both = parallel_tower()
     calls = [(pixels_on_gpu(grid, seed), grid) for seed in range(4) for grid in LAYOUTS[:4]]
     apart = []
     for rows, grid in calls:
@@ -59,13 +58,20 @@ def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
     assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
 
 
-def padding_that_holds_nan(rank, ranks):
-    encoder, both = parallel_tower()
+def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
+    check_calls_in_a_row(parallel_tower()[1])
+
+
+def check_poisoned_padding(encoder, both):
     for seed, grid in enumerate(LAYOUTS[:4]):
         rows = pixels_on_gpu(grid, seed)
         before = both(rows, grid_thw=grid)
         encoder.poison()
         assert equal_bits(both(rows, grid_thw=grid), before)
+
+
+def padding_that_holds_nan(rank, ranks):
+    check_poisoned_padding(*parallel_tower())
 
 
 def inputs_that_are_spread(rank, ranks):

@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import varlen_graphs as vg
-from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE
+from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE, check_calls_in_a_row, check_poisoned_padding
 from tests.support.encoders import rows_for
 from tests.support.gpu import pixels_on_gpu, tower_on_gpu
 from tests.support.ranks import check_on_all_ranks, run_scenarios
 from tests.support.tensor_scenarios import told
-from tests.support.towers import distance, equal_bits
+from tests.support.towers import distance
 
 DEADLINE = 5.0
 """Seconds."""
@@ -60,26 +60,15 @@ def outputs_in_float32_equal_those_of_one_gpu(rank, ranks):
 
 
 def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
-    """No call waits for the GPU, so all of these are under way at once."""
     _, both = towers()
-    calls = [(pixels_on_gpu(grid, seed), grid) for seed in range(4) for grid in LAYOUTS[:4]]
     both.capture()
-    apart = []
-    for rows, grid in calls:
-        apart.append(both(rows, grid_thw=grid).pooler_output.clone())
-        torch.cuda.synchronize()
-    together = [both(rows, grid_thw=grid).pooler_output for rows, grid in calls]
-    assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
+    check_calls_in_a_row(both)
 
 
 def padding_that_holds_nan(rank, ranks):
     _, both = towers()
     both.capture()
-    for seed, grid in enumerate(LAYOUTS[:4]):
-        rows = pixels_on_gpu(grid, seed)
-        before = both(rows, grid_thw=grid)
-        both.encoder.poison()
-        assert equal_bits(both(rows, grid_thw=grid), before)
+    check_poisoned_padding(both.encoder, both)
 
 
 def other_streams_and_collectives_in_between(rank, ranks):

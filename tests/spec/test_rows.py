@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.contract import check_padding_contract
+from tests.support.contract import check_padding_contract, check_ways_to_call
 from tests.support.encoders import Attention, attention_encoder, attention_spec, original_attention
 from tests.support.towers import distance, equal_bits
 
@@ -87,15 +87,7 @@ def test_any_call_equals_the_original_however_it_is_split(kind, lengths, seed):
 def test_a_call_may_be_staged_lent_cast_or_described_on_the_device(kind):
     encoder, lender, lengths = encoder_of_kind(kind), encoder_of_kind(kind, outputs="borrowed"), [20, 36]
     rows = rows_of_kind(kind, lengths)
-    expected = encoder(rows, lengths=lengths)
-    with encoder.stage(lengths) as stage:
-        assert stage.rows.shape == rows.shape
-        stage.rows.copy_(rows)
-    assert equal_bits(stage.output, expected)
-    borrowed = lender(rows, lengths=lengths)
-    assert equal_bits(borrowed.output, expected)
-    assert equal_bits(borrowed.clone(), expected)
-    assert equal_bits(encoder(rows, lengths=torch.tensor(lengths)), expected)
+    expected = check_ways_to_call(encoder, lender, rows, lengths)
     assert equal_bits(encoder(rows.double(), lengths=lengths), expected)
     assert equal_bits(encoder(rows.mT.contiguous().mT, lengths=lengths), expected)
     wrong = encoder(rows, lengths=torch.tensor([20, 34]))

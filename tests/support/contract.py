@@ -27,6 +27,20 @@ def check_padding_contract(encoder, original, make_rows, argument, layouts, tole
     assert not encoder.stats.eager
 
 
+def check_ways_to_call(encoder, lender, rows, lengths):
+    """Check that a stage, borrowed outputs and a layout on the device give the same bits; return the output."""
+    expected = encoder(rows, lengths=lengths)
+    with encoder.stage(lengths) as stage:
+        assert stage.rows.shape == rows.shape
+        stage.rows.copy_(rows)
+    assert equal_bits(stage.output, expected)
+    borrowed = lender(rows, lengths=lengths)
+    assert equal_bits(borrowed.output, expected)
+    assert equal_bits(borrowed.clone(), expected)
+    assert equal_bits(encoder(rows, lengths=torch.tensor(lengths)), expected)
+    return expected
+
+
 def check_half_precision(output, eager, exact, dtype):
     """Check that an output is of a dtype, and about as close to that of float32 as the original's eager run."""
     assert distance(output, exact) <= 1.3 * distance(eager, exact)
