@@ -16,7 +16,7 @@ from tests.support.towers import distance, equal_bits
 PACKED = Packed().eval()
 
 
-def one_by_one(x, lengths):
+def packed_one_by_one(x, lengths):
     """What each item gives alone, in batches of zeros."""
     items = []
     for item, length in zip(x, lengths, strict=True):
@@ -48,7 +48,7 @@ def shared():
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 3))
 def test_any_batch_gives_each_item_as_if_it_were_alone_and_zeros_past_its_end(shared, lengths, more, seed):
     x, mask = padded_batch(lengths, max(lengths) + more, seed)
-    expected = one_by_one(x, lengths)
+    expected = packed_one_by_one(x, lengths)
     assert same(shared(x, mask=mask, lengths=lengths), expected)
     assert same(shared.eager(x, mask=mask, lengths=lengths), expected)
 
@@ -63,7 +63,7 @@ def test_the_padding_contract_holds():
         graphed(full[0], mask=full[1], lengths=[96])
         second = graphed(over_leftovers[0], mask=over_leftovers[1], lengths=lengths)
         assert equal_bits(first, second), lengths
-        assert same(first, one_by_one(over_nan[0], lengths)), lengths
+        assert same(first, packed_one_by_one(over_nan[0], lengths)), lengths
     assert not graphed.stats.eager
 
 
@@ -78,7 +78,7 @@ def test_padding_costs_no_rows():
 def test_items_and_masks_come_as_lists_and_tensors_of_any_kind(shared):
     lengths = [3, 9]
     x, mask = padded_batch(lengths)
-    expected = one_by_one(x, lengths)
+    expected = packed_one_by_one(x, lengths)
     for marks in (mask, mask.int(), mask.tolist(), mask.numpy(), mask.to(torch.uint8)):
         assert same(shared(x, mask=marks, lengths=torch.tensor(lengths)), expected)
         assert same(shared(x.double(), mask=marks, lengths=lengths), expected)
@@ -88,7 +88,7 @@ def test_an_item_larger_than_every_budget_runs_eager_or_is_an_error():
     lengths = [5, 99, 7]
     x, mask = padded_batch(lengths)
     graphed = packed_encoder()
-    assert same(graphed(x, mask=mask, lengths=lengths), one_by_one(x, lengths))
+    assert same(graphed(x, mask=mask, lengths=lengths), packed_one_by_one(x, lengths))
     assert graphed.stats.eager == {"larger than every budget": 1}
     assert graphed.stats.replays.total() == 1
     with pytest.raises(vg.BudgetError, match="item 1 is"):
@@ -101,7 +101,7 @@ def test_outputs_are_the_callers_own_where_others_are_lent():
     own = graphed(x, mask=mask, lengths=lengths)
     graphed(x, mask=mask, lengths=lengths)
     assert own.valid
-    assert same(own.output, one_by_one(x, lengths))
+    assert same(own.output, packed_one_by_one(x, lengths))
 
 
 def test_token_ids_are_packed_too():
@@ -147,7 +147,7 @@ def test_hooks_run_the_forward_without_a_graph():
     graphed = packed_encoder(Packed().eval())
     x, mask = padded_batch([3, 9])
     handle = graphed.module.qkv.register_forward_hook(lambda *_: None)
-    assert same(graphed(x, mask=mask, lengths=[3, 9]), one_by_one(x, [3, 9]))
+    assert same(graphed(x, mask=mask, lengths=[3, 9]), packed_one_by_one(x, [3, 9]))
     handle.remove()
     assert graphed.stats.eager == {"forward hooks": 1}
 

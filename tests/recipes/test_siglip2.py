@@ -21,7 +21,7 @@ def mask_of(shapes, length=LENGTH):
     return (torch.arange(length) < torch.tensor([h * w for h, w in shapes])[:, None]).int()
 
 
-def batch(shapes, seed=0, length=LENGTH):
+def patch_batch(shapes, seed=0, length=LENGTH):
     """Patches with NaN past the end of each image."""
     x = torch.randn(len(shapes), length, ROW, generator=torch.Generator().manual_seed(seed))
     return x.masked_fill(mask_of(shapes, length)[..., None] == 0, torch.nan)
@@ -29,7 +29,7 @@ def batch(shapes, seed=0, length=LENGTH):
 
 def call(shapes, seed=0, length=LENGTH):
     """Arguments, in the tower's order."""
-    return batch(shapes, seed, length), mask_of(shapes, length), torch.tensor(shapes)
+    return patch_batch(shapes, seed, length), mask_of(shapes, length), torch.tensor(shapes)
 
 
 def masked_original(tower):
@@ -63,7 +63,7 @@ def test_the_padding_contract_holds(tower):
         [(2, 60), (5, 13)],  # larger and smaller than the position table
     ]
     check_padding_contract(
-        encoder, masked_original(tower), batch, "spatial_shapes", layouts, 1e-5,
+        encoder, masked_original(tower), patch_batch, "spatial_shapes", layouts, 1e-5,
         more=lambda shapes: {"pixel_attention_mask": mask_of(shapes)},
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_the_sizes_of_the_real_towers():
         hidden_size=1152, intermediate_size=4304, num_hidden_layers=1, num_attention_heads=16, num_patches=256
     )
     shapes = [(12, 10), (3, 20)]
-    rows = batch(shapes)
+    rows = patch_batch(shapes)
     encoder = vg.recipes.siglip2(tower, [192], backend="tape")
     output = encoder(rows, mask_of(shapes), torch.tensor(shapes))
     assert distance(output, masked_original(tower)(rows, shapes)) < 1e-5
@@ -218,7 +218,7 @@ def test_adapters_are_called(path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rows": batch(SHAPES)[0]}, vg.InputError, r"pixel_values is \[128, 48\]: expected \[batch, length, 48\], a batch"),
+        ({"rows": patch_batch(SHAPES)[0]}, vg.InputError, r"pixel_values is \[128, 48\]: expected \[batch, length, 48\], a batch"),
         ({"mask": mask_of([(3, 5), (2, 3), (8, 6)])}, vg.LayoutError,
          r"marks \[15, 6, 48\] rows as real, but the items that spatial_shapes describes have \[15, 4, 48\]"),
         ({"mask": mask_of(SHAPES).flip(1)}, vg.LayoutError, "but not the first 15: expected items padded on the right"),
@@ -229,7 +229,7 @@ def test_adapters_are_called(path):
     ],
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(change, error, message):
-    arguments = {"rows": batch(SHAPES), "mask": mask_of(SHAPES), "shapes": SHAPES} | change
+    arguments = {"rows": patch_batch(SHAPES), "mask": mask_of(SHAPES), "shapes": SHAPES} | change
     with pytest.raises(error, match=message):
         SHARED(*arguments.values())
 

@@ -34,6 +34,18 @@ class Attention(nn.Module):
         return x + scale * vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)
 
 
+class Of(nn.Module):
+    """A module of one function, with a weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
 def attention_spec(**changes):
     return vg.BufferSpec(
         **({"rows": "x", "layout": vg.Lengths(), "buffers": [vg.CuSeqlens(), vg.MaxSeqlen()]} | changes)

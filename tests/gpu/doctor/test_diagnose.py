@@ -2,28 +2,15 @@
 
 import pytest
 import torch
-from torch import nn
 
 import varlen_graphs as vg
+from tests.support.encoders import Of
 from tests.support.gpu import on_gpus
 from varlen_graphs.capture.cuda import CudaCapture
 
 pytestmark = on_gpus()
 
 PAGEABLE = torch.ones(4)
-
-
-class Of(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.ones(4, device="cuda"))
-        self.pinned = torch.ones(4).pin_memory()
-
-    def forward(self, x):
-        return self.function(self, x)
 
 
 CASES = {
@@ -52,7 +39,8 @@ GENERATOR = torch.Generator(device="cuda") if torch.cuda.is_available() else Non
 @pytest.mark.parametrize("name", CASES)
 def test_the_doctor_and_cuda_agree(name):
     kind, function = CASES[name]
-    module, x = Of(function), torch.ones(4, device="cuda")
+    module, x = Of(function).to("cuda"), torch.ones(4, device="cuda")
+    module.pinned = torch.ones(4).pin_memory()
     diagnosis = vg.diagnose(module, x)
     assert [finding.kind for finding in diagnosis] == [kind] * (kind is not None)
     pool = vg.Pool()

@@ -26,7 +26,7 @@ LAYOUTS = [
 ]
 
 
-def tower_of(family, dtype, seed=0):
+def qwen2_tower_on_gpu(family, dtype, seed=0):
     """Heads of 80, and windows of 8 x 8 patches, as in the real towers."""
     sizes = {"num_heads": 4, "depth": 4}
     sizes |= {"embed_dim": 320} if family == "qwen2_vl" else {"hidden_size": 320, "window_size": 32}
@@ -47,14 +47,14 @@ def original_without_tf32(tower):
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
 @pytest.mark.parametrize("family", QWEN2)
 def test_the_padding_contract_holds(family, dtype):
-    tower = tower_of(family, dtype)
+    tower = qwen2_tower_on_gpu(family, dtype)
     tower.rotary_pos_emb.float()  # .to(dtype) cast the frequencies; the original computes them in float32
     encoder, rows = qwen2_recipe(tower)(tower, BUDGETS), partial(pixels_on_gpu, dtype=dtype)
     check_padding_contract(encoder, original_without_tf32(tower), rows, "grid_thw", LAYOUTS, LIMIT[dtype])
 
 
 def test_compiled_code_keeps_it():
-    tower = tower_of("qwen2_5_vl", torch.bfloat16)
+    tower = qwen2_tower_on_gpu("qwen2_5_vl", torch.bfloat16)
     tower.rotary_pos_emb.float()
     encoder = qwen2_recipe(tower)(tower, BUDGETS, capture=vg.Capture(compile=True))
     check_padding_contract(
@@ -63,7 +63,7 @@ def test_compiled_code_keeps_it():
 
 
 def test_windows_that_only_the_gpu_has_seen():
-    tower = tower_of("qwen2_5_vl", torch.float32)
+    tower = qwen2_tower_on_gpu("qwen2_5_vl", torch.float32)
     encoder = qwen2_recipe(tower)(tower, BUDGETS, min_segment_rows=16)
     for grid in LAYOUTS[2:5]:
         rows, on_gpu = pixels_on_gpu(grid, dtype=torch.float32), torch.tensor(grid, device="cuda")
