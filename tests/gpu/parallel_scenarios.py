@@ -1,4 +1,4 @@
-"""What groups of processes do in tests/gpu/parallel/test_data.py, one GPU each, over NCCL."""
+"""Scenarios of groups of processes over NCCL, one GPU each, for tests/gpu/parallel/test_data.py."""
 
 import os
 import signal
@@ -139,7 +139,7 @@ SCENARIOS = [
 ]
 
 LOST = [a_rank_that_is_killed_raises_on_all_others]
-"""What is run in a group of its own."""
+"""Scenarios that need a group of their own."""
 
 if __name__ == "__main__":
     torch.cuda.set_device(int(os.environ["RANK"]))

@@ -1,4 +1,4 @@
-"""What groups of processes do in tests/gpu/parallel/test_tensor.py, one GPU each, over NCCL."""
+"""Scenarios of groups of processes over NCCL, one GPU each, for tests/gpu/parallel/test_tensor.py."""
 
 import copy
 import os
@@ -198,7 +198,7 @@ LOST = {
     scenario.__name__: scenario
     for scenario in (a_rank_that_hangs_is_told_on_all, a_rank_that_is_killed_is_told_on_all_others)
 }
-"""What is run in a group of its own."""
+"""Scenarios that need a group of their own."""
 
 if __name__ == "__main__":
     torch.cuda.set_device(int(os.environ["RANK"]))

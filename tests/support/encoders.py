@@ -13,7 +13,7 @@ from tests.support.towers import distance
 
 
 def load_example(name):
-    """An example of the project, as a module."""
+    """Import an example of the project."""
     path = Path(__file__).parent.parent.parent / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

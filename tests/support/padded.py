@@ -45,7 +45,7 @@ def one_by_one(x, lengths, module=TRANSFORMER):
 
 
 class Pooling(nn.Module):
-    """Takes lengths, and gives what every row is and what every item is."""
+    """Takes lengths, and returns an entry for every row and two for every item."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def pooling_encoder(budgets=BUDGETS, **options):
 
 
 class Packed(Attention):
-    """An entry a row, one an item, and one for every two rows of an item."""
+    """Returns an entry for every row, for every item, and for every two rows of an item."""
 
     def forward(self, x, cu_seqlens, max_seqlen, first, halves, scale=1.0):
         rows = super().forward(x, cu_seqlens, max_seqlen, scale)
@@ -76,7 +76,7 @@ class Packed(Attention):
 
 
 def halves(table):
-    """Every other row of each item."""
+    """Return the index of every other row of each item."""
     counts = (table.item_rows + 1) // 2
     ends, entry = counts.cumsum(0), torch.arange(table.budget.rows, device=table.device)
     item = torch.searchsorted(ends, entry, right=True).clamp(max=table.budget.items - 1)

@@ -1,4 +1,4 @@
-"""What groups of processes do in tests/parallel/test_data.py, over gloo."""
+"""Scenarios of groups of processes over gloo, for tests/parallel/test_data.py."""
 
 import datetime
 import os
@@ -510,7 +510,7 @@ SCENARIOS = {
         a_rank_that_is_killed_raises_on_all_others,
     ],
 }
-"""What a group of so many ranks does, one after the other."""
+"""Scenarios by the number of ranks, in the order in which a group runs them."""
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ PRELUDE = """
                 time.sleep(0.2)
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 """
-"""How scripts begin: with rows, a declaration, and a module whose captures take some time."""
+"""Beginning of scripts: rows, a declaration, and a module whose captures take some time."""
 
 
 def run_script(*parts, prelude=PRELUDE, ends=(0,)):

@@ -1,4 +1,4 @@
-"""What groups of processes do in tests/parallel/test_tensor.py, over gloo."""
+"""Scenarios of groups of processes over gloo, for tests/parallel/test_tensor.py."""
 
 import copy
 import datetime
@@ -92,7 +92,7 @@ def linears(plan, mesh):
 
 
 def told(value):
-    """What every rank has."""
+    """Return the values of all ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -426,10 +426,10 @@ SCENARIOS = {
         a_rank_that_is_killed_raises_on_all_others,
     ],
 }
-"""What a group of so many ranks does, one after the other."""
+"""Scenarios by the number of ranks, in the order in which a group runs them."""
 
 HANGS = [a_rank_that_hangs_is_waited_for_until_the_timeout]
-"""What two ranks do in processes of their own."""
+"""Scenarios that two ranks run in processes of their own."""
 
 
 if __name__ == "__main__":

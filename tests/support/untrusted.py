@@ -68,7 +68,7 @@ LAYOUTS = {
 """A declaration and a good call for each kind of layout; both arguments of a call may be attacked."""
 
 ON_DEVICE = ["grid", "sizes", "lengths", "column"]
-"""Those of which tensors go into the item table without a look at them."""
+"""Kinds of layouts whose tensors go into the item table unread."""
 
 ATTACKED = [(name, argument) for name, (_, good) in LAYOUTS.items() for argument in good]
 
@@ -132,7 +132,7 @@ def attack(name, arguments, device="cpu"):
 
 
 def is_legal(name, layout):
-    """Whether a layout of the right form describes the rows that come."""
+    """Return True if a layout of the right form describes the rows of the call."""
     layout = layout.tolist() if hasattr(layout, "tolist") else layout
     if name == "mask":
         return all(sorted(marks, reverse=True) == [*marks] and marks[0] == 1 and len(marks) == 6 for marks in layout)
