@@ -17,22 +17,20 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
-from tests.support.encoders import Attention, attention_encoder, attention_spec, load_example
+from tests.support.encoders import (
+    Attention,
+    attention_encoder,
+    attention_spec,
+    load_example,
+    original_attention,
+    rows_for,
+)
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.attention import timing
 
 ATTENTION = Attention()
-
-
-def rows_for(lengths, seed=0, dim=8):
-    return torch.randn(sum(lengths), dim, generator=torch.Generator().manual_seed(seed))
-
-
-def original(rows, lengths):
-    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    with torch.no_grad():
-        return ATTENTION(rows, cu_seqlens, max(lengths))
+original = original_attention(ATTENTION)
 
 
 def test_the_padding_contract_holds_for_a_module_of_ones_own():

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder
+from tests.support.encoders import attention_encoder, rows_for
 from tests.support.threads import run_in_threads
-from tests.watch.test_guard import rows_for
 
 BUDGETS = st.builds(vg.Budget, st.integers(1, 4096), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 LABEL_NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(

@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.segments import boundaries, naive_attention, random_qkv, relative
+from tests.support.segments import (
+    between_garbage,
+    boundaries,
+    heads_first,
+    naive_attention,
+    random_qkv,
+    relative,
+    unaligned,
+)
 from varlen_graphs.attention.kernel import reference
 from varlen_graphs.attention.kernel.config import split
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
@@ -23,7 +31,7 @@ def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1):
     return triton.attention(q, k, v, tiles, block, scale, left, right)
 
 
-def check(q, k, v, lengths, lengths_k=None, block=64, left=-1, right=-1):
+def check_attention(q, k, v, lengths, lengths_k=None, block=64, left=-1, right=-1):
     lengths_k = lengths if lengths_k is None else lengths_k
     out = launch(q, k, v, boundaries(lengths), boundaries(lengths_k), block, 0.3, left, right)
     expected = naive_attention(q, k, v, lengths, lengths_k, 0.3, left, right)
@@ -84,20 +92,20 @@ def test_the_schedule_of_many_slots_and_of_one_long_segment(slots):
 @pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 72, 80, 96, 112, 128, 192])
 def test_every_head_dimension(head_dim, block):
     lengths = [70, 0, 1]
-    check(*random_qkv(lengths, head_dim=head_dim, padding=3), lengths, block=block)
+    check_attention(*random_qkv(lengths, head_dim=head_dim, padding=3), lengths, block=block)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130])
 def test_lengths_around_the_edges_of_blocks(length):
     lengths = [length, 5]
-    check(*random_qkv(lengths, heads=1, head_dim=40), lengths)
-    check(*random_qkv([5, 9], lengths, heads=1, head_dim=40), [5, 9], lengths)
+    check_attention(*random_qkv(lengths, heads=1, head_dim=40), lengths)
+    check_attention(*random_qkv([5, 9], lengths, heads=1, head_dim=40), [5, 9], lengths)
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 72, 88, 104])
 def test_half_precision(head_dim):
     lengths = [200, 33, 96, 64]
-    check(*random_qkv(lengths, head_dim=head_dim, dtype=torch.float16, padding=7), lengths)
+    check_attention(*random_qkv(lengths, head_dim=head_dim, dtype=torch.float16, padding=7), lengths)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +131,8 @@ def test_blocks_begin_where_sectors_of_memory_begin(head_dim, dtype, heads, begi
     flat[begin:] = k.flatten()
     moved = flat[begin:].view(k.shape)
     assert triton._ahead(moved, sum(split(head_dim))) == ahead
-    check(q, moved, v, lengths)
-    check(q, v, moved, lengths)
+    check_attention(q, moved, v, lengths)
+    check_attention(q, v, moved, lengths)
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float16), (64, torch.float16), (80, torch.float16)])
@@ -132,7 +140,7 @@ def test_what_lies_between_heads_is_not_read(head_dim, dtype):
     """Heads lie eight channels further apart than they are long, and there is NaN in between."""
     lengths = [100, 70]
     q, k, v = random_qkv(lengths, heads=4, head_dim=head_dim, dtype=dtype)
-    check(q, between_garbage(k), between_garbage(v), lengths)
+    check_attention(q, between_garbage(k), between_garbage(v), lengths)
 
 
 WINDOWS = [(-1, 0), (0, 0), (5, -1), (-1, 5), (20, 3), (40, 40), (200, 200), (0, -1)]
@@ -141,14 +149,14 @@ WINDOWS = [(-1, 0), (0, 0), (5, -1), (-1, 5), (20, 3), (40, 40), (200, 200), (0,
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_of_keys_of_other_lengths_and_several_query_heads(window):
     lengths, lengths_k = [70, 3, 90, 0], [150, 40, 20, 7]  # in the third the first queries see nothing to their left
-    check(*random_qkv(lengths, lengths_k, heads=2, heads_k=1, head_dim=16), lengths, lengths_k, 64, *window)
+    check_attention(*random_qkv(lengths, lengths_k, heads=2, heads_k=1, head_dim=16), lengths, lengths_k, 64, *window)
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (70, -1), (30, 100)])
 def test_windows_over_blocks_of_128_keys(window):
     lengths, lengths_k = [70, 200], [300, 210]
     qkv = random_qkv(lengths, lengths_k, heads=1, head_dim=32, dtype=torch.float16)
-    check(*qkv, lengths, lengths_k, 64, *window)
+    check_attention(*qkv, lengths, lengths_k, 64, *window)
 
 
 @settings(max_examples=25)
@@ -158,7 +166,9 @@ def test_windows_over_blocks_of_128_keys(window):
 )  # fmt: skip
 def test_any_segments_and_windows(segments, heads, window, padding):
     lengths, lengths_k = zip(*segments, strict=True)
-    check(*random_qkv(lengths, lengths_k, *heads, head_dim=16, padding=padding), lengths, lengths_k, 64, *window)
+    check_attention(
+        *random_qkv(lengths, lengths_k, *heads, head_dim=16, padding=padding), lengths, lengths_k, 64, *window
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,29 +178,11 @@ def test_any_segments_and_windows(segments, heads, window, padding):
 def test_no_rows_no_keys_and_no_segments(rows, rows_k, lengths, lengths_k):
     q, k, v = torch.randn(rows, 2, 16), torch.randn(rows_k, 2, 16), torch.randn(rows_k, 2, 16)
     for window in ((-1, -1), (2, 2)):
-        check(q, k, v, lengths, lengths_k, 64, *window)
+        check_attention(q, k, v, lengths, lengths_k, 64, *window)
         torch.testing.assert_close(
             reference.dense(q, k, v, boundaries(lengths), boundaries(lengths_k), 0.3, *window),
             naive_attention(q, k, v, lengths, lengths_k, 0.3, *window).float(),
         )
-
-
-def heads_first(x):
-    return x.transpose(0, 1).contiguous().transpose(0, 1)
-
-
-def between_garbage(x):
-    """Heads in a wider buffer that holds NaN beside them."""
-    wide = torch.full((x.shape[0] + 1, x.shape[1], x.shape[2] + 8), torch.nan, dtype=x.dtype)
-    wide[:-1, :, : x.shape[2]] = x
-    return wide[:-1, :, : x.shape[2]]
-
-
-def unaligned(x):
-    """The same, one element after an aligned address."""
-    flat = torch.full((x.numel() + 1,), torch.nan)
-    flat[1:] = x.flatten()
-    return flat[1:].view(x.shape)
 
 
 def interleaved(x):
@@ -210,8 +202,8 @@ def test_layouts_are_read_where_they_lie_and_nothing_beside_them(layout, head_di
 def test_one_head_for_all_and_one_row_for_all_keys():
     lengths = [70]
     q, k, v = random_qkv(lengths, heads=4, heads_k=1, head_dim=16)
-    check(q, k.expand(-1, 4, -1), v.expand(-1, 4, -1), lengths)
-    check(q, k[:1].expand(70, 4, -1), v[:1].expand(70, 4, -1), lengths)
+    check_attention(q, k.expand(-1, 4, -1), v.expand(-1, 4, -1), lengths)
+    check_attention(q, k[:1].expand(70, 4, -1), v[:1].expand(70, 4, -1), lengths)
 
 
 @pytest.mark.parametrize("head_dim", [32, 40])

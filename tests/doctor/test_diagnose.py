@@ -16,20 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.encoders import Of
 from varlen_graphs.__main__ import main
 from varlen_graphs.capture.tape import TapeCapture
-
-
-class Of(nn.Module):
-    """A module of one function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, *args, **kwargs):
-        return self.function(self, *args, **kwargs)
 
 
 def found(function, *calls):

@@ -12,15 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.segments import relative
 from tests.support.towers import equal_bits
 
 DIM = 8
-
-
-def rows_of(lengths, seed=0):
-    return torch.randn(sum(lengths), DIM, generator=torch.Generator().manual_seed(seed))
 
 
 def alone(encoder, rows, lengths):
@@ -46,7 +42,7 @@ class Test01AHostValueIsFrozen:
         budgets = [vg.Budget(128, items=4, max_seqlen=16), vg.Budget(256, items=4, max_seqlen=100)]
         encoder = attention_encoder(budgets, MeanOfSegment())
         for lengths in ([3, 5], [60, 40], [16, 17], [100, 2], [101, 7]):
-            rows = rows_of(lengths)
+            rows = rows_for(lengths)
             assert relative(encoder(rows, lengths=lengths), alone(encoder, rows, lengths)) < 1e-5, lengths
         assert encoder.stats.eager == {"larger than every budget": 1}
 
@@ -63,12 +59,12 @@ class Test01AHostValueIsFrozen:
 
         encoder = attention_encoder(module=Reading())
         with pytest.raises(vg.CaptureError, match=rf"(?s)reads a tensor on the host.*{remedy}"):
-            encoder(rows_of([5, 9]), lengths=[5, 9])
+            encoder(rows_for([5, 9]), lengths=[5, 9])
 
     def test_boundaries_are_those_of_the_call_and_not_of_the_capture(self):
         encoder = attention_encoder([vg.Budget(64, items=8)])
         for lengths in ([20, 20], [1] * 8, [40], [3, 30, 7]):
-            rows = rows_of(lengths)
+            rows = rows_for(lengths)
             assert relative(encoder(rows, lengths=lengths), alone(encoder, rows, lengths)) < 1e-5, lengths
         assert encoder.stats.replays.total() == 4
 
@@ -90,7 +86,7 @@ class Test02PaddingPoisonsRealRows:
     def test_nan_in_every_row_of_padding_and_in_the_pool_changes_no_bit(self):
         encoder = attention_encoder([vg.Budget(n, items=8) for n in (512, 1024, 2048)], TwoLayers())
         lengths = [900, 296]  # 1,196 rows in a budget of 2,048
-        rows = rows_of(lengths)
+        rows = rows_for(lengths)
         clean = encoder(rows, lengths=lengths)
         assert relative(clean, alone(encoder, rows, lengths)) < 1e-5
         encoder.poison()
@@ -123,7 +119,7 @@ class Test04FramesAreNotCheckedByThePacker:
         spec = vg.BufferSpec("x", vg.GridTHW(), [vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
         budgets = [vg.Budget(64, items=2, segments=8), vg.Budget(256, items=2, segments=16)]
         encoder = vg.GraphedEncoder(Attention(DIM), budgets, spec, backend="tape")
-        rows = rows_of([4 * frames])
+        rows = rows_for([4 * frames])
         apart = torch.cat([encoder.eager(frame, grid_thw=[(1, 2, 2)]) for frame in rows.split(4)])
         assert relative(encoder(rows, grid_thw=[(frames, 2, 2)]), apart) < 1e-5
         fits = [budget for budget in budgets if frames <= budget.segments]
@@ -143,14 +139,14 @@ class Test05CapacityIsRoundedDown:
     def test_an_item_of_exactly_the_budgets_size_fits_it(self, budget):
         spec = vg.BufferSpec("input", vg.GridTHW(merge=2), outputs=vg.Rows(every=4))
         encoder = vg.GraphedEncoder(Merging(DIM, DIM), [budget], spec, backend="tape")
-        rows = rows_of([324])
+        rows = rows_for([324])
         out = encoder(rows, grid_thw=[(1, 18, 18)])
         assert relative(out, encoder.eager(rows, grid_thw=[(1, 18, 18)])) < 1e-5
         assert (encoder.stats.replays.total(), encoder.stats.eager.total(), encoder.stats.padding) == (1, 0, 0)
 
     def test_items_and_segments_may_be_exactly_as_many_as_the_budget_has_and_as_long(self):
         encoder = attention_encoder([vg.Budget(64, items=4, segments=4, max_seqlen=16)])
-        rows = rows_of([16] * 4)
+        rows = rows_for([16] * 4)
         assert relative(encoder(rows, lengths=[16] * 4), alone(encoder, rows, [16] * 4)) < 1e-5
         assert (encoder.stats.replays.total(), encoder.stats.eager.total()) == (1, 0)
 
@@ -163,7 +159,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
     ], ids=["data", "assign", "cast"])  # fmt: skip
     def test_weights_that_were_moved_are_an_error_until_graphs_are_captured_anew(self, move):
         encoder = attention_encoder()
-        rows = rows_of([5])
+        rows = rows_for([5])
         encoder(rows, lengths=[5])
         move(encoder.module)
         with pytest.raises(vg.StaleGraphError, match=r"encoder.release\(\)"):
@@ -183,7 +179,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
                 return x + self.cache[len(x)].sum()
 
         encoder = vg.GraphedEncoder(Caching(), [80, 144], vg.BufferSpec("x", vg.Lengths()), backend="tape")
-        small, large = rows_of([5]), rows_of([100, 20])
+        small, large = rows_for([5]), rows_for([100, 20])
         first = encoder(small, lengths=[5])
         for rows in (80, 144):  # in the capture it would be filled in memory of the pool
             before, *later, captured = encoder.module.filled[rows]
@@ -195,17 +191,17 @@ class Test06FreedOrMovedMemoryIsReplayed:
 class Test07OutputsAreOverwrittenByTheNextReplay:
     def test_outputs_are_the_callers_own(self):
         encoder = attention_encoder([vg.Budget(64, items=4)])
-        rows = rows_of([40])
+        rows = rows_for([40])
         kept = encoder(rows, lengths=[40])
         before = kept.clone()
-        encoder(rows_of([40], seed=1), lengths=[40])
+        encoder(rows_for([40], seed=1), lengths=[40])
         encoder.poison()
         assert equal_bits(kept, before)
 
     def test_a_borrowed_output_refuses_once_a_replay_may_have_written_there(self):
         encoder = attention_encoder(outputs="borrowed")
-        kept = encoder(rows_of([40]), lengths=[40])
-        encoder(rows_of([40], seed=1), lengths=[40])
+        kept = encoder(rows_for([40]), lengths=[40])
+        encoder(rows_for([40], seed=1), lengths=[40])
         with pytest.raises(vg.StaleOutputError, match="call clone"):
             _ = kept.output
 
@@ -214,13 +210,13 @@ class Test08SlowerThanEagerAndNobodyNotices:
     def test_a_small_image_does_not_pay_for_the_frames_that_videos_may_have(self):
         spec = vg.BufferSpec(vg.PackedRows("input", (DIM,)), vg.GridTHW(merge=2))
         encoder = vg.GraphedEncoder(nn.Linear(DIM, DIM), vg.Ladder(256, 16_384), spec, backend="tape")
-        encoder(rows_of([256]), grid_thw=[(1, 16, 16)])
-        encoder(rows_of([5000]), grid_thw=[(5, 20, 50)])
+        encoder(rows_for([256]), grid_thw=[(1, 16, 16)])
+        encoder(rows_for([5000]), grid_thw=[(5, 20, 50)])
         assert encoder.stats.padding < 0.05 * encoder.stats.rows
 
     def test_what_ran_eager_is_counted_by_its_reason_and_shown(self):
         encoder = attention_encoder([vg.Budget(64, items=4)])
-        encoder(rows_of([65]), lengths=[65])
+        encoder(rows_for([65]), lengths=[65])
         assert encoder.stats.eager == {"larger than every budget": 1}
         assert "larger than every budget" in encoder.report()
 
@@ -244,7 +240,7 @@ class Test09MemoryAndStartUp:
         runs = module.runs
         assert 8 < runs <= 2 + 3 * 8  # two probes; of each budget a warm-up, a watched run and the capture
         encoder.capture()
-        encoder(rows_of([100]), lengths=[100])
+        encoder(rows_for([100]), lengths=[100])
         assert module.runs == runs
 
 
@@ -254,7 +250,7 @@ class Test10CaptureErrorsPointNowhere:
             def forward(self, x, cu_seqlens, max_seqlen):
                 return super().forward(x, cu_seqlens, max_seqlen)[: cu_seqlens[-1].item()]
 
-        broken, rows = attention_encoder(module=Reading()), rows_of([6])
+        broken, rows = attention_encoder(module=Reading()), rows_for([6])
         other = attention_encoder(pool=broken.pool)
         for _ in range(2):
             line = re.escape("[: cu_seqlens[-1].item()]")
@@ -273,7 +269,7 @@ class Test11OtherThreads:
                 assert torch.ones(3).sum().item() == 3
 
         def capture():
-            assert attention_encoder()(rows_of([9]), lengths=[9]).isfinite().all()
+            assert attention_encoder()(rows_for([9]), lengths=[9]).isfinite().all()
 
         def guarded(work):
             try:
@@ -285,7 +281,7 @@ class Test11OtherThreads:
         for thread in threads:
             thread.start()
         encoder = attention_encoder([vg.Budget(64 * n, items=4) for n in range(1, 9)])
-        rows = rows_of([9, 8])
+        rows = rows_for([9, 8])
         try:
             got = encoder(rows, lengths=[9, 8])
         finally:
@@ -360,7 +356,7 @@ class Test14ResamplersAndTheirTimes:
             Timed(), [vg.Budget(64, items=8)], vg.BufferSpec("x", layout, buffers), backend="tape"
         )
         sizes, times = [(2, 2), (2, 3), (2, 2), (1, 4)], [-1, 0, 3, 0]
-        rows = rows_of([4, 6, 4, 4])
+        rows = rows_for([4, 6, 4, 4])
         got = encoder(rows, sizes=sizes, times=[[-1], [0, 3], [0]])
         clips = torch.cat([part.mean(0).expand(len(part), DIM) for part in rows.split([4, 10, 4])])
         angles = torch.tensor(times)[:, None] * frequencies

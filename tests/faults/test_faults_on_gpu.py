@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.gpu import on_gpus
 from tests.support.segments import relative
 from tests.support.towers import equal_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = on_gpus()
 
 DIM, HEADS = 64, 4
 

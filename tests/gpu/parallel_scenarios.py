@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_parallel.py`, one GPU each, over NCCL."""
+"""Scenarios of groups of processes over NCCL, one GPU each, for tests/gpu/parallel/test_data.py."""
 
 import os
 import signal
@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.parallel_scenarios import Before, rows_of
-from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
-from tests.support.towers import equal_bits, pixels, qwen3_vl_tower
+from tests.support.encoders import rows_for
+from tests.support.gpu import pixels_on_gpu, tower_on_gpu
+from tests.support.parallel_scenarios import Before
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
+from tests.support.towers import equal_bits
 
 BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
 
@@ -28,32 +30,26 @@ TOLERANCE = 2e-2
 
 
 def parallel_tower(**options):
-    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
-    tower = qwen3_vl_tower(dtype=torch.float32, **sizes).to("cuda").to(torch.bfloat16)
+    tower = tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
     encoder = vg.recipes.qwen3_vl(tower, BUDGETS)
     return encoder, vg.parallel.DataParallelEncoder(encoder, **options)
-
-
-def rows_for(grid, seed=0):
-    return pixels(grid, seed, device="cuda", dtype=torch.bfloat16)
 
 
 def outputs_equal_those_of_one_gpu(rank, ranks):
     encoder, both = parallel_tower()
     for seed, grid in enumerate(LAYOUTS):
-        rows = rows_for(grid, seed)
+        rows = pixels_on_gpu(grid, seed)
         for grid_thw in (torch.tensor(grid), torch.tensor(grid, device="cuda")):
-            check(both(rows, grid_thw=grid_thw), encoder(rows, grid_thw=grid_thw), TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid_thw), encoder(rows, grid_thw=grid_thw), TOLERANCE)
     told = [None] * ranks
     torch.distributed.all_gather_object(told, both._weights)
     assert told == [told[0]] * ranks
     assert told[0].row > 1, told[0]  # rank 0 has measured
 
 
-def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
+def check_calls_in_a_row(both):
     """No call waits for the GPU, so all of these are under way at once."""
-    _, both = parallel_tower()
-    calls = [(rows_for(grid, seed), grid) for seed in range(4) for grid in LAYOUTS[:4]]
+    calls = [(pixels_on_gpu(grid, seed), grid) for seed in range(4) for grid in LAYOUTS[:4]]
     apart = []
     for rows, grid in calls:
         apart.append(both(rows, grid_thw=grid).pooler_output.clone())
@@ -62,21 +58,28 @@ def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
     assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
 
 
-def padding_that_holds_nan(rank, ranks):
-    encoder, both = parallel_tower()
+def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
+    check_calls_in_a_row(parallel_tower()[1])
+
+
+def check_poisoned_padding(encoder, both):
     for seed, grid in enumerate(LAYOUTS[:4]):
-        rows = rows_for(grid, seed)
+        rows = pixels_on_gpu(grid, seed)
         before = both(rows, grid_thw=grid)
         encoder.poison()
         assert equal_bits(both(rows, grid_thw=grid), before)
 
 
+def padding_that_holds_nan(rank, ranks):
+    check_poisoned_padding(*parallel_tower())
+
+
 def inputs_that_are_spread(rank, ranks):
     encoder, spread = parallel_tower(inputs="spread")
     grid, runs = runs_of(LAYOUTS[3], ranks)
-    rows = rows_for(grid)
+    rows = pixels_on_gpu(grid)
     own = rows.split([sum(t * h * w for t, h, w in run) for run in runs])[rank]
-    check(spread(own, grid_thw=runs[rank]), encoder(rows, grid_thw=grid), TOLERANCE)
+    check_on_all_ranks(spread(own, grid_thw=runs[rank]), encoder(rows, grid_thw=grid), TOLERANCE)
 
 
 def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
@@ -88,14 +91,14 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
 
     encoder = vg.GraphedEncoder(Fails(8, 8).cuda(), [64], vg.BufferSpec("x", vg.Lengths()))
     with pytest.raises(vg.CaptureError if rank == 1 else vg.RankError):
-        vg.parallel.DataParallelEncoder(encoder)(rows_of([5]).cuda(), lengths=[5])
+        vg.parallel.DataParallelEncoder(encoder)(rows_for([5]).cuda(), lengths=[5])
 
 
 def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
     module = Before().cuda()
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
-    both, rows, lengths = vg.parallel.DataParallelEncoder(encoder), rows_of([5] * 6).cuda(), [5] * 6
-    check(both(rows, lengths=lengths), rows)
+    both, rows, lengths = vg.parallel.DataParallelEncoder(encoder), rows_for([5] * 6).cuda(), [5] * 6
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
 
     def fail():
         raise MemoryError("no memory is left")
@@ -108,14 +111,14 @@ def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
     with pytest.raises(MemoryError if rank == 1 else vg.RankError):
         call()
     module.before = lambda: None
-    check(both(rows, lengths=lengths), rows)
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
     both.check()
 
 
 def a_rank_that_is_killed_raises_on_all_others(rank, ranks):
     """With TORCH_NCCL_BLOCKING_WAIT=1, as this group has it; otherwise NCCL's watchdog ends the process."""
     _, both = parallel_tower()
-    rows = rows_for(LAYOUTS[0])
+    rows = pixels_on_gpu(LAYOUTS[0])
     both(rows, grid_thw=LAYOUTS[0])
     torch.cuda.synchronize()
     if rank == ranks - 1:
@@ -136,7 +139,7 @@ SCENARIOS = [
 ]
 
 LOST = [a_rank_that_is_killed_raises_on_all_others]
-"""What is run in a group of its own."""
+"""Scenarios that need a group of their own."""
 
 if __name__ == "__main__":
     torch.cuda.set_device(int(os.environ["RANK"]))

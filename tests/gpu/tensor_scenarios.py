@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_tensor_parallel.py`, one GPU each, over NCCL."""
+"""Scenarios of groups of processes over NCCL, one GPU each, for tests/gpu/parallel/test_tensor.py."""
 
 import copy
 import os
@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import varlen_graphs as vg
-from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE, rows_for
-from tests.support.ranks import check, run_scenarios
+from tests.gpu.parallel_scenarios import BUDGETS, LAYOUTS, TOLERANCE, check_calls_in_a_row, check_poisoned_padding
+from tests.support.encoders import rows_for
+from tests.support.gpu import pixels_on_gpu, tower_on_gpu
+from tests.support.ranks import check_on_all_ranks, run_scenarios
 from tests.support.tensor_scenarios import told
-from tests.support.towers import distance, equal_bits, qwen3_vl_tower
+from tests.support.towers import distance
 
 DEADLINE = 5.0
 """Seconds."""
@@ -30,8 +32,7 @@ def mesh():
 
 def towers(dtype=torch.bfloat16, **options):
     """An encoder of a tower on one GPU, and one of it sharded."""
-    sizes = {"hidden_size": 288, "num_heads": 4, "intermediate_size": 512, "out_hidden_size": 256}
-    tower = qwen3_vl_tower(dtype=torch.float32, **sizes).to("cuda").to(dtype)
+    tower = tower_on_gpu(dtype=torch.float32).to(dtype)
     alone = vg.recipes.qwen3_vl(copy.deepcopy(tower), BUDGETS)
     parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
     return alone, vg.parallel.TensorParallelEncoder(vg.recipes.qwen3_vl(tower, BUDGETS), **options)
@@ -40,9 +41,9 @@ def towers(dtype=torch.bfloat16, **options):
 def outputs_equal_those_of_one_gpu(rank, ranks):
     alone, both = towers()
     for seed, grid in enumerate(LAYOUTS):
-        rows = rows_for(grid, seed)
+        rows = pixels_on_gpu(grid, seed)
         for grid_thw in (torch.tensor(grid), torch.tensor(grid, device="cuda")):
-            check(both(rows, grid_thw=grid_thw), alone(rows, grid_thw=grid_thw), TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid_thw), alone(rows, grid_thw=grid_thw), TOLERANCE)
     both.check()
     costs = both.encoder.costs.as_json()
     assert both.encoder.costs.measured
@@ -54,57 +55,46 @@ def outputs_equal_those_of_one_gpu(rank, ranks):
 def outputs_in_float32_equal_those_of_one_gpu(rank, ranks):
     alone, both = towers(torch.float32)
     for seed, grid in enumerate(LAYOUTS):
-        rows = rows_for(grid, seed).float()
-        check(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), 1e-3)  # attention multiplies in TF32
+        rows = pixels_on_gpu(grid, seed).float()
+        check_on_all_ranks(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), 1e-3)  # attention multiplies in TF32
 
 
 def calls_in_a_row_do_not_disturb_each_other(rank, ranks):
-    """No call waits for the GPU, so all of these are under way at once."""
     _, both = towers()
-    calls = [(rows_for(grid, seed), grid) for seed in range(4) for grid in LAYOUTS[:4]]
     both.capture()
-    apart = []
-    for rows, grid in calls:
-        apart.append(both(rows, grid_thw=grid).pooler_output.clone())
-        torch.cuda.synchronize()
-    together = [both(rows, grid_thw=grid).pooler_output for rows, grid in calls]
-    assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
+    check_calls_in_a_row(both)
 
 
 def padding_that_holds_nan(rank, ranks):
     _, both = towers()
     both.capture()
-    for seed, grid in enumerate(LAYOUTS[:4]):
-        rows = rows_for(grid, seed)
-        before = both(rows, grid_thw=grid)
-        both.encoder.poison()
-        assert equal_bits(both(rows, grid_thw=grid), before)
+    check_poisoned_padding(both.encoder, both)
 
 
 def other_streams_and_collectives_in_between(rank, ranks):
     alone, both = towers()
     grid = LAYOUTS[0]
-    rows = rows_for(grid)
+    rows = pixels_on_gpu(grid)
     expected = alone(rows, grid_thw=grid)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     for _ in range(3):
         with torch.cuda.stream(stream):
-            check(both(rows, grid_thw=grid), expected, TOLERANCE)
+            check_on_all_ranks(both(rows, grid_thw=grid), expected, TOLERANCE)
         torch.cuda.current_stream().wait_stream(stream)
         total = torch.ones(1000, device="cuda")
         dist.all_reduce(total)
         assert (total == ranks).all()
-        check(both(rows, grid_thw=grid), expected, TOLERANCE)
+        check_on_all_ranks(both(rows, grid_thw=grid), expected, TOLERANCE)
         stream.wait_stream(torch.cuda.current_stream())
 
 
 def graphs_are_freed_and_captured_anew(rank, ranks):
     alone, both = towers()
     grid = LAYOUTS[1]
-    rows = rows_for(grid)
+    rows = pixels_on_gpu(grid)
     for _ in range(2):
-        check(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), TOLERANCE)
+        check_on_all_ranks(both(rows, grid_thw=grid), alone(rows, grid_thw=grid), TOLERANCE)
         both.encoder.release()
 
 
@@ -117,7 +107,7 @@ def outputs_of_a_collective(rank, ranks):
     spec = vg.BufferSpec("input", vg.Lengths())
     both = vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(module, [256, 1024], spec))
     for lengths in ([5], [900, 100], [1024, 1024]):
-        rows = torch.randn(sum(lengths), 64, generator=torch.Generator().manual_seed(1)).cuda()
+        rows = rows_for(lengths, 1, 64, "cuda")
         assert distance(both(rows, lengths=lengths), alone(rows)) < 1e-4
     assert not both.encoder.stats.eager.get("forward hooks")
 
@@ -150,7 +140,7 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
     with pytest.warns(UserWarning, match="graph of 1024 rows could not be captured, and the budget is disabled"):
         both.capture()
     for lengths in ([5], [200, 200], [900]):
-        rows = torch.randn(sum(lengths), 64, generator=torch.Generator().manual_seed(1)).cuda()
+        rows = rows_for(lengths, 1, 64, "cuda")
         assert distance(both(rows, lengths=lengths), alone(rows)) < 1e-4
 
 
@@ -166,7 +156,7 @@ def what_fails_on_one_rank_raises_on_all(rank, ranks):
 def lose(rank, ranks, before):
     """Make two calls, before the second of which the last rank is lost: others are told within the deadline."""
     _, both = towers(deadline=DEADLINE)
-    rows = rows_for(LAYOUTS[0])
+    rows = pixels_on_gpu(LAYOUTS[0])
     for _ in range(2):
         both(rows, grid_thw=LAYOUTS[0])
     both.check()
@@ -208,7 +198,7 @@ LOST = {
     scenario.__name__: scenario
     for scenario in (a_rank_that_hangs_is_told_on_all, a_rank_that_is_killed_is_told_on_all_others)
 }
-"""What is run in a group of its own."""
+"""Scenarios that need a group of their own."""
 
 if __name__ == "__main__":
     torch.cuda.set_device(int(os.environ["RANK"]))

@@ -19,12 +19,12 @@ def wrapped(model):
     return vg.wrap(model, BUDGETS, backend="tape")
 
 
-def encoder_of(model):
+def only_encoder(model):
     (encoder,) = vg.encoders(model).values()
     return encoder
 
 
-def features(model):
+def vision_features(model):
     """What the vision tower gives for the images, through its own call."""
     inputs = prompt(model, IMAGES)
     tower = next(module for path, module in model.named_modules() if path.endswith("visual"))
@@ -58,7 +58,7 @@ def test_a_device_map_before_the_wrap(dispatch):
     wrapped(model)
     assert vars(model.model.visual).get("_hf_hook") is before.get("_hf_hook")
     assert torch.equal(tokens(model, prompt(model, IMAGES)), expected)
-    assert encoder_of(model).stats.replays.total() == 1
+    assert only_encoder(model).stats.replays.total() == 1
     vg.unwrap(model)
     assert vars(model.model.visual).get("forward") is hooked
     assert vars(model.model.visual).keys() == before.keys()
@@ -71,7 +71,7 @@ def test_a_device_map_after_the_wrap(dispatch):
     expected = tokens(model, prompt(model, IMAGES))
     dispatch(wrapped(model))
     assert torch.equal(tokens(model, prompt(model, IMAGES)), expected)
-    assert encoder_of(model).stats.replays.total() == 1
+    assert only_encoder(model).stats.replays.total() == 1
     vg.unwrap(model)
     assert torch.equal(tokens(model, prompt(model, IMAGES)), expected)
 
@@ -81,8 +81,8 @@ def test_hooks_may_go_again():
 
     model = on_its_own(wrapped(whole_model()))
     remove_hook_from_submodules(model)
-    features(model)
-    assert encoder_of(model).stats.replays.total() == 1
+    vision_features(model)
+    assert only_encoder(model).stats.replays.total() == 1
     vg.unwrap(model)
     assert "forward" not in vars(model.model.visual)
 
@@ -112,28 +112,28 @@ def adapted(model, **options):
 
 def test_adapters_are_part_of_the_graphs():
     model = adapted(whole_model())
-    expected = features(model)
-    assert distance(features(wrapped(model)), expected) < 1e-5
-    assert encoder_of(model).stats.replays.total() == 1
-    assert distance(vg.unwrap(model) and features(model), expected) < 1e-6
+    expected = vision_features(model)
+    assert distance(vision_features(wrapped(model)), expected) < 1e-5
+    assert only_encoder(model).stats.replays.total() == 1
+    assert distance(vg.unwrap(model) and vision_features(model), expected) < 1e-6
 
 
 def test_adapters_may_come_before_the_first_call():
     model = adapted(wrapped(whole_model()))
-    got = features(model)
-    assert encoder_of(model).stats.replays.total() == 1
-    assert distance(got, features(vg.unwrap(model))) < 1e-5
+    got = vision_features(model)
+    assert only_encoder(model).stats.replays.total() == 1
+    assert distance(got, vision_features(vg.unwrap(model))) < 1e-5
 
 
 def test_adapters_that_come_after_the_capture_are_told_at_once():
     model = wrapped(whole_model())
-    features(model)
+    vision_features(model)
     changed = adapted(model)
     with pytest.raises(vg.StaleGraphError, match=r"call encoder.release\(\)"):
-        features(changed)
-    encoder_of(changed).release()
-    got = features(changed)
-    assert distance(got, features(vg.unwrap(changed))) < 1e-5
+        vision_features(changed)
+    only_encoder(changed).release()
+    got = vision_features(changed)
+    assert distance(got, vision_features(vg.unwrap(changed))) < 1e-5
 
 
 def test_adapters_are_switched_off_and_on_and_merged():
@@ -147,7 +147,7 @@ def test_adapters_are_switched_off_and_on_and_merged():
     wrapped(model)
 
     def check():
-        got, expected = features(model), features(original)
+        got, expected = vision_features(model), vision_features(original)
         assert distance(got, expected) < 1e-5
         return pooled(expected)
 
@@ -162,16 +162,16 @@ def test_adapters_are_switched_off_and_on_and_merged():
     for one in (model, original):
         one.set_adapter("first")
     assert torch.equal(check(), first)
-    captured = len(encoder_of(model).executor.store)
+    captured = len(only_encoder(model).executor.store)
     for one in (model, original):
         one.base_model.merge_adapter()
     assert distance(check(), first) < 1e-4
     for one in (model, original):
         one.base_model.unmerge_adapter()
     check()
-    assert len(encoder_of(model).executor.store) == captured + 1  # back to graphs there were
+    assert len(only_encoder(model).executor.store) == captured + 1  # back to graphs there were
     assert isinstance(model, peft.PeftModel)
-    assert not encoder_of(model).stats.eager
+    assert not only_encoder(model).stats.eager
 
 
 # Quantisers
@@ -183,9 +183,9 @@ def test_a_tower_quantised_by_torchao():
 
     model = whole_model(dtype=torch.bfloat16)
     quantize_(model.model.visual, Int8WeightOnlyConfig())
-    expected = features(model)
-    assert distance(features(wrapped(model)), expected) < 2e-2
-    assert encoder_of(model).stats.replays.total() == 1
+    expected = vision_features(model)
+    assert distance(vision_features(wrapped(model)), expected) < 2e-2
+    assert only_encoder(model).stats.replays.total() == 1
 
 
 def quantised(folder, **options):
@@ -212,9 +212,9 @@ def quantised(folder, **options):
 def test_a_tower_quantised_by_bitsandbytes(options, kind, tmp_path):
     model, kinds = quantised(tmp_path, **options)
     assert {name for name in kinds if "Linear" in name} == {kind}
-    expected = features(model)
-    assert distance(features(wrapped(model)), expected) < 5e-2
-    assert encoder_of(model).stats.replays.total() == 1
+    expected = vision_features(model)
+    assert distance(vision_features(wrapped(model)), expected) < 5e-2
+    assert only_encoder(model).stats.replays.total() == 1
 
 
 def test_outliers_that_bitsandbytes_looks_for_on_the_host_are_refused(tmp_path):
@@ -275,4 +275,4 @@ def test_a_pipeline_around_a_wrapped_model():
     expected = run(text=asked, **options)[0]["generated_text"]
     wrapped(model)
     assert run(text=asked, **options)[0]["generated_text"] == expected
-    assert encoder_of(model).stats.replays.total() == 1
+    assert only_encoder(model).stats.replays.total() == 1

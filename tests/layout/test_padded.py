@@ -12,41 +12,20 @@ from transformers import BertConfig, BertModel
 from transformers import __version__ as transformers_version
 
 import varlen_graphs as vg
+from tests.support.padded import (
+    BUDGETS,
+    DIM,
+    TRANSFORMER,
+    Pooling,
+    Transformer,
+    one_by_one,
+    padded_batch,
+    pooling_encoder,
+)
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture.compiled import CompiledForward
 
-DIM = 8
-
-BUDGETS = (*(vg.Budget.padded(batch, length) for batch in (1, 4) for length in (16, 48)), vg.Budget.padded(8, 16))
-
-
-class Transformer(nn.Module):
-    """Torch's own encoder: its attention multiplies by what it masks, so that NaN there would reach every row."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(DIM, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, x, src_key_padding_mask=None, scale=1.0):
-        return scale * self.encoder(x, src_key_padding_mask=src_key_padding_mask)
-
-
-class Pooling(nn.Module):
-    """Takes lengths, and gives what every row is and what every item is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(DIM, 4)
-
-    def forward(self, x, lengths, real):
-        x = self.linear(x) * real[..., None]
-        return {"rows": x, "mean": x.sum(1) / lengths.clamp(min=1)[:, None], "longest": lengths[:, None] > 5}
-
-
-TRANSFORMER, POOLING = Transformer().eval(), Pooling().eval()
+POOLING = Pooling().eval()
 
 MASK = vg.PaddedMask("src_key_padding_mask", dtype=torch.bool, real=False)
 
@@ -56,32 +35,10 @@ def transformer(budgets=BUDGETS, module=TRANSFORMER, layout=MASK, shape=(DIM,), 
     return vg.GraphedEncoder(module, budgets, spec, **({"backend": "tape"} | options))
 
 
-def pooling(budgets=BUDGETS, **options):
-    spec = vg.BufferSpec(
-        vg.PackedRows("x", shape=(DIM,)),
-        vg.PaddedLengths("lengths"),
-        [vg.KeyPaddingMask("real")],
-        vg.Outputs(rows=vg.Rows(), mean=vg.Items(), longest=vg.Items()),
-    )
-    return vg.GraphedEncoder(POOLING, budgets, spec, **({"backend": "tape"} | options))
-
-
 def batch(lengths, length=None, seed=0, fill=torch.nan):
-    """Rows of a padded batch, and what marks its padding."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(len(lengths), length or max(lengths), DIM, generator=generator)
-    padding = torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
-    x[padding] = fill
-    return x, padding
-
-
-def one_by_one(x, lengths, module=TRANSFORMER):
-    """What a module gives for each item alone, without padding, in a batch of zeros."""
-    out = torch.zeros_like(x)
-    with torch.no_grad():
-        for i, length in enumerate(lengths):
-            out[i, :length] = module(x[i : i + 1, :length])[0]
-    return out
+    """Return a padded batch and the mask of its padding."""
+    x, real = padded_batch(lengths, length, seed, fill)
+    return x, ~real
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +49,7 @@ def shared():
 
 @pytest.fixture(scope="module")
 def shared_pooling():
-    return pooling()
+    return pooling_encoder()
 
 
 lengths_of_items = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -194,7 +151,7 @@ def test_the_module_sees_a_mask_of_the_declared_kind(dtype, real):
 
 
 def test_lengths_describe_a_batch_too():
-    encoder, (x, padding) = pooling(), batch([3, 9, 6], length=20, fill=3.0)
+    encoder, (x, padding) = pooling_encoder(), batch([3, 9, 6], length=20, fill=3.0)
     for lengths in ([3, 9, 6], torch.tensor([3, 9, 6]), numpy.array([3, 9, 6])):
         out = encoder(x, lengths=lengths)
         with torch.no_grad():
@@ -404,7 +361,7 @@ def test_bad_masks_say_what_was_expected(shared, x, mask, message):
 )
 def test_bad_lengths_say_what_was_expected(lengths, message):
     with pytest.raises(vg.LayoutError, match=re.escape(message)):
-        pooling()(X, lengths=lengths)
+        pooling_encoder()(X, lengths=lengths)
 
 
 def test_rows_without_a_batch_are_refused():

@@ -13,19 +13,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec
-from tests.support.untrusted import LAYOUTS, attack, attacks, device_attacks, target
-
-NEARLY = {
-    "a side that the merge size does not divide": ("grid", [(1, 1, 12)]),
-    "a frame of nothing beside others": ("grid", [(0, 2, 2), (3, 2, 2)]),
-    "two negative sides": ("sizes", [(-3, -4)]),
-    "a product that is right in 32 bits": ("grid", [(2**30 + 3, 2, 2)]),
-    "a product that is right in 64 bits": ("grid", [(2**62 + 3, 2, 2)]),
-    "a product of two that is": ("sizes", [(2**62 + 3, 4)]),
-    "a sum that is": ("lengths", [2**63 - 1, 2**63 - 1, 14]),
-    "a sum with what is negative": ("lengths", [20, -8]),
-}
-"""What describes as many rows as came, if one counts carelessly."""
+from tests.support.untrusted import LAYOUTS, NEARLY, attack, attacks, device_attacks, target
 
 
 @pytest.mark.parametrize("as_what", [list, torch.tensor, lambda layout: torch.tensor(layout).numpy()])

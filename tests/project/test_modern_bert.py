@@ -33,7 +33,7 @@ def ids_for(lengths, seed=0):
     return torch.randint(100, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
 
 
-def one_by_one(model):
+def document_by_document(model):
     def run(ids, lengths):
         with torch.no_grad():
             return torch.cat([model(part[None]).last_hidden_state[0] for part in ids.split(lengths)])
@@ -44,9 +44,13 @@ def one_by_one(model):
 def test_the_padding_contract_holds_with_windows_and_without():
     model = modern_bert()
     encoder = load_example("modern_bert").graph(model, backend="tape")
-    check_padding_contract(encoder, one_by_one(model), ids_for, "lengths", LAYOUTS, 1e-5)
+    check_padding_contract(encoder, document_by_document(model), ids_for, "lengths", LAYOUTS, 1e-5)
 
 
 def test_the_windows_count():
-    ids, windows, whole = ids_for([200]), one_by_one(modern_bert()), one_by_one(modern_bert(every=1))
+    ids, windows, whole = (
+        ids_for([200]),
+        document_by_document(modern_bert()),
+        document_by_document(modern_bert(every=1)),
+    )
     assert distance(windows(ids, [200]), whole(ids, [200])) > 1e-2

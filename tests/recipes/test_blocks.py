@@ -211,12 +211,12 @@ def test_a_plain_swiglu_is_fused_and_any_other_is_called():
     for mlp in (swiglu_of(), swiglu_of("gelu"), hooked(swiglu_of()), overridden(swiglu_of())):
         torch.testing.assert_close(swiglu(x, mlp), mlp(x))
     mlp = swiglu_of()
-    mlp.down_proj = Adapted(24, 16)
+    mlp.down_proj = PlusOne(24, 16)
     hooked(mlp.gate_proj)
     torch.testing.assert_close(swiglu(x, mlp), mlp(x))
 
 
-class Adapted(nn.Linear):
+class PlusOne(nn.Linear):
     """A layer that has weights like a plain one, and does something else besides."""
 
     def forward(self, x):
@@ -225,7 +225,7 @@ class Adapted(nn.Linear):
 
 @torch.no_grad()
 def test_modules_that_are_not_plain_are_called():
-    x, linear = torch.randn(5, 16), Adapted(16, 24)
+    x, linear = torch.randn(5, 16), PlusOne(16, 24)
     expected = F.gelu(linear(x), approximate="tanh")
     assert torch.equal(linear_activation(x, linear, nn.GELU("tanh")), expected)
     norm = nn.LayerNorm(16, bias=False)

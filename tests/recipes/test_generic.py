@@ -24,7 +24,7 @@ MADE_WITH_THIS = f"on transformers {transformers.__version__}:" in PAGE
 BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
 
 
-def tower_of(name, **changes):
+def generic_tower(name, **changes):
     if name == "MiniMaxM3VLVisionModel" and transformers.__version__.startswith("5.17"):
         pytest.skip("its attention takes no cu_seqlens there")
     try:
@@ -39,7 +39,7 @@ def graphed(tower, **options):
 
 @cache
 def made(name):
-    return graphed(tower_of(name))
+    return graphed(generic_tower(name))
 
 
 def plain(tower, encoder):
@@ -53,7 +53,7 @@ def plain(tower, encoder):
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.filterwarnings("ignore:.*belong to no row")
 def test_the_page_says_what_the_script_finds(name):
-    tower_of(name)
+    generic_tower(name)
     row = try_tower(name)
     assert row.error is None or row.error <= 1e-5
     if not MADE_WITH_THIS:
@@ -92,7 +92,7 @@ CLIPS = [[512], [3], [37, 99, 5], [200], [101, 99, 200], [3, 2, 1, 4]]
     "name", ["PaddleOCRVisionModel", "Kimi_K25VisionModel", "CohereCompassVisionModel", "Qwen2_5OmniAudioEncoder"]
 )
 def test_the_padding_contract_holds(name):
-    tower = tower_of(name)
+    tower = generic_tower(name)
     encoder = graphed(tower)
     layouts = CLIPS if "Audio" in name else GRIDS
     argument = encoder.spec.layout.name
@@ -167,7 +167,7 @@ def test_settings_are_read_where_they_are_used():
     """PaddleOCR changed its corners between versions of transformers."""
     found = []
     for aligned in (False, True):
-        tower = tower_of("PaddleOCRVisionModel")
+        tower = generic_tower("PaddleOCRVisionModel")
         tower.vision_model.embeddings.interpolation_align_corners = aligned
         encoder = graphed(tower)
         rows = rows_for(encoder, [(1, 12, 6)], 0)
@@ -178,7 +178,7 @@ def test_settings_are_read_where_they_are_used():
 
 
 def test_nothing_of_the_tower_is_changed():
-    tower = tower_of("GlmOcrVisionModel")
+    tower = generic_tower("GlmOcrVisionModel")
     before = {**vars(tower)}, tower.config._attn_implementation, torch.get_rng_state()
     encoder = graphed(tower)
     encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)])
@@ -187,7 +187,7 @@ def test_nothing_of_the_tower_is_changed():
 
 
 def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
-    tower = tower_of("GlmOcrVisionModel")
+    tower = generic_tower("GlmOcrVisionModel")
     encoder = graphed(tower)
     rows, grid = rows_for(encoder, [(2, 4, 6)], 0), torch.tensor([(2, 4, 6)])
     expected = plain(tower, encoder)(rows, [(2, 4, 6)])
@@ -197,7 +197,7 @@ def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
 
 
 def test_hooks_and_recorded_states_see_the_original_run():
-    tower = tower_of("GlmOcrVisionModel")
+    tower = generic_tower("GlmOcrVisionModel")
     encoder = graphed(tower)
     rows = rows_for(encoder, [(1, 4, 4)], 0)
     assert len(encoder(rows, grid_thw=[(1, 4, 4)], output_hidden_states=True).hidden_states) >= 3
@@ -211,8 +211,8 @@ def test_hooks_and_recorded_states_see_the_original_run():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_bfloat16_is_as_close_to_float32_as_the_original(seed):
-    tower = tower_of("GlmOcrVisionModel", seed=seed, dtype=torch.bfloat16)
-    exact = tower_of("GlmOcrVisionModel", seed=seed).to(torch.bfloat16).float()
+    tower = generic_tower("GlmOcrVisionModel", seed=seed, dtype=torch.bfloat16)
+    exact = generic_tower("GlmOcrVisionModel", seed=seed).to(torch.bfloat16).float()
     encoder = graphed(tower)
     items = [(1, 8, 12), (2, 4, 4)]
     rows = rows_for(encoder, items, seed).bfloat16()
@@ -224,7 +224,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_original(seed):
 
 
 def test_heads_of_real_sizes():
-    tower = tower_of(
+    tower = generic_tower(
         "Kimi_K25VisionModel", hidden_size=1152, num_attention_heads=16, num_hidden_layers=1, patch_size=14
     )
     encoder = graphed(tower)
@@ -253,7 +253,7 @@ def test_a_whole_model_with_the_class_declared_generates_the_same_tokens(monkeyp
 
 
 def test_a_field_that_belongs_to_no_row_is_none_and_said_so():
-    tower = tower_of("MiniMaxM3VLVisionModel")
+    tower = generic_tower("MiniMaxM3VLVisionModel")
     with pytest.warns(UserWarning, match=r"returns \['pooler_output'\], which belong to no row or item"):
         encoder = graphed(tower)
     assert encoder(rows_for(encoder, [(1, 4, 4)], 0), grid_thw=[(1, 4, 4)]).pooler_output is None

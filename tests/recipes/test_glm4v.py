@@ -6,24 +6,11 @@ from hypothesis import given, settings
 
 import varlen_graphs as vg
 from tests.support import strategies
-from tests.support.contract import check_padding_contract
-from tests.support.towers import GLM, distance, glm4v_tower, pixels, tensors
+from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.towers import GLM, adapt, distance, frames, glm4v_tower, original_by_frame, pixels, tensors
 
 IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
 VIDEO = [(5, 4, 6)]
-
-
-def frames(grid):
-    """Each frame as an image of its own, as `get_video_features` of whole models has them."""
-    return [(1, h, w) for t, h, w in grid for _ in range(t)]
-
-
-def original_of(tower):
-    def run(rows, grid):
-        with torch.no_grad():
-            return tower(rows, grid_thw=torch.tensor(frames(grid)))
-
-    return run
 
 
 @pytest.fixture(scope="module", params=GLM)
@@ -46,7 +33,7 @@ def test_the_padding_contract_holds_for_images_videos_and_both(tower):
         [(20, 2, 2)],  # more frames than items, and all segments
         [(1, 2, 2)] * 6,  # no item of padding
     ]
-    check_padding_contract(encoder, original_of(tower), pixels, "grid_thw", layouts, 1e-5)
+    check_padding_contract(encoder, original_by_frame(tower), pixels, "grid_thw", layouts, 1e-5)
 
 
 SHARED_TOWER = glm4v_tower(seed=1)
@@ -58,13 +45,13 @@ SHARED = vg.recipes.glm4v(SHARED_TOWER, [vg.Budget(256, items=4, segments=8)], b
 def test_any_call_equals_the_original(grid):
     encoder, tower = SHARED
     rows = pixels(grid)
-    assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
+    assert distance(encoder(rows, grid_thw=grid), original_by_frame(tower)(rows, grid)) < 1e-5
 
 
 def test_the_call_and_the_output_are_the_towers_own(tower):
     encoder = vg.recipes.glm4v(tower, [256], backend="tape")
     rows, grid = pixels(IMAGES), torch.tensor(IMAGES)
-    expected = original_of(tower)(rows, IMAGES)
+    expected = original_by_frame(tower)(rows, IMAGES)
     for output in (
         encoder(rows, grid_thw=grid),
         encoder(rows, grid),
@@ -86,7 +73,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
 
 def test_a_video_as_one_item_is_its_frames_one_by_one(tower):
     grid = [(3, 4, 6), (1, 8, 4), (2, 6, 6)]
-    rows, singly = pixels(grid), original_of(tower)
+    rows, singly = pixels(grid), original_by_frame(tower)
     if hasattr(tower, "embeddings"):
         with pytest.raises(IndexError):
             tower(rows, grid_thw=torch.tensor(grid))
@@ -117,18 +104,6 @@ def test_position_embeddings_are_those_of_the_original(side, dtype):
     torch.testing.assert_close(got, expected, rtol=one_step, atol=2e-5)
 
 
-class Adapted(torch.nn.Module):
-    """An adapter, as they are put in the place of layers: it shows the weight of the layer, and adds to its output."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer = base_layer
-        self.weight = base_layer.weight
-
-    def forward(self, x):
-        return self.base_layer(x) * 2 + 1
-
-
 PATHS = [
     "patch_embed.proj", "post_conv_layernorm", "blocks.0.attn.qkv", "blocks.1.mlp.gate_proj", "blocks.2.norm2",
     "post_layernorm", "downsample", "merger.proj",
@@ -138,18 +113,17 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_adapters_are_called(path):
     tower = glm4v_tower()
-    parent, _, name = path.rpartition(".")
-    setattr(tower.get_submodule(parent), name, Adapted(tower.get_submodule(path)))
+    adapt(tower, path)
     encoder = vg.recipes.glm4v(tower, [256], backend="tape")
     rows = pixels(IMAGES)
-    assert distance(encoder(rows, grid_thw=IMAGES), original_of(tower)(rows, IMAGES)) < 1e-5
+    assert distance(encoder(rows, grid_thw=IMAGES), original_by_frame(tower)(rows, IMAGES)) < 1e-5
 
 
 def test_a_tower_of_a_subclass_gives_the_same_output():
     tower = glm4v_tower()
     tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
     output = vg.recipes.glm4v(tower, [256], backend="tape")(pixels(IMAGES), grid_thw=IMAGES)
-    assert type(output) is type(original_of(tower)(pixels(IMAGES), IMAGES))
+    assert type(output) is type(original_by_frame(tower)(pixels(IMAGES), IMAGES))
 
 
 def test_another_tower_is_refused():
@@ -163,11 +137,9 @@ def test_half_precision_is_as_close_to_float32_as_the_original(family):
     exact = copy.deepcopy(tower).float()
     encoder = vg.recipes.glm4v(tower, [256], backend="tape")
     rows = pixels(IMAGES).bfloat16()
-    expected = original_of(exact)(rows.float(), IMAGES)
-    eager = distance(original_of(tower)(rows, IMAGES), expected)
-    graphed = distance(encoder(rows, grid_thw=IMAGES), expected)
-    assert graphed <= 1.3 * eager
-    assert {tensor.dtype for tensor in tensors(encoder(rows, grid_thw=IMAGES)).values()} == {torch.bfloat16}
+    expected = original_by_frame(exact)(rows.float(), IMAGES)
+    eager, output = original_by_frame(tower)(rows, IMAGES), encoder(rows, grid_thw=IMAGES)
+    check_half_precision(output, eager, expected, torch.bfloat16)
 
 
 def test_heads_patches_and_the_table_of_the_real_size():
@@ -177,4 +149,4 @@ def test_heads_patches_and_the_table_of_the_real_size():
     encoder = vg.recipes.glm4v(tower, [512], backend="tape")
     grid = [(1, 16, 16), (2, 10, 8)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
-    assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
+    assert distance(encoder(rows, grid_thw=grid), original_by_frame(tower)(rows, grid)) < 1e-5

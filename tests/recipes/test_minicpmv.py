@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.contract import check_padding_contract
+from tests.support.contract import check_half_precision, check_padding_contract
 from tests.support.minicpm import SIDE, Resampler, Resampler45, models, original, slices_of
-from tests.support.towers import distance, equal_bits
+from tests.support.towers import Adapted, adapt, distance, equal_bits
 from varlen_graphs.recipes.minicpmv import position_buckets
 
 VERSIONS = ["2.5", "2.6", "4.5"]
@@ -33,7 +33,7 @@ def arguments(layout):
     return {"tgt_sizes": layout[0]} | ({"temporal_ids": layout[1]} if len(layout) > 1 else {})
 
 
-def original_of(version):
+def padded_original(version):
     return lambda rows, layout: original(*TOWERS[version], unpacked(rows, layout[0]), *layout)
 
 
@@ -56,7 +56,7 @@ LAYOUTS = [
 def test_the_padding_contract_holds(version):
     encoder = vg.recipes.minicpmv(*TOWERS[version], BUDGETS, backend="tape")
     layouts = [(sizes,) for sizes in LAYOUTS]
-    check_padding_contract(encoder, original_of(version), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
+    check_padding_contract(encoder, padded_original(version), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
 
 
 def test_the_padding_contract_holds_for_groups():
@@ -68,7 +68,7 @@ def test_the_padding_contract_holds_for_groups():
         ([(2, 3)] * 6, [[1, 2, 3, 4, 5, 6]]),  # five slots for groups without slices
         ([(1, 1), (9, 9), (2, 2)], [[5], [-1, -1]]),
     ]
-    check_padding_contract(encoder, original_of("4.5"), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
+    check_padding_contract(encoder, padded_original("4.5"), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
 
 
 sides = st.one_of(st.integers(1, 12), st.sampled_from([25, 49, 50, 58]))
@@ -79,7 +79,7 @@ sizes = st.tuples(sides, st.integers(1, 5)).flatmap(st.permutations).map(tuple)
 @given(st.lists(sizes, min_size=1, max_size=8), st.sampled_from(["2.5", "2.6"]))
 def test_any_call_equals_the_original_however_it_is_split(sizes, version):
     rows = patches((sizes,))
-    expected = original_of(version)(rows, (sizes,))
+    expected = padded_original(version)(rows, (sizes,))
     assert distance(SHARED[version](rows, tgt_sizes=sizes), expected) < 1e-5
     assert distance(SHARED[version].eager(rows, tgt_sizes=sizes), expected) < 1e-5
 
@@ -90,7 +90,7 @@ def test_any_groups_equal_the_original_however_they_are_split(groups):
     sizes = [size for group in groups for size, _ in group]
     times = [[time for _, time in group] for group in groups]
     rows = patches((sizes,))
-    expected = original_of("4.5")(rows, (sizes, times))
+    expected = padded_original("4.5")(rows, (sizes, times))
     assert expected.shape[0] == len(groups)
     assert distance(SHARED["4.5"](rows, tgt_sizes=sizes, temporal_ids=times), expected) < 1e-5
     assert distance(SHARED["4.5"].eager(rows, tgt_sizes=sizes, temporal_ids=times), expected) < 1e-5
@@ -98,7 +98,7 @@ def test_any_groups_equal_the_original_however_they_are_split(groups):
 
 def test_no_time_is_said_in_many_ways():
     encoder, rows = SHARED["4.5"], patches((SIZES,))
-    expected = original_of("4.5")(rows, (SIZES,))  # which gives no temporal_ids
+    expected = padded_original("4.5")(rows, (SIZES,))  # which gives no temporal_ids
     for times in ([[-1]] * 5, [-1] * 5, [[None]] * 5, [None] * 5, None, torch.full((5,), -1)):
         assert distance(encoder(rows, tgt_sizes=SIZES, temporal_ids=times), expected) < 1e-5
     assert distance(encoder(rows, tgt_sizes=SIZES), expected) < 1e-5
@@ -106,7 +106,7 @@ def test_no_time_is_said_in_many_ways():
     zero, none = ([[time, 7, time], [time], [-1]] for time in (0, -1))
     at_zero = encoder(rows, tgt_sizes=SIZES, temporal_ids=zero)
     assert distance(at_zero, encoder(rows, tgt_sizes=SIZES, temporal_ids=none)) > 1e-3
-    assert distance(at_zero, original_of("4.5")(rows, (SIZES, zero))) < 1e-5
+    assert distance(at_zero, padded_original("4.5")(rows, (SIZES, zero))) < 1e-5
 
 
 def test_nested_and_mixed_forms_mean_the_same():
@@ -196,22 +196,9 @@ def test_half_precision_is_as_close_to_float32_as_the_original(version):
     layout = (SIZES, TIMES) if version == "4.5" else (SIZES,)
     slices = [one.bfloat16() for one in slices_of(SIZES)]
     expected = original(*exact, [one.float() for one in slices], *layout)
-    eager = distance(original(*half, slices, *layout), expected)
     encoder = vg.recipes.minicpmv(*half, BUDGETS, backend="tape")
     output = encoder(vg.recipes.pack_slices(slices), **arguments(layout))
-    assert output.dtype == torch.bfloat16
-    assert distance(output, expected) <= 1.3 * eager
-
-
-class Adapted(nn.Module):
-    """An adapter, as they are put in the place of layers."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer, self.weight = base_layer, base_layer.weight
-
-    def forward(self, x):
-        return self.base_layer(x) * 2 + 1
+    check_half_precision(output, original(*half, slices, *layout), expected, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +213,7 @@ class Adapted(nn.Module):
 )
 def test_adapters_are_called(path):
     vpm, resampler = models("2.6")
-    parent, _, name = path.rpartition(".")
-    setattr(vpm.get_submodule(parent), name, Adapted(vpm.get_submodule(path)))
+    adapt(vpm, path)
     encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
     expected = original(vpm, resampler, slices_of(SIZES), SIZES)
     assert distance(encoder(patches((SIZES,)), tgt_sizes=SIZES), expected) < 1e-5
@@ -257,7 +243,7 @@ def test_slices_may_be_written_into_the_arena():
 def test_sizes_on_the_device_are_read_where_they_are():
     encoder = vg.recipes.minicpmv(*TOWERS["2.6"], [vg.Budget(384, items=6)], backend="tape")
     rows = patches((SIZES,))
-    expected = original_of("2.6")(rows, (SIZES,))
+    expected = padded_original("2.6")(rows, (SIZES,))
     assert distance(encoder(rows, torch.tensor(SIZES, dtype=torch.int32)), expected) < 1e-5
     encoder.check()
 
@@ -304,7 +290,7 @@ def test_positions_go_on_past_the_table_of_the_original():
     """Which grows its own when it meets such a slice."""
     layout = ([(1, 75)],)
     rows = patches(layout)
-    assert distance(SHARED["2.6"](rows, tgt_sizes=layout[0]), original_of("2.6")(rows, layout)) < 1e-5
+    assert distance(SHARED["2.6"](rows, tgt_sizes=layout[0]), padded_original("2.6")(rows, layout)) < 1e-5
 
 
 def test_other_modules_are_refused():

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.serving.test_threads import run_script
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for, wait_for
+from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
-from tests.watch.test_guard import rows_for
 from varlen_graphs.attention import timing
 from varlen_graphs.capture.tape import Tape
 from varlen_graphs.routing.eviction import recent
@@ -33,17 +32,6 @@ def lazy_encoder(**options):
     return attention_encoder(
         options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.Capture(lazy=True)} | options)
     )
-
-
-def check(encoder, lengths, unseen=False, **statics):
-    """One call, held against the same without graphs."""
-    rows = rows_for(lengths, len(lengths))
-    got = encoder(rows, lengths=torch.tensor(lengths) if unseen else lengths, **statics)
-    assert distance(got, encoder.eager(rows, lengths=lengths, **statics)) < 1e-5
-
-
-def captured(encoder):
-    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
 
 
 # Lazy capture
@@ -286,13 +274,6 @@ class Held(Attention):
             self.begun.set()
             assert self.go_on.wait(60)
         return super().forward(x, cu_seqlens, max_seqlen, scale)
-
-
-def wait_for(encoder, budgets):
-    """Wait until calls find these graphs."""
-    done = threading.Event()
-    while not captured(encoder) >= set(budgets):
-        done.wait(0.01)
 
 
 def test_calls_go_on_while_a_thread_captures_what_they_want():

@@ -2,18 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder, attention_spec
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
+from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance
-from tests.watch.test_guard import rows_for
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 
@@ -74,36 +71,6 @@ def test_weights_that_move_under_load_are_captured_anew():
     run_in_threads(work)
     encoder.check()
     assert not wrong
-
-
-PRELUDE = """
-    import os, sys, threading, time
-    import torch
-    import varlen_graphs as vg
-    from tests.support.encoders import Attention, attention_encoder, attention_spec
-
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-    rows = torch.ones(6, 8)
-
-    class Slow(Attention):
-        capturing = threading.Event()
-
-        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
-            if len(x) > 6:
-                self.capturing.set()
-                time.sleep(0.2)
-            return super().forward(x, cu_seqlens, max_seqlen, scale)
-"""
-
-
-def run_script(*parts, may_abort=False):
-    """Run a script in a process of its own, and give what it printed."""
-    script = "".join(map(textwrap.dedent, (PRELUDE, *parts)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0 or (may_abort and done.returncode == -signal.SIGABRT), done.stderr
-    return done.stdout.split(), done.stderr
 
 
 FORK = """
@@ -214,5 +181,5 @@ def test_the_interpreter_ends_while_threads_replay_and_capture():
     Slow.capturing.wait()
     print("ready", flush=True)
     """
-    printed, _ = run_script(script, may_abort=True)
+    printed, _ = run_script(script, ends=(0, -signal.SIGABRT))
     assert printed == ["ready"]

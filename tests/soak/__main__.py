@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 import varlen_graphs as vg
 from tests.soak import parts
 from tests.soak.cases import Call, Case, cases
-from tests.soak.check import check
+from tests.soak.check import check_case
 
 ROUND = 100
 """Cases tried in a row, between two looks at the clock."""
@@ -31,7 +31,7 @@ def main():
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.case:
-        check(eval(options.case, vars(parts) | vars(vg) | {"Case": Case, "Call": Call}), device)
+        check_case(eval(options.case, vars(parts) | vars(vg) | {"Case": Case, "Call": Call}), device)
         return print("passed")
     seed = random.randrange(10**6) if options.seed is None else options.seed
     end = time.monotonic() + 60 * options.minutes
@@ -45,7 +45,7 @@ def main():
     def one_round(case):
         nonlocal latest
         latest = case
-        stats = check(case, device)
+        stats = check_case(case, device)
         count.update(cases=1, calls=stats.calls, replays=stats.replays.total(), eager=stats.eager.total())
 
     while time.monotonic() < end:

@@ -15,7 +15,7 @@ from tests.support.towers import equal_bits
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 
 
-def check(case, device="cpu"):
+def check_case(case, device="cpu"):
     """Run the calls of a case over NaN, and once more over what other calls left behind.
 
     Returns:
@@ -27,17 +27,17 @@ def check(case, device="cpu"):
     encoder = case.encoder(device)
     first = []
     for call in case.calls:
-        expected = one_by_one(case, encoder, call, device)
+        expected = unit_by_unit(case, encoder, call, device)
         if first:  # captured by now
             encoder.poison()
-        costs, got = encoder.costs, run(case, encoder, call, device)
+        costs, got = encoder.costs, run_call(case, encoder, call, device)
         for name, tensor in expected.items():
             assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
             error = relative(got[name], tensor)
             assert error < TOLERANCE[device], (call, name, error)
         first.append((costs, got))
     for call, (costs, before) in zip(reversed(case.calls), reversed(first), strict=True):
-        again = run(case, encoder, call, device)
+        again = run_call(case, encoder, call, device)
         for name, tensor in before.items():
             if costs is encoder.costs:
                 assert equal_bits(again[name], tensor), (call, name)
@@ -46,7 +46,7 @@ def check(case, device="cpu"):
     return encoder.stats
 
 
-def run(case, encoder, call, device):
+def run_call(case, encoder, call, device):
     arguments, x = case.arguments(call, case.real_rows(call, device))
     if call.form == "stage":
         try:
@@ -60,7 +60,7 @@ def run(case, encoder, call, device):
     return output.clone() if case.borrowed else output
 
 
-def one_by_one(case, encoder, call, device):
+def unit_by_unit(case, encoder, call, device):
     """The outputs of each item, or group, in a call of its own that runs without graphs."""
     rows = case.real_rows(call, device)
     outputs = []

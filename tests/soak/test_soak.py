@@ -3,10 +3,10 @@
 from hypothesis import HealthCheck, given, settings
 
 from tests.soak.cases import cases
-from tests.soak.check import check
+from tests.soak.check import check_case
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_graphs_of_random_encoders_give_every_item_what_it_gets_alone(case):
-    check(case)
+    check_case(case)

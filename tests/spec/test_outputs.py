@@ -163,7 +163,7 @@ def with_entry(output, key, value):
     return output
 
 
-def encoder_of(make, outputs=ROWS):
+def encoder_that_makes(make, outputs=ROWS):
     """An encoder of a module that makes its output of the sum of its rows and 1."""
 
     class Making(torch.nn.Module):
@@ -209,7 +209,7 @@ def parts_of(output):
     ],
 )
 def test_outputs_of_replays_hold_what_those_of_the_module_hold(make):
-    encoder, rows = encoder_of(make), torch.randn(12, 8)
+    encoder, rows = encoder_that_makes(make), torch.randn(12, 8)
     came, expected = encoder(rows, lengths=[5, 7]), encoder.module(rows)
     assert encoder.stats.replays.total() == 1
     assert type(came) is type(expected)
@@ -242,7 +242,7 @@ def test_outputs_of_replays_hold_what_those_of_the_module_hold(make):
     ],
 )
 def test_outputs_that_cannot_be_made_anew_are_refused(make, name):
-    encoder = encoder_of(lambda y: (y, make(y)))
+    encoder = encoder_that_makes(lambda y: (y, make(y)))
     with pytest.raises(vg.SpecError, match=re.escape(f"output[1] is a {name}, which cannot be rebuilt from its parts")):
         encoder(torch.randn(12, 8), lengths=[5, 7])
 
@@ -251,10 +251,10 @@ def test_tensors_beside_the_fields_of_a_dataclass_are_declared_by_their_names():
     def make(y):
         return with_attributes(States(y), pooled=y.unflatten(0, (-1, 2)).sum(1))
 
-    encoder, rows = encoder_of(make, vg.Outputs(states=ROWS, pooled=HALF)), torch.randn(12, 8)
+    encoder, rows = encoder_that_makes(make, vg.Outputs(states=ROWS, pooled=HALF)), torch.randn(12, 8)
     assert torch.equal(encoder(rows, lengths=[4, 8]).pooled, encoder.module(rows).pooled)
     with pytest.raises(vg.SpecError, match=re.escape("undeclared: ['pooled']")):
-        encoder_of(make, vg.Outputs(states=ROWS))(rows, lengths=[4, 8])
+        encoder_that_makes(make, vg.Outputs(states=ROWS))(rows, lengths=[4, 8])
 
 
 class Keyed(torch.nn.Module):
@@ -270,14 +270,14 @@ def test_a_declaration_may_name_self_and_keys_without_one_may_hold_python_values
     padded = vg.GraphedEncoder(Keyed(), vg.PaddedLadder(4, 32), spec, backend="tape")
     assert padded(torch.ones(2, 3, 8), lengths=[2, 3])["self"].sum() == 5 * 8
     with pytest.raises(vg.SpecError, match=re.escape("output has fields ['self', 3]; undeclared: [3]")):
-        encoder_of(lambda y: {"self": y, 3: [y]}, outputs)(torch.randn(2, 8), lengths=[2])
+        encoder_that_makes(lambda y: {"self": y, 3: [y]}, outputs)(torch.randn(2, 8), lengths=[2])
 
 
 def test_a_dict_declares_outputs_by_their_keys():
     def make(y):
         return {0: y, "half": States(y.unflatten(0, (-1, 2)).sum(1))}
 
-    encoder, rows = encoder_of(make, {0: ROWS, "half": {"states": HALF}}), torch.randn(12, 8)
+    encoder, rows = encoder_that_makes(make, {0: ROWS, "half": {"states": HALF}}), torch.randn(12, 8)
     came, expected = encoder(rows, lengths=[4, 8]), encoder.module(rows)
     assert torch.equal(came[0], expected[0])
     assert torch.equal(came["half"].states, expected["half"].states)

@@ -1,6 +1,7 @@
 """Rows that do not lie in the first dimension: `[1, rows, dim]`, `[dim, rows]` and the like."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.contract import check_padding_contract
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.contract import check_padding_contract, check_ways_to_call
+from tests.support.encoders import Attention, attention_encoder, attention_spec, original_attention
 from tests.support.towers import distance, equal_bits
 
 DIM = 8
@@ -48,7 +49,7 @@ KINDS = {Batched: ((1, DIM), HALVES), Channels: ((DIM,), FIRST), Middle: ((2, 1,
 EVEN = st.lists(st.integers(1, 50).map(lambda n: 2 * n), min_size=1, max_size=12)
 
 
-def encoder_of(kind, shaped=True, **options):
+def encoder_of_kind(kind, shaped=True, **options):
     shape, outputs = KINDS[kind]
     starts = [vg.DeviceBuffer("starts", lambda table: table.item_starts)] if kind is Channels else []
     spec = attention_spec(
@@ -59,53 +60,34 @@ def encoder_of(kind, shaped=True, **options):
     return attention_encoder(module=kind(), spec=spec, **options)
 
 
-def rows_of(kind, lengths, seed=0):
+def rows_of_kind(kind, lengths, seed=0):
     first, *others = KINDS[kind][0]
     return torch.randn(first, sum(lengths), *others, generator=torch.Generator().manual_seed(seed))
-
-
-def original_of(kind):
-    def run(rows, lengths):
-        cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-        with torch.no_grad():
-            return kind()(rows, cu_seqlens, max(lengths))
-
-    return run
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_contract_holds(kind):
     layouts = [[64, 64], [2], [4, 60], [64], [2] * 8, [128], [20, 30]]
-    encoder = encoder_of(kind)
-    check_padding_contract(
-        encoder, original_of(kind), lambda lengths, seed: rows_of(kind, lengths, seed), "lengths", layouts, 1e-5
-    )
+    encoder = encoder_of_kind(kind)
+    check_padding_contract(encoder, original_attention(kind()), partial(rows_of_kind, kind), "lengths", layouts, 1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(lengths=EVEN, seed=st.integers(0, 3))
 def test_any_call_equals_the_original_however_it_is_split(kind, lengths, seed):
-    rows, encoder = rows_of(kind, lengths, seed), encoder_of(kind, shaped=False)
+    rows, encoder = rows_of_kind(kind, lengths, seed), encoder_of_kind(kind, shaped=False)
     got = encoder(rows, lengths=lengths)
-    assert distance(got, original_of(kind)(rows, lengths)) < 1e-5
-    assert distance(encoder.eager(rows, lengths=lengths), original_of(kind)(rows, lengths)) < 1e-5
+    assert distance(got, original_attention(kind())(rows, lengths)) < 1e-5
+    assert distance(encoder.eager(rows, lengths=lengths), original_attention(kind())(rows, lengths)) < 1e-5
     assert all(tensor.is_contiguous() for tensor in got.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_may_be_staged_lent_cast_or_described_on_the_device(kind):
-    encoder, lender, lengths = encoder_of(kind), encoder_of(kind, outputs="borrowed"), [20, 36]
-    rows = rows_of(kind, lengths)
-    expected = encoder(rows, lengths=lengths)
-    with encoder.stage(lengths) as stage:
-        assert stage.rows.shape == rows.shape
-        stage.rows.copy_(rows)
-    assert equal_bits(stage.output, expected)
-    borrowed = lender(rows, lengths=lengths)
-    assert equal_bits(borrowed.output, expected)
-    assert equal_bits(borrowed.clone(), expected)
-    assert equal_bits(encoder(rows, lengths=torch.tensor(lengths)), expected)
+    encoder, lender, lengths = encoder_of_kind(kind), encoder_of_kind(kind, outputs="borrowed"), [20, 36]
+    rows = rows_of_kind(kind, lengths)
+    expected = check_ways_to_call(encoder, lender, rows, lengths)
     assert equal_bits(encoder(rows.double(), lengths=lengths), expected)
     assert equal_bits(encoder(rows.mT.contiguous().mT, lengths=lengths), expected)
     wrong = encoder(rows, lengths=torch.tensor([20, 34]))
@@ -114,12 +96,12 @@ def test_a_call_may_be_staged_lent_cast_or_described_on_the_device(kind):
 
 
 def test_a_stage_that_runs_eager_hands_out_rows_of_the_same_shape():
-    encoder = encoder_of(Channels, backend="eager")
-    rows = rows_of(Channels, [6, 4])
+    encoder = encoder_of_kind(Channels, backend="eager")
+    rows = rows_of_kind(Channels, [6, 4])
     with encoder.stage([6, 4]) as stage:
         assert stage.rows.shape == rows.shape
         stage.rows.copy_(rows)
-    assert distance(stage.output, original_of(Channels)(rows, [6, 4])) < 1e-5
+    assert distance(stage.output, original_attention(Channels())(rows, [6, 4])) < 1e-5
 
 
 def test_the_original_gets_its_argument_as_it_came():
@@ -154,11 +136,11 @@ WRONG = {
 @pytest.mark.parametrize(("rows", "message"), WRONG.values(), ids=WRONG.keys())
 def test_errors_tell_shapes_as_the_caller_knows_them(rows, message):
     with pytest.raises((vg.InputError, vg.LayoutError), match=re.escape(message)):
-        encoder_of(Channels)(rows, lengths=[4, 6])
+        encoder_of_kind(Channels)(rows, lengths=[4, 6])
 
 
 def test_a_shape_that_is_not_declared_is_that_of_the_first_call():
-    encoder = encoder_of(Batched, shaped=False)
+    encoder = encoder_of_kind(Batched, shaped=False)
     with pytest.raises(vg.InputError, match=re.escape("x is [8]: expected [any size, rows, any shape], the rows of")):
         encoder(torch.zeros(8), lengths=[8])
     encoder(torch.zeros(1, 4, DIM), lengths=[4])

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.support.segments import boundaries
+from tests.support.segments import boundaries, unaligned
 from varlen_graphs.attention.kernel.triton import attention
 from varlen_graphs.attention.tile_schedule import reference
 from varlen_graphs.attention.tile_schedule.triton import tile_schedule
@@ -54,10 +54,6 @@ def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x):
     q, k, v = torch.zeros(ROWS, 3, 4, head_dim, dtype=dtype).unbind(1)
     tiles = reference.tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, block)
     attention(q, layout(k), layout(v), tiles, block, 0.1, *window)
-
-
-def unaligned(x):
-    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
 def compile_attention():

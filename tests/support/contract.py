@@ -1,6 +1,11 @@
-"""The padding contract, for any encoder: what padding holds never reaches an active row."""
+"""Checks of encoders: above all the padding contract, that what padding holds never reaches an active row."""
 
-from tests.support.towers import distance, equal_bits
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import rows_for
+from tests.support.towers import distance, equal_bits, tensors
 
 
 def check_padding_contract(encoder, original, make_rows, argument, layouts, tolerance, more=lambda layout: {}):
@@ -20,3 +25,44 @@ def check_padding_contract(encoder, original, make_rows, argument, layouts, tole
         assert distance(over_nan, original(rows, layout)) <= tolerance, layout
         assert equal_bits(over_nan, over_leftovers), layout
     assert not encoder.stats.eager
+
+
+def check_ways_to_call(encoder, lender, rows, lengths):
+    """Check that a stage, borrowed outputs and a layout on the device give the same bits; return the output."""
+    expected = encoder(rows, lengths=lengths)
+    with encoder.stage(lengths) as stage:
+        assert stage.rows.shape == rows.shape
+        stage.rows.copy_(rows)
+    assert equal_bits(stage.output, expected)
+    borrowed = lender(rows, lengths=lengths)
+    assert equal_bits(borrowed.output, expected)
+    assert equal_bits(borrowed.clone(), expected)
+    assert equal_bits(encoder(rows, lengths=torch.tensor(lengths)), expected)
+    return expected
+
+
+def check_half_precision(output, eager, exact, dtype):
+    """Check that an output is of a dtype, and about as close to that of float32 as the original's eager run."""
+    assert distance(output, exact) <= 1.3 * distance(eager, exact)
+    assert {tensor.dtype for tensor in tensors(output).values()} == {dtype}
+
+
+def check_outputs_of_all_kinds(backend, device):
+    """Check outputs of all dtypes and strides, and that they are NaN where a layout on the device is wrong."""
+
+    class Kinds(nn.Module):
+        def forward(self, x):
+            kinds = {str(dtype): x.to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn)}
+            return kinds | {"across": x.mT.contiguous().mT, "none": x[:, :0], "zeros": x * -0.0, "positive": x > 0}
+
+    names = ["torch.float64", "torch.bfloat16", "torch.float8_e4m3fn", "across", "none", "zeros", "positive"]
+    outputs = vg.Outputs(**dict.fromkeys(names, vg.Rows()))
+    encoder = vg.GraphedEncoder(Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend)
+    rows = rows_for([6]).to(device)
+    seen, unseen = encoder(rows, lengths=[6]), encoder(rows, lengths=torch.tensor([6], device=device))
+    for name in names:
+        assert seen[name].is_contiguous()
+        assert unseen[name].is_contiguous()
+        assert torch.equal(seen[name].view(torch.uint8), unseen[name].view(torch.uint8)), name
+    wrong = encoder(rows, lengths=torch.tensor([5], device=device))
+    assert all(wrong[name].float().isnan().all() for name in names[:-1])

@@ -1,16 +1,19 @@
-"""Small modules of every kind of declaration, for tests of the encoder."""
+"""Small encoders, rows for them, and checks of their calls."""
 
 import importlib.util
+import threading
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.segments import boundaries
+from tests.support.towers import distance
 
 
 def load_example(name):
-    """An example of the project, as a module."""
+    """Import an example of the project."""
     path = Path(__file__).parent.parent.parent / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -31,6 +34,18 @@ class Attention(nn.Module):
         return x + scale * vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)
 
 
+class Of(nn.Module):
+    """A module of one function, with a weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
 def attention_spec(**changes):
     return vg.BufferSpec(
         **({"rows": "x", "layout": vg.Lengths(), "buffers": [vg.CuSeqlens(), vg.MaxSeqlen()]} | changes)
@@ -44,3 +59,46 @@ def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
     return vg.GraphedEncoder(
         Attention() if module is None else module, budgets, spec or attention_spec(), **({"backend": "tape"} | options)
     )
+
+
+def encoder_of(module, buffers=(), budgets=BUDGETS, **options):
+    """Return an encoder of a module of rows `x` of 8 numbers, described by `lengths`."""
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), buffers)
+    return vg.GraphedEncoder(module, budgets, spec, **({"backend": "tape"} | options))
+
+
+def rows_for(lengths, seed=0, dim=8, device="cpu"):
+    """Return random rows for items of these lengths, the same on every device."""
+    return torch.randn(sum(lengths), dim, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def original_attention(module):
+    """Return a function of rows and lengths that runs an attention module without an encoder."""
+
+    def run(rows, lengths):
+        with torch.no_grad():
+            return module(rows, boundaries(lengths), max(lengths))
+
+    return run
+
+
+def check(encoder, lengths, unseen=False, make_rows=rows_for, tolerance=1e-5, **statics):
+    """Compare one call with the same call run eager; with `unseen`, only the device knows its lengths."""
+    rows = make_rows(lengths, len(lengths))
+    got = encoder(rows, lengths=torch.tensor(lengths, device=rows.device) if unseen else lengths, **statics)
+    assert distance(got, encoder.eager(rows, lengths=lengths, **statics)) < tolerance
+
+
+def captured(encoder):
+    """Return the budgets that have a graph."""
+    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
+
+
+def wait_for(encoder, budgets, seconds=120):
+    """Wait until budgets have graphs, which another thread captures."""
+    pause = threading.Event()
+    for _ in range(100 * seconds):
+        if captured(encoder) >= set(budgets):
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"not captured: {set(budgets) - captured(encoder)}")

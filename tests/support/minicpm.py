@@ -203,7 +203,7 @@ def slices_of(sizes, seed=0, patch=4):
 
 
 def original(vpm, resampler, slices, sizes, temporal_ids=None):
-    """What the whole model does with slices: `[slices, queries, dim]`, or `[groups, queries, dim]`."""
+    """Run slices as the whole model does, to `[slices, queries, dim]` or `[groups, queries, dim]`."""
     sizes = torch.tensor(sizes, dtype=torch.int32)
     longest = max(one.shape[-1] for one in slices)
     pixel_values = torch.stack([F.pad(one, (0, longest - one.shape[-1])) for one in slices])
@@ -220,7 +220,7 @@ def original(vpm, resampler, slices, sizes, temporal_ids=None):
 
 
 def blocks(vpm, resampler, slices, sizes):
-    """The same, every slice alone, with all that follows from the sizes computed ahead: what a graph can hold."""
+    """Run every slice alone, with all that follows from the sizes computed ahead, as a graph can hold it."""
     device, dtype = slices[0].device, slices[0].dtype
     sizes = torch.tensor(sizes, dtype=torch.int32)
     longest = max(one.shape[-1] for one in slices)

@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_parallel.py`, over gloo."""
+"""Scenarios of groups of processes over gloo, for tests/parallel/test_data.py."""
 
 import datetime
 import os
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.layout import test_columns as test_groups
-from tests.layout import test_packed_batches
-from tests.spec import test_entries
-from tests.support.encoders import Attention, attention_encoder, attention_spec
-from tests.support.ranks import TIMEOUT, check, run_scenarios, runs_of
+from tests.support.clips import clip_rows, clips_encoder
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.padded import packed_encoder, padded_batch, pooling_encoder
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
+from tests.support.thirds import thirds_encoder, thirds_rows
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.routing.costs import Costs
 
@@ -31,10 +31,6 @@ LENGTHS = [
 ]
 
 
-def rows_of(lengths, seed=0):
-    return torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
-
-
 def parallel(encoder, **options):
     return vg.parallel.DataParallelEncoder(encoder, **options)
 
@@ -46,8 +42,8 @@ def any_lengths(rank, ranks):
     encoder = attention_encoder()
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
-        rows = rows_of(lengths, seed)
-        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        rows = rows_for(lengths, seed)
+        check_on_all_ranks(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
     assert encoder.stats.items < sum(map(len, LENGTHS))  # others did their share
 
 
@@ -59,11 +55,11 @@ def any_call_equals_that_of_one_encoder(rank, ranks):
     @settings(max_examples=30, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
     @given(st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 12))
     def compare(lengths, cut):
-        rows = rows_of(lengths)
-        check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        rows = rows_for(lengths)
+        check_on_all_ranks(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
         runs = [lengths[:cut], lengths[cut:]] + [[]] * (ranks - 2)
         own = rows.split([sum(run) for run in runs])[rank]
-        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
 
     compare()
 
@@ -71,9 +67,9 @@ def any_call_equals_that_of_one_encoder(rank, ranks):
 def every_item_is_encoded_once(rank, ranks):
     encoder = attention_encoder()
     both = parallel(encoder)
-    both(rows_of([3]), lengths=[3])
+    both(rows_for([3]), lengths=[3])
     told, before = [None] * ranks, encoder.stats.items
-    both(rows_of([30, 2, 2, 2, 28]), lengths=[30, 2, 2, 2, 28])
+    both(rows_for([30, 2, 2, 2, 28]), lengths=[30, 2, 2, 2, 28])
     dist.all_gather_object(told, encoder.stats.items - before)
     assert sum(told) == 5
     assert sorted(told) == ([1, 1, 3] if ranks == 3 else [2, 3])
@@ -84,8 +80,8 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
     slower = 1 + rank  # no two ranks measure the same
     encoder.costs = Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0)
     both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
-    rows, before = rows_of(lengths), encoder.stats.items
-    check(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    rows, before = rows_for(lengths), encoder.stats.items
+    check_on_all_ranks(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
     items = encoder.stats.items - before - 3  # of one and of two it finds out what outputs are like
     assert items == (1 if rank == 0 else 4)  # by rows alone it would be 2 and 3
 
@@ -95,8 +91,8 @@ def ranks_that_capture_between_calls(rank, ranks):
     encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), capture=vg.Capture(lazy=True))
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
-        rows = rows_of(lengths, seed)
-        check(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
+        rows = rows_for(lengths, seed)
+        check_on_all_ranks(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
         if rank == seed % ranks:
             encoder.capture_wanted(None)
     assert encoder.stats.eager["not captured yet"]
@@ -105,7 +101,7 @@ def ranks_that_capture_between_calls(rank, ranks):
 def padding_that_holds_nan(rank, ranks):
     encoder = attention_encoder()
     both = parallel(encoder)
-    rows = rows_of([7, 30, 11])
+    rows = rows_for([7, 30, 11])
     before = both(rows, lengths=[7, 30, 11])
     encoder.poison()
     assert equal_bits(both(rows, lengths=[7, 30, 11]), before)
@@ -119,12 +115,12 @@ def a_tower_with_deepstack_features(rank, ranks):
         rows, grid_thw = pixels(grid), torch.tensor(grid)
         with torch.no_grad():
             expected = tower(rows, grid_thw=grid_thw)
-        check(both(rows, grid_thw=grid_thw), expected)
+        check_on_all_ranks(both(rows, grid_thw=grid_thw), expected)
     hidden = both(rows, grid_thw=grid_thw, output_hidden_states=True)
     assert distance(hidden, tower(rows, grid_thw=grid_thw, output_hidden_states=True)) <= 1e-5
     with torch.no_grad():
         tower.forward = both  # in the place of the tower's own
-        check(tower(rows, grid_thw=grid_thw), expected)
+        check_on_all_ranks(tower(rows, grid_thw=grid_thw), expected)
 
 
 class Several(Attention):
@@ -145,83 +141,67 @@ def outputs_of_any_structure(rank, ranks):
     both = parallel(encoder)
     for more in (True, False, True):
         for lengths in ([5], [9, 1, 30, 3]):
-            rows = rows_of(lengths)
+            rows = rows_for(lengths)
             out, expected = (run(rows, lengths=lengths, more=more) for run in (both, encoder.eager))
             assert out.pop("kind") == expected.pop("kind") == 7
-            check(out, expected)
+            check_on_all_ranks(out, expected)
             assert out["pair"][1][1] is None
             assert (out["first"] is None) is not more
 
 
 def groups_that_stay_together(rank, ranks):
-    encoder = test_groups.clips_encoder(test_groups.BUDGETS)
+    encoder = clips_encoder()
     both = parallel(encoder)
     sizes, times = [(2, 3), (4, 4), (1, 2), (3, 3), (2, 2)], [[0, 2, 5], 1, [3]]
-    rows = test_groups.rows_of(sizes)
-    check(both(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times))
-    few = test_groups.rows_of(sizes[:3])
-    check(both(few, sizes=sizes[:3], times=times[:1]), encoder.eager(few, sizes=sizes[:3], times=times[:1]))
+    rows = clip_rows(sizes)
+    check_on_all_ranks(both(rows, sizes=sizes, times=times), encoder.eager(rows, sizes=sizes, times=times))
+    few = clip_rows(sizes[:3])
+    check_on_all_ranks(
+        both(few, sizes=sizes[:3], times=times[:1]), encoder.eager(few, sizes=sizes[:3], times=times[:1])
+    )
 
 
 def entries_and_columns_of_all_items(rank, ranks):
-    encoder = test_entries.encoder_of()
+    encoder = thirds_encoder()
     for lengths in ([4], [7, 30, 2, 50, 6]):
-        rows = test_entries.rows_of(lengths)
-        check(parallel(encoder)(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+        rows = thirds_rows(lengths)
+        check_on_all_ranks(parallel(encoder)(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
     lengths, runs = runs_of([7, 30, 2, 50], ranks)
-    rows = test_entries.rows_of(lengths)
+    rows = thirds_rows(lengths)
     own = rows.split([sum(run) for run in runs])[rank]
-    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
-
-
-class Pooling(nn.Module):
-    """Takes a padded batch and its lengths, and gives what every row is and what every item is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 4)
-
-    def forward(self, x, lengths, real):
-        x = self.linear(x) * real[..., None]
-        return {"rows": x, "mean": x.sum(1) / lengths.clamp(min=1)[:, None]}
-
-
-def pooling():
-    declared = vg.Outputs(rows=vg.Rows(), mean=vg.Items())
-    spec = vg.BufferSpec("x", vg.PaddedLengths("lengths"), [vg.KeyPaddingMask("real")], declared)
-    budgets = [vg.Budget.padded(batch, length) for batch in (1, 4) for length in (16, 48)]
-    return vg.GraphedEncoder(Pooling(), budgets, spec, backend="tape")
+    check_on_all_ranks(
+        parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths)
+    )
 
 
 def padded_batches(rank, ranks):
-    encoder = pooling()
+    encoder = pooling_encoder()
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6, 6, 7]):
-        x, _ = test_packed_batches.batch(lengths, length=44)
-        check(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
+        x, _ = padded_batch(lengths, length=44)
+        check_on_all_ranks(both(x, lengths=lengths), encoder.eager(x, lengths=lengths))
 
 
 def padded_batches_that_are_spread(rank, ranks):
-    encoder = pooling()
+    encoder = pooling_encoder()
     lengths, runs = runs_of([16, 3, 9, 40, 6], ranks)
-    x, _ = test_packed_batches.batch(lengths)
+    x, _ = padded_batch(lengths)
     longest = [max(run, default=1) for run in runs]
     own = x.split([len(run) for run in runs])[rank][:, : longest[rank]]
-    check(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
+    check_on_all_ranks(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
 
 
 def batches_packed_on_their_way_in(rank, ranks):
-    encoder = test_packed_batches.encoder()
+    encoder = packed_encoder()
     both = parallel(encoder)
     for lengths in ([6], [16, 3, 9, 40, 6]):
-        x, mask = test_packed_batches.batch(lengths, length=44)
-        check(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
+        x, mask = padded_batch(lengths, length=44)
+        check_on_all_ranks(both(x, lengths=lengths, mask=mask), encoder.eager(x, lengths=lengths, mask=mask))
     lengths, runs = runs_of(lengths, ranks)
-    x, mask = test_packed_batches.batch(lengths)
+    x, mask = padded_batch(lengths)
     own = [part.split([len(run) for run in runs])[rank] for part in (x, mask)]
     spread = parallel(encoder, inputs="spread")
-    check(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))
+    check_on_all_ranks(spread(own[0], lengths=runs[rank], mask=own[1]), encoder.eager(x, lengths=lengths, mask=mask))
 
 
 def inputs_that_are_spread(rank, ranks):
@@ -229,15 +209,15 @@ def inputs_that_are_spread(rank, ranks):
     spread = parallel(encoder, inputs="spread")
     for items in (LENGTHS[1], LENGTHS[4]):
         lengths, runs = runs_of(items, ranks)
-        rows = rows_of(lengths)
+        rows = rows_for(lengths)
         own = rows.split([sum(run) for run in runs])[rank]
-        check(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+        check_on_all_ranks(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
 
 
 def calls_that_run_eager(rank, ranks):
     encoder = attention_encoder(backend="eager")
-    rows = rows_of([3, 60, 4])
-    check(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
+    rows = rows_for([3, 60, 4])
+    check_on_all_ranks(parallel(encoder)(rows, lengths=[3, 60, 4]), encoder.eager(rows, lengths=[3, 60, 4]))
 
 
 def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
@@ -251,8 +231,8 @@ def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
             return super().forward(x, cu_seqlens, max_seqlen)
 
     encoder = attention_encoder(module=Seen())
-    rows = rows_of([5000])
-    check(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
+    rows = rows_for([5000])
+    check_on_all_ranks(parallel(encoder)(rows, lengths=[5000]), encoder.eager(rows, lengths=[5000]))
     assert encoder.module.rows == 5000
 
 
@@ -262,7 +242,7 @@ def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
     exchange = both._ranks.exchange
     both._ranks.exchange = lambda *args: met.append(args) or exchange(*args)
     for _ in range(3):
-        check(both(rows_of([5, 3]), lengths=[5, 3]), encoder.eager(rows_of([5, 3]), lengths=[5, 3]))
+        check_on_all_ranks(both(rows_for([5, 3]), lengths=[5, 3]), encoder.eager(rows_for([5, 3]), lengths=[5, 3]))
     assert len(met) == 1
 
 
@@ -272,13 +252,13 @@ def calls_under_any_autocast(rank, ranks):
     for options in ({}, {"inputs": "spread"}):
         both = parallel(encoder, **options)
         lengths, runs = runs_of([5, 6, 7, 30], ranks)
-        rows = rows_of(lengths)
+        rows = rows_for(lengths)
         own = rows.split([sum(run) for run in runs])[rank]
         for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16):
             with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
                 got = both(own, lengths=runs[rank]) if options else both(rows, lengths=lengths)
                 assert got.dtype == dtype
-                check(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
+                check_on_all_ranks(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
 
 
 # Mistakes
@@ -289,35 +269,35 @@ def a_wrong_call_raises_on_every_rank(rank, ranks):
     both = parallel(encoder)
     for wrong, error in (([3, 4], vg.LayoutError), ([5, 0], vg.LayoutError), ([], vg.LayoutError)):
         with pytest.raises(error):
-            both(rows_of([5]), lengths=wrong)
+            both(rows_for([5]), lengths=wrong)
     with pytest.raises(vg.BudgetError, match="item 1 is"):
-        both(rows_of([5, 300]), lengths=[5, 300])
-    check(both(rows_of([5, 6]), lengths=[5, 6]), encoder.eager(rows_of([5, 6]), lengths=[5, 6]))
+        both(rows_for([5, 300]), lengths=[5, 300])
+    check_on_all_ranks(both(rows_for([5, 6]), lengths=[5, 6]), encoder.eager(rows_for([5, 6]), lengths=[5, 6]))
 
 
 def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
     both = parallel(attention_encoder())
     with pytest.raises(vg.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
-        both(rows_of([5 + rank]), lengths=[5 + rank])
-    check(both(rows_of([5]), lengths=[5]), both.encoder.eager(rows_of([5]), lengths=[5]))
+        both(rows_for([5 + rank]), lengths=[5 + rank])
+    check_on_all_ranks(both(rows_for([5]), lengths=[5]), both.encoder.eager(rows_for([5]), lengths=[5]))
 
 
 def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
     """At once: the group is of use afterwards."""
-    rows = rows_of([5, 6])
+    rows = rows_for([5, 6])
     reasons = ["off"] if rank == 1 else []  # in one call
     off = {"off": lambda _: reasons.pop() if reasons else None}
     for error, others, options, wrong in (
         (vg.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
         (vg.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
-        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_of([300])}),
+        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_for([300])}),
         (vg.RankError, "rank 1 was called with .*graphs do not run", off, {"lengths": [5, 6]}),
     ):
         both = parallel(attention_encoder(**options))
         call = {"x": rows, "lengths": [5, 6]}
         with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
             both(**(call | wrong if rank == 1 else call))
-        check(both(**call), both.encoder.eager(**call))
+        check_on_all_ranks(both(**call), both.encoder.eager(**call))
 
 
 class Switched(Attention):
@@ -328,10 +308,10 @@ class Switched(Attention):
 
 
 def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
-    rows, lengths = rows_of([5, 6]), [5, 6]
+    rows, lengths = rows_for([5, 6]), [5, 6]
     for inputs in ("whole", "spread"):
         both = parallel(attention_encoder(module=Switched()), inputs=inputs)
-        for switch in (object(), lambda: None, (1, object()), check):
+        for switch in (object(), lambda: None, (1, object()), check_on_all_ranks):
             with pytest.raises(vg.SpecError, match=r"argument 'switch' is .*expected a value that can be pickled, and"):
                 both(rows, lengths=lengths, switch=switch)
             only = {"switch": switch} if rank == 1 else {}
@@ -351,7 +331,7 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
 
     expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, "rank 1 raised .* no memory is left")
     with pytest.raises(expected[0], match=expected[1]):
-        parallel(attention_encoder(module=Fails()))(rows_of([5]), lengths=[5])
+        parallel(attention_encoder(module=Fails()))(rows_for([5]), lengths=[5])
 
 
 def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, ranks):
@@ -359,12 +339,12 @@ def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, 
     lengths = [5, 1] if rank == 1 else [5]
     expected = (vg.LayoutError, "describes 2 items") if rank == 1 else (vg.RankError, "rank 1 raised .*LayoutError")
     with pytest.raises(expected[0], match=expected[1]):
-        spread(rows_of([5]), lengths=lengths)
+        spread(rows_for([5]), lengths=lengths)
     with pytest.raises(vg.InputError, match="no rank has items"):
-        spread(rows_of([]), lengths=[])
+        spread(rows_for([]), lengths=[])
     with pytest.raises(vg.RankError, match="expected the same call on every rank"):
-        spread(rows_of([5]), lengths=[5], scale=1.5 + rank)
-    assert spread(rows_of([5]), lengths=[5]).shape == (5 * ranks, 8)
+        spread(rows_for([5]), lengths=[5], scale=1.5 + rank)
+    assert spread(rows_for([5]), lengths=[5]).shape == (5 * ranks, 8)
 
 
 class Counts(Attention):
@@ -380,7 +360,7 @@ class Counts(Attention):
 
 def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
     spec, lengths = attention_spec(outputs=vg.Outputs(y=vg.Rows())), [5, 6, 7, 30]
-    rows = rows_of(lengths)
+    rows = rows_for(lengths)
     for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
         for options in ({"backend": "eager"}, {"capture": vg.Capture(lazy=True)}, {}):
             for inputs in ("whole", "spread"):
@@ -395,11 +375,11 @@ def values_that_only_some_items_change_raise_on_every_rank(rank, ranks):
     spec = attention_spec(outputs=vg.Outputs(y=vg.Rows()))
     module = Counts(lambda _, cu_seqlens: bool(cu_seqlens.diff().max() > 20))
     both = parallel(attention_encoder(module=module, spec=spec, backend="eager"))
-    rows, lengths = rows_of([5, 6, 7]), [5, 6, 7]
+    rows, lengths = rows_for([5, 6, 7]), [5, 6, 7]
     assert both(rows, lengths=lengths)["value"] is False
     expected = (vg.SpecError, "depend on the items") if rank == 0 else (vg.RankError, r"ranks \[0\] raised an error")
     with pytest.raises(expected[0], match=expected[1]):
-        both(rows_of([30, 3, 3]), lengths=[30, 3, 3])
+        both(rows_for([30, 3, 3]), lengths=[30, 3, 3])
     assert both(rows, lengths=lengths)["value"] is False  # ranks are still in step
 
 
@@ -413,7 +393,7 @@ def a_process_outside_of_the_group(rank, ranks):
 
 
 def check_pair(both):
-    rows = rows_of([5, 6, 7])
+    rows = rows_for([5, 6, 7])
     assert distance(both(rows, lengths=[5, 6, 7]), both.encoder.eager(rows, lengths=[5, 6, 7])) <= 1e-5
 
 
@@ -433,8 +413,8 @@ class Before(nn.Module):
 def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
     module = Before()
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
-    both, rows, lengths = parallel(encoder), rows_of([5] * 6), [5] * 6
-    check(both(rows, lengths=lengths), rows)
+    both, rows, lengths = parallel(encoder), rows_for([5] * 6), [5] * 6
+    check_on_all_ranks(both(rows, lengths=lengths), rows)
 
     def fail():
         raise MemoryError("no memory is left")
@@ -444,18 +424,18 @@ def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
     with pytest.raises(expected[0], match=expected[1]):
         both(rows, lengths=lengths)
     module.before = lambda: None
-    check(both(rows, lengths=lengths), rows)  # ranks are still in step
+    check_on_all_ranks(both(rows, lengths=lengths), rows)  # ranks are still in step
     both.check()
 
 
 def a_module_that_was_cast_is_told_so(rank, ranks):
     module = Before()
     both = parallel(vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager"))
-    both(rows_of([5] * 6), lengths=[5] * 6)
+    both(rows_for([5] * 6), lengths=[5] * 6)
     module.double()
     with pytest.raises(vg.SpecError, match="make a new DataParallelEncoder"):
-        both(rows_of([5] * 6), lengths=[5] * 6)
-    assert parallel(both.encoder)(rows_of([5] * 6), lengths=[5] * 6).dtype == torch.float64
+        both(rows_for([5] * 6), lengths=[5] * 6)
+    assert parallel(both.encoder)(rows_for([5] * 6), lengths=[5] * 6).dtype == torch.float64
 
 
 # Ranks that are lost: each ends its group, so they come last
@@ -466,12 +446,12 @@ def lose(rank, before, **options):
     module = Before()
     spec = vg.BufferSpec("x", vg.Lengths())
     both = parallel(vg.GraphedEncoder(module, [64], spec, backend="eager"), **options)
-    both(rows_of([5] * 6), lengths=[5] * 6)
+    both(rows_for([5] * 6), lengths=[5] * 6)
     last = rank == dist.get_world_size() - 1
     module.before = before if last else lambda: None
     start = time.perf_counter()
     with pytest.raises(vg.RankError, match="a rank of the group did not take part"):
-        both(rows_of([5] * 6), lengths=[5] * 6)
+        both(rows_for([5] * 6), lengths=[5] * 6)
     return time.perf_counter() - start
 
 
@@ -530,7 +510,7 @@ SCENARIOS = {
         a_rank_that_is_killed_raises_on_all_others,
     ],
 }
-"""What a group of so many ranks does, one after the other."""
+"""Scenarios by the number of ranks, in the order in which a group runs them."""
 
 
 if __name__ == "__main__":

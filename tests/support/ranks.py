@@ -1,4 +1,4 @@
-"""Groups of processes: each runs the same scenarios one after the other, and says what came of them."""
+"""Groups of processes: each runs the same scenarios one after the other, and writes down their errors."""
 
 import datetime
 import json
@@ -9,7 +9,6 @@ import time
 import traceback
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -17,19 +16,13 @@ from tests.support.towers import distance, equal_bits, tensors
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT = datetime.timedelta(seconds=30)
-"""How long ranks wait for each other."""
-
-
-def on_gpus(ranks):
-    """The marks of tests that run a group with a GPU for each rank."""
-    few = torch.cuda.device_count() < ranks
-    return [pytest.mark.gpu, pytest.mark.skipif(few, reason=f"there are fewer than {ranks} CUDA devices")]
+"""Time that ranks wait for each other."""
 
 
 def run_group(module, ranks, folder, **environment):
-    """Run a module in so many processes at once: what came of its scenarios, by rank.
+    """Run a module in so many processes at once, and return the errors of its scenarios by rank.
 
-    Each scenario has an empty string, or what went wrong, after which nothing more is run.
+    A scenario that passes has an empty string. After one that fails no other is run.
     """
     paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     common = os.environ | {"PYTHONPATH": paths, "WORLD_SIZE": str(ranks), "FOLDER": str(folder)} | environment
@@ -53,7 +46,7 @@ def run_group(module, ranks, folder, **environment):
 
 
 def groups_of(module, tmp_path_factory):
-    """What came of the scenarios on each rank, by the number of ranks: groups are started once, for all tests."""
+    """Return a function that gives the errors of a group by its number of ranks: each group runs once, for all tests."""
     started = {}
 
     def results_of(ranks):
@@ -65,7 +58,7 @@ def groups_of(module, tmp_path_factory):
 
 
 def check_scenario(results, scenario):
-    """Whether a scenario went well on all ranks, but for the last where that is killed."""
+    """Check that a scenario passed on all ranks, except the last where that one is killed."""
     came = [own.get(scenario, "was not run, or did not end") for own in results]
     if "is_killed" in scenario:
         came.pop()
@@ -92,8 +85,8 @@ def run_scenarios(scenarios, backend):
     os._exit(0)  # no rank waits for one that is lost
 
 
-def check(got, expected, tolerance=1e-5):
-    """Whether an output is the one expected, and the same on every rank."""
+def check_on_all_ranks(got, expected, tolerance=1e-5):
+    """Check that an output is as expected, and the same on every rank."""
     assert type(got) is type(expected)
     assert distance(got, expected) <= tolerance
     told = [None] * dist.get_world_size()
@@ -102,6 +95,6 @@ def check(got, expected, tolerance=1e-5):
 
 
 def runs_of(items, ranks):
-    """Items in the order of the ranks that bring them, and those of each rank: the last one has none."""
+    """Return items in the order of the ranks that bring them, and those of each rank: the last one has none."""
     runs = [items[at :: ranks - 1] for at in range(ranks - 1)] + [[]]
     return [item for run in runs for item in run], runs

@@ -1,16 +1,16 @@
-"""Packed segments for tests of attention, and what attention over them is, said as plainly as possible."""
+"""Packed segments for tests of attention, and the plainest possible attention over them."""
 
 import torch
 
 
 def boundaries(lengths, empty=0, device="cpu"):
-    """`cu_seqlens` of segments, and of `empty` more at the end."""
+    """Return `cu_seqlens` of segments, and of `empty` more at the end."""
     ends = torch.tensor([0, *lengths, *[0] * empty]).cumsum(0)
     return ends.int().to(device)
 
 
 def random_qkv(lengths, lengths_k=None, heads=2, heads_k=None, head_dim=8, padding=0, dtype=torch.float32, seed=0):
-    """Queries, keys and values of segments, with `padding` rows after the last one."""
+    """Return queries, keys and values of segments, with `padding` rows after the last one."""
     generator = torch.Generator().manual_seed(seed)
     lengths_k = lengths if lengths_k is None else lengths_k
     sizes = [(lengths, heads), (lengths_k, heads_k or heads), (lengths_k, heads_k or heads)]
@@ -18,7 +18,7 @@ def random_qkv(lengths, lengths_k=None, heads=2, heads_k=None, head_dim=8, paddi
 
 
 def naive_attention(q, k, v, lengths, lengths_k, scale, left=-1, right=-1):
-    """Head by head and segment by segment, in float64; zeros in all other rows, and where a query sees no key."""
+    """Attend head by head and segment by segment, in float64; zeros in all other rows, and where a query sees no key."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     start = start_k = 0
     for length, length_k in zip(lengths, lengths_k, strict=True):
@@ -42,6 +42,25 @@ def naive_attention(q, k, v, lengths, lengths_k, scale, left=-1, right=-1):
 
 
 def relative(got, expected):
-    """Relative L2; infinite where something is not finite. Zero against zeros."""
+    """Return the relative L2 error; infinite where something is not finite, zero against zeros."""
     error, size = (got.double() - expected.double()).norm().item(), expected.double().norm().item()
     return float("inf") if error != error else error / (size or 1)
+
+
+def heads_first(x):
+    """Return the same values with heads in the outer dimension of memory."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def between_garbage(x):
+    """Return the same values in a wider buffer that holds NaN beside them."""
+    wide = torch.full((x.shape[0] + 1, x.shape[1], x.shape[2] + 8), torch.nan, dtype=x.dtype, device=x.device)
+    wide[:-1, :, : x.shape[2]] = x
+    return wide[:-1, :, : x.shape[2]]
+
+
+def unaligned(x):
+    """Return the same values one element after an aligned address."""
+    flat = torch.full((x.numel() + 1,), torch.nan, dtype=x.dtype, device=x.device)
+    flat[1:] = x.flatten()
+    return flat[1:].view(x.shape)

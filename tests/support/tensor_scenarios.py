@@ -1,4 +1,4 @@
-"""What groups of processes do in `test_tensor_parallel.py`, over gloo."""
+"""Scenarios of groups of processes over gloo, for tests/parallel/test_tensor.py."""
 
 import copy
 import datetime
@@ -19,8 +19,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import varlen_graphs as vg
-from tests.support.encoders import BUDGETS, attention_spec
-from tests.support.ranks import TIMEOUT, check, run_scenarios
+from tests.support.encoders import BUDGETS, attention_spec, rows_for
+from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios
 from tests.support.towers import equal_bits, glm4v_tower, pixels, qwen2_tower, qwen3_vl_tower
 from varlen_graphs.routing.costs import Costs
 
@@ -91,12 +91,8 @@ def linears(plan, mesh):
     return alone, vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(module, [64], spec, backend="tape"))
 
 
-def rows_of(lengths, seed=0):
-    return torch.randn(sum(lengths), DIM, generator=torch.Generator().manual_seed(seed))
-
-
 def told(value):
-    """What every rank has."""
+    """Return the values of all ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -108,10 +104,10 @@ def told(value):
 def any_lengths(rank, ranks):
     alone, both = encoders()
     for seed, lengths in enumerate(LENGTHS):
-        rows = rows_of(lengths, seed)
+        rows = rows_for(lengths, seed, dim=DIM)
         for scale in (1.0, 0.5):  # other graphs
             expected = alone(rows, lengths=lengths, scale=scale)
-            check(both(rows, lengths=torch.tensor(lengths), scale=scale), expected)
+            check_on_all_ranks(both(rows, lengths=torch.tensor(lengths), scale=scale), expected)
     assert both.encoder.stats.eager == {"larger than every budget": 2}
     both.check()
 
@@ -123,8 +119,8 @@ def any_call_equals_that_of_one_rank(rank, ranks):
     @settings(max_examples=30, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
     @given(st.lists(st.integers(1, 150), min_size=1, max_size=12))
     def compare(lengths):
-        rows = rows_of(lengths)
-        check(both(rows, lengths=lengths), alone(rows, lengths=lengths))
+        rows = rows_for(lengths, dim=DIM)
+        check_on_all_ranks(both(rows, lengths=lengths), alone(rows, lengths=lengths))
 
     compare()
 
@@ -151,18 +147,18 @@ def compare_towers(tower, recipe, grids=GRIDS):
         rows, grid_thw = pixels(grid, seed), torch.tensor(grid)
         with torch.no_grad():
             expected = alone(rows, grid_thw=grid_thw)
-        check(both(rows, grid_thw=grid_thw), expected, 2e-5)
+        check_on_all_ranks(both(rows, grid_thw=grid_thw), expected, 2e-5)
         with torch.no_grad():
-            check(tower(rows, grid_thw=grid_thw), expected, 2e-5)  # the tower itself is sharded as well
+            check_on_all_ranks(tower(rows, grid_thw=grid_thw), expected, 2e-5)  # the tower itself is sharded as well
     assert encoder.stats.eager == {"larger than every budget": 1}
     hidden = both(rows, grid_thw=grid_thw, output_hidden_states=True)
     with torch.no_grad():
-        check(hidden, alone(rows, grid_thw=grid_thw, output_hidden_states=True), 2e-5)
+        check_on_all_ranks(hidden, alone(rows, grid_thw=grid_thw, output_hidden_states=True), 2e-5)
 
 
 def padding_that_holds_nan(rank, ranks):
     _, both = encoders()
-    rows = rows_of([7, 30, 11])
+    rows = rows_for([7, 30, 11], dim=DIM)
     before = both(rows, lengths=[7, 30, 11])
     both.encoder.poison()
     assert equal_bits(both(rows, lengths=[7, 30, 11]), before)
@@ -171,7 +167,7 @@ def padding_that_holds_nan(rank, ranks):
 def graphs_are_proven(rank, ranks):
     _, both = encoders()
     both.capture()
-    assert both.encoder.verify([{"x": rows_of([40, 20]), "lengths": [40, 20]}])
+    assert both.encoder.verify([{"x": rows_for([40, 20], dim=DIM), "lengths": [40, 20]}])
 
 
 def outputs_and_weights_that_are_gathered(rank, ranks):
@@ -183,40 +179,40 @@ def outputs_and_weights_that_are_gathered(rank, ranks):
     ):
         alone, both = linears(plan, mesh())
         for lengths in ([5], [60], [9, 1, 30]):
-            rows = rows_of(lengths)
-            check(both(rows, lengths=lengths), alone(rows))
+            rows = rows_for(lengths, dim=DIM)
+            check_on_all_ranks(both(rows, lengths=lengths), alone(rows))
         assert not both.encoder.stats.eager
 
 
 def weights_that_change_in_place(rank, ranks):
     alone, both = encoders()
-    rows = rows_of([5, 6])
+    rows = rows_for([5, 6], dim=DIM)
     before = both(rows, lengths=[5, 6])
     with torch.no_grad():
         for module in (alone.module, both.module):
             module.up.weight.mul_(2.0)
     after = both(rows, lengths=[5, 6])
-    check(after, alone(rows, lengths=[5, 6]))
+    check_on_all_ranks(after, alone(rows, lengths=[5, 6]))
     assert not equal_bits(after, before)
 
 
 def shards_that_move_are_found(rank, ranks):
     _, both = encoders()
-    rows = rows_of([5, 6])
+    rows = rows_for([5, 6], dim=DIM)
     expected = both(rows, lengths=[5, 6])
     both.module.up.weight._local_tensor = both.module.up.weight._local_tensor.clone()
     with pytest.raises(vg.StaleGraphError, match=r"'up\.weight' was moved"):
         both.check()
     both.encoder.release()
-    check(both(rows, lengths=[5, 6]), expected)
+    check_on_all_ranks(both(rows, lengths=[5, 6]), expected)
 
 
 def hooks_of_others_run_eager(rank, ranks):
     alone, both = encoders()
     seen = []
     both.module.up.register_forward_hook(lambda *_: seen.append(1))
-    rows = rows_of([5, 6])
-    check(both(rows, lengths=[5, 6]), alone(rows, lengths=[5, 6]))
+    rows = rows_for([5, 6], dim=DIM)
+    check_on_all_ranks(both(rows, lengths=[5, 6]), alone(rows, lengths=[5, 6]))
     assert len(seen) == both.encoder.stats.eager["forward hooks"] == 1
 
 
@@ -234,7 +230,9 @@ def ranks_plan_by_what_rank_0_measured(rank, ranks):
     assert told(both.encoder.costs.as_json()) == [both.encoder.costs.as_json()] * ranks
     calls = [[5], [60, 60], [60, 60, 60], [1] * 7, [100, 3, 100, 3]]
     for lengths in calls:
-        check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))
+        check_on_all_ranks(
+            both(rows_for(lengths, dim=DIM), lengths=lengths), alone.eager(rows_for(lengths, dim=DIM), lengths=lengths)
+        )
     counts = str((both.encoder.stats.replays, both.encoder.stats.eager))
     assert told(counts) == [counts] * ranks
 
@@ -261,7 +259,9 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     with pytest.warns(UserWarning, match="was written for another setup, so it is ignored.*weights is"):
         alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
     for lengths in LENGTHS:
-        check(both(rows_of(lengths), lengths=lengths), alone.eager(rows_of(lengths), lengths=lengths))
+        check_on_all_ranks(
+            both(rows_for(lengths, dim=DIM), lengths=lengths), alone.eager(rows_for(lengths, dim=DIM), lengths=lengths)
+        )
     assert encoder.costs.as_json() == costs.as_json()
 
 
@@ -299,8 +299,8 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
             assert str(error or "no luck") in reason
             assert ("rank 1" in reason) is (rank != 1)
             for lengths in ([5, 6], [90, 90], [150]):
-                x = rows_of(lengths)
-                check(both(x, lengths=lengths), alone(x, lengths=lengths))
+                x = rows_for(lengths, dim=DIM)
+                check_on_all_ranks(both(x, lengths=lengths), alone(x, lengths=lengths))
             assert told(sum(both.encoder.stats.eager.values())) == [int(rows == 192)] * ranks
 
 
@@ -310,8 +310,10 @@ def what_fails_on_one_rank_raises_on_all(rank, ranks):
         _, both = encoders(Fails(rows if rank == 1 else ()), budgets=OTHER_BUDGETS)
         expected = (RuntimeError, "no luck") if rank == 1 else (vg.RankError, "rank 1 raised an error: .*no luck")
         with pytest.raises(expected[0], match=expected[1]):
-            both(rows_of([5]), lengths=[5])
-        check(both(rows_of([5]), lengths=[5]), both.encoder.eager(rows_of([5]), lengths=[5]))  # ranks are in step
+            both(rows_for([5], dim=DIM), lengths=[5])
+        check_on_all_ranks(
+            both(rows_for([5], dim=DIM), lengths=[5]), both.encoder.eager(rows_for([5], dim=DIM), lengths=[5])
+        )  # ranks are in step
 
 
 def ranks_with_other_budgets_are_told_so(rank, ranks):
@@ -326,15 +328,15 @@ def a_sharded_module_needs_the_ranks_to_agree(rank, ranks):
     _, both = encoders()
     encoder = vg.GraphedEncoder(both.module, BUDGETS, SPEC, backend="tape")
     with pytest.raises(vg.SpecError, match=r"make calls through vg\.parallel\.TensorParallelEncoder"):
-        encoder(rows_of([5]), lengths=[5])
-    check(encoder.eager(rows_of([5]), lengths=[5]), both(rows_of([5]), lengths=[5]))
+        encoder(rows_for([5], dim=DIM), lengths=[5])
+    check_on_all_ranks(encoder.eager(rows_for([5], dim=DIM), lengths=[5]), both(rows_for([5], dim=DIM), lengths=[5]))
 
 
 def a_module_that_is_not_sharded_is_told(rank, ranks):
     encoder = vg.GraphedEncoder(Block(), BUDGETS, SPEC, backend="tape")
     with pytest.warns(UserWarning, match="no weight of Block is sharded, so every rank does all of the work"):
         both = vg.parallel.TensorParallelEncoder(encoder)
-    check(both(rows_of([5]), lengths=[5]), encoder.eager(rows_of([5]), lengths=[5]))
+    check_on_all_ranks(both(rows_for([5], dim=DIM), lengths=[5]), encoder.eager(rows_for([5], dim=DIM), lengths=[5]))
 
 
 def plans_that_cannot_be(rank, ranks):
@@ -349,7 +351,7 @@ def plans_that_cannot_be(rank, ranks):
             both(pixels(GRIDS[0]), grid_thw=GRIDS[0])
     _, both = linears({"2": ColwiseParallel(use_local_output=False)}, mesh())
     with pytest.raises(vg.SpecError, match=r"output is sharded over ranks, .*Shard\(dim="):
-        both(rows_of([5]), lengths=[5])
+        both(rows_for([5], dim=DIM), lengths=[5])
     tower = qwen3_vl_tower(num_heads=1)
     with pytest.raises(vg.SpecError, match=f"1 heads cannot be divided among {ranks} ranks"):
         parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
@@ -358,7 +360,7 @@ def plans_that_cannot_be(rank, ranks):
 def a_rank_that_is_given_rows_apart(rank, ranks):
     """What is not detected, as the page says: here it shows that ranks share the result."""
     _, both = encoders()
-    rows = rows_of([5])
+    rows = rows_for([5], dim=DIM)
     out = both(rows + rank, lengths=[5])
     assert out.isfinite().all()
 
@@ -368,14 +370,14 @@ def a_rank_that_is_given_rows_apart(rank, ranks):
 
 def lose(rank, both, before):
     """Make two calls, before the second of which the last rank is lost; the seconds that others waited."""
-    both(rows_of([5, 6]), lengths=[5, 6])
+    both(rows_for([5, 6], dim=DIM), lengths=[5, 6])
     if rank == dist.get_world_size() - 1:
         before()
     start = time.perf_counter()
     with pytest.raises(vg.RankError, match="a rank of the group died, hangs, raised an error"):
-        both(rows_of([5, 6]), lengths=[5, 6])
+        both(rows_for([5, 6], dim=DIM), lengths=[5, 6])
     seconds = time.perf_counter() - start
-    for call in (lambda: both(rows_of([5, 6]), lengths=[5, 6]), both.check, both.capture):
+    for call in (lambda: both(rows_for([5, 6], dim=DIM), lengths=[5, 6]), both.check, both.capture):
         with pytest.raises(vg.RankError, match="cannot be used any more: end the process"):
             call()
     assert time.perf_counter() - start < seconds + 1  # it is told at once
@@ -426,10 +428,10 @@ SCENARIOS = {
         a_rank_that_is_killed_raises_on_all_others,
     ],
 }
-"""What a group of so many ranks does, one after the other."""
+"""Scenarios by the number of ranks, in the order in which a group runs them."""
 
 HANGS = [a_rank_that_hangs_is_waited_for_until_the_timeout]
-"""What two ranks do in processes of their own."""
+"""Scenarios that two ranks run in processes of their own."""
 
 
 if __name__ == "__main__":

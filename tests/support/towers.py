@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+import varlen_graphs as vg
+
 FAMILIES = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel"),
     "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionConfig", "Qwen3VLMoeVisionModel"),
@@ -12,7 +14,7 @@ FAMILIES = {
     "qwen3_5_moe": ("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionModel"),
     "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoderConfig", "Qwen3OmniMoeVisionEncoder"),
 }
-"""The package of transformers, its class of configurations and its class of towers, by family of vision towers."""
+"""Package, configuration class and tower class of transformers, by family of vision towers."""
 
 GLM = {
     "glm4v": ("glm4v", "Glm4vVisionConfig", "Glm4vVisionModel"),
@@ -20,20 +22,20 @@ GLM = {
     "glm_ocr": ("glm_ocr", "GlmOcrVisionConfig", "GlmOcrVisionModel"),
     "glm5_next": ("glm5_next", "Glm5NextVisionConfig", "Glm5NextVisionModel"),
 }
-"""The same of towers of GLM."""
+"""Towers of GLM, likewise."""
 
 AUDIO = {"qwen3_omni_audio": ("qwen3_omni_moe", "Qwen3OmniMoeAudioEncoderConfig", "Qwen3OmniMoeAudioEncoder")}
-"""The same of audio towers."""
+"""Audio towers, likewise."""
 
 QWEN2 = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel"),
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VisionTransformerPretrainedModel"),
     "qwen2_5_omni": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoderConfig", "Qwen2_5OmniVisionEncoder"),
 }
-"""The same of older vision towers."""
+"""Older vision towers, likewise."""
 
 PADDED = {"siglip2": ("siglip2", "Siglip2VisionConfig", "Siglip2VisionModel")}
-"""The same of vision towers that take padded batches."""
+"""Vision towers that take padded batches, likewise."""
 
 NO_DEEPSTACK = ("qwen3_5", "qwen3_5_moe")
 
@@ -69,7 +71,7 @@ TINY_SIGLIP2 = {
 
 
 def tower_classes(family):
-    """The classes of a family's configuration and tower; skips the test where transformers has none."""
+    """Return the configuration and tower class of a family; skip the test where transformers has none."""
     package, config, model = (FAMILIES | QWEN2 | GLM | AUDIO | PADDED)[family]
     folder = f"transformers.models.{package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{package}", reason=f"this transformers has no {package}")
@@ -77,7 +79,7 @@ def tower_classes(family):
 
 
 def qwen3_vl_tower(seed=0, dtype=torch.float32, family="qwen3_vl", **changes):
-    """A tower whose outputs are not small: default weights would hide errors under absolute tolerances."""
+    """Return a tower whose outputs are not small: default weights would hide errors under absolute tolerances."""
     config, model = tower_classes(family)
     torch.manual_seed(seed)
     tiny = {
@@ -87,29 +89,34 @@ def qwen3_vl_tower(seed=0, dtype=torch.float32, family="qwen3_vl", **changes):
 
 
 def qwen2_tower(seed=0, dtype=torch.float32, family="qwen2_5_vl", **changes):
-    """The same of an older family."""
+    """Return such a tower of an older family."""
     config, model = tower_classes(family)
     torch.manual_seed(seed)
     tiny = TINY_QWEN2 if family == "qwen2_vl" else TINY_WINDOWED
     return _enlarged(model._from_config(config(**(tiny | changes)), dtype=dtype))
 
 
+def qwen2_recipe(tower):
+    """Return the recipe of an older family."""
+    return vg.recipes.qwen2_5_vl if hasattr(tower, "window_size") else vg.recipes.qwen2_vl
+
+
 def glm4v_tower(seed=0, dtype=torch.float32, family="glm4v", **changes):
-    """The same for GLM."""
+    """Return such a tower of GLM."""
     config, model = tower_classes(family)
     torch.manual_seed(seed)
     return _enlarged(model._from_config(config(**(TINY_GLM | changes)), dtype=dtype))
 
 
 def qwen3_omni_audio_tower(seed=0, dtype=torch.float32, **changes):
-    """The same for audio."""
+    """Return such a tower for audio."""
     config, model = tower_classes("qwen3_omni_audio")
     torch.manual_seed(seed)
     return _enlarged(model._from_config(config(**(TINY_AUDIO | changes)), dtype=dtype))
 
 
 def siglip2_tower(seed=0, dtype=torch.float32, **changes):
-    """The same of padded batches; its default weights are not small."""
+    """Return such a tower of padded batches; its default weights are not small."""
     config, model = tower_classes("siglip2")
     torch.manual_seed(seed)
     return _enlarged(model._from_config(config(**(TINY_SIGLIP2 | changes)), dtype=dtype), by=2)
@@ -125,15 +132,54 @@ def _enlarged(tower, by=4):
     return tower.eval()
 
 
+class Adapted(torch.nn.Module):
+    """An adapter in the place of a layer: it has the layer's weight, and changes its output."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.weight = base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) * 2 + 1
+
+
+def adapt(module, path, adapter=Adapted):
+    """Put an adapter in the place of the layer at a path."""
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, adapter(module.get_submodule(path)))
+
+
+def original_of(tower):
+    """Return a function of rows and a grid that runs a tower without an encoder."""
+
+    def run(rows, grid):
+        with torch.no_grad():
+            return tower(rows, grid_thw=torch.tensor(grid, device=rows.device))
+
+    return run
+
+
+def frames(grid):
+    """Return each frame as an image of its own, as `get_video_features` of whole models does for GLM."""
+    return [(1, h, w) for t, h, w in grid for _ in range(t)]
+
+
+def original_by_frame(tower):
+    """Return the same for GLM, whose videos come frame by frame."""
+    original = original_of(tower)
+    return lambda rows, grid: original(rows.to(tower.dtype), frames(grid))
+
+
 def pixels(grid, seed=0, row=ROW, device="cpu", dtype=torch.float32):
-    """Random rows for a grid."""
+    """Return random rows for a grid."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(t * h * w for t, h, w in grid)
     return torch.randn(count, row, generator=generator).to(device, dtype)
 
 
 def tensors(output):
-    """All tensors of an output, by name."""
+    """Return all tensors of an output, by name."""
     if isinstance(output, torch.Tensor):
         return {"": output}
     if output is None:
@@ -143,14 +189,14 @@ def tensors(output):
 
 
 def pooled(output):
-    """The merged rows of a tower's output, which is a tuple or a tensor on transformers 4.57."""
+    """Return the merged rows of a tower's output, which is a tuple or a tensor on transformers 4.57."""
     if isinstance(output, torch.Tensor):
         return output
     return output[0] if isinstance(output, tuple) else output.pooler_output
 
 
 def distance(got, expected):
-    """Relative L2 of two outputs, the worst of their tensors; infinite where something is not finite."""
+    """Return the relative L2 error of an output, the worst of its tensors; infinite where something is not finite."""
     got, expected = tensors(got), tensors(expected)
     assert got.keys() == expected.keys()
     worst = 0.0
@@ -162,6 +208,6 @@ def distance(got, expected):
 
 
 def equal_bits(a, b):
-    """Whether two outputs are the same bit for bit."""
+    """Return True if two outputs are the same bit for bit."""
     a, b = tensors(a), tensors(b)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -68,9 +68,21 @@ LAYOUTS = {
 """A declaration and a good call for each kind of layout; both arguments of a call may be attacked."""
 
 ON_DEVICE = ["grid", "sizes", "lengths", "column"]
-"""Those of which tensors go into the item table without a look at them."""
+"""Kinds of layouts whose tensors go into the item table unread."""
 
 ATTACKED = [(name, argument) for name, (_, good) in LAYOUTS.items() for argument in good]
+
+NEARLY = {
+    "a side that the merge size does not divide": ("grid", [(1, 1, 12)]),
+    "a frame of nothing beside others": ("grid", [(0, 2, 2), (3, 2, 2)]),
+    "two negative sides": ("sizes", [(-3, -4)]),
+    "a product that is right in 32 bits": ("grid", [(2**30 + 3, 2, 2)]),
+    "a product that is right in 64 bits": ("grid", [(2**62 + 3, 2, 2)]),
+    "a product of two that is": ("sizes", [(2**62 + 3, 4)]),
+    "a sum that is": ("lengths", [2**63 - 1, 2**63 - 1, 14]),
+    "a sum with what is negative": ("lengths", [20, -8]),
+}
+"""Layouts that describe as many rows as came, if one counts carelessly."""
 
 
 @cache
@@ -120,7 +132,7 @@ def attack(name, arguments, device="cpu"):
 
 
 def is_legal(name, layout):
-    """Whether a layout of the right form describes the rows that come."""
+    """Return True if a layout of the right form describes the rows of the call."""
     layout = layout.tolist() if hasattr(layout, "tolist") else layout
     if name == "mask":
         return all(sorted(marks, reverse=True) == [*marks] and marks[0] == 1 and len(marks) == 6 for marks in layout)

@@ -129,7 +129,7 @@ def whole_model(family="qwen3_vl", dtype=torch.float32, device="cpu"):
 
 
 def mixes(model):
-    """Whether a prompt may have images and videos at once: GLM has one token for both, and counts each against all."""
+    """Return True if a prompt may have images and videos at once: GLM has one token for both, and counts each against all."""
     return not hasattr(model.config, "video_start_token_id")
 
 
@@ -140,7 +140,7 @@ def prompts(model, images, videos):
 
 
 def prompt(model, images=(), videos=(), clips=(), seed=0):
-    """What a processor gives for some words, images and videos `(t, h, w)`, and clips of so many frames of sound."""
+    """Return the inputs a processor makes of words, images and videos `(t, h, w)`, and clips of so many frames of sound."""
     arguments = inspect.signature(model.forward).parameters
     timed = "video_second_per_grid" in arguments
     one_block = timed or model.config.model_type.startswith("qwen2")  # elsewhere a video has a block of tokens a frame
@@ -179,12 +179,12 @@ def prompt(model, images=(), videos=(), clips=(), seed=0):
 
 
 def tokens(model, inputs, count=8):
-    """What the model generates after a prompt, greedily."""
+    """Return the tokens a model generates greedily after a prompt."""
     return model.generate(**inputs, max_new_tokens=count, do_sample=False)[:, inputs["input_ids"].shape[1] :]
 
 
 def scores(model, inputs, count=8):
-    """What a model generates, and the scores it chose by, `[count, vocabulary]`."""
+    """Return the tokens a model generates greedily, and their scores `[count, vocabulary]`."""
     options = {"max_new_tokens": count, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
     generated = model.generate(**inputs, **options)
     return generated.sequences[0, inputs["input_ids"].shape[1] :], torch.cat(generated.scores).float()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support import strategies
-from tests.support.encoders import attention_encoder, attention_spec
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
 from varlen_graphs.traffic.trace import Size
 
 
@@ -22,10 +22,6 @@ def sizes(draw):
     largest, items = draw(st.integers(1, 5000)), draw(st.integers(1, 9))
     rows = draw(st.integers(largest, largest * items))
     return Size(rows, items, draw(st.integers(0, 40)), draw(st.integers(0, largest)), largest)
-
-
-def rows_for(lengths):
-    return torch.randn(sum(lengths), 8)
 
 
 @pytest.mark.parametrize("backend", ["tape", "eager"])

@@ -10,30 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.layout.test_columns import clips_encoder
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.clips import clips_encoder
+from tests.support.encoders import BUDGETS, Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, siglip2_tower
+from tests.support.verifying import CALLS, WrongAt64, calls_of, refused
 from varlen_graphs.verify import operations
 
-BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
 POSITIONS = [vg.buffers.RowPositions("position_ids")]
-
-
-def rows_for(lengths, seed=0, dim=8):
-    return torch.randn(sum(lengths), dim, generator=torch.Generator().manual_seed(seed))
-
-
-def calls_of(*layouts):
-    return [{"x": rows_for(lengths, seed), "lengths": lengths} for seed, lengths in enumerate(layouts)]
-
-
-CALLS = calls_of([60, 40, 3], [5, 9], [2])
-
-
-def encoder_of(module, buffers=(), budgets=BUDGETS, **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), buffers)
-    return vg.GraphedEncoder(module, budgets, spec, **({"backend": "tape"} | options))
 
 
 # What is right
@@ -143,7 +127,7 @@ def test_outputs_of_all_dtypes_are_verified():
 def test_groups_of_items_are_verified_and_kept_together():
     cases = [([(2, 3), (4, 4), (1, 5)], [[1, 2], [-1]]), ([(3, 3)], [-1]), ([(5, 5), (2, 2), (1, 1)], [3, [4, 5]])]
     calls = [{"x": rows_for([h * w for h, w in sizes]), "sizes": sizes, "times": times} for sizes, times in cases]
-    assert clips_encoder([vg.Budget(32, items=3), vg.Budget(64, items=6, max_seqlen=48)]).verify(calls).calls == 3
+    assert clips_encoder().verify(calls).calls == 3
 
 
 def test_padded_batches_are_verified():
@@ -212,12 +196,6 @@ def test_the_operation_is_named_whatever_is_kept_at_a_time(monkeypatch):
     whole = refused(encoder_of(Pooled()))
     monkeypatch.setattr(operations, "MOST_BYTES", 1)
     assert refused(encoder_of(Pooled())) == whole
-
-
-def refused(encoder, calls=CALLS):
-    with pytest.raises(vg.VerificationError) as error:
-        encoder.verify(calls)
-    return str(error.value)
 
 
 class Unmasked(Attention):
@@ -470,18 +448,6 @@ def test_a_tolerance_may_be_given():
 
 
 # In service
-
-
-class WrongAt64(nn.Module):
-    """Gives the double where there are 64 rows: a Python branch, which is another one without padding."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.runs = nn.Linear(8, 8), 0
-
-    def forward(self, x):
-        self.runs += 1
-        return self.linear(x) * (2 if len(x) == 64 else 1)
 
 
 def right(module, call):

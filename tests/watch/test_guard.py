@@ -12,16 +12,12 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.watch.module_guard import CALLS, ModuleGuard
 from varlen_graphs.watch.read_memory import ReadMemory
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-
-
-def rows_for(lengths, seed=0):
-    return torch.randn(sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
 
 
 class Reaching(Attention):

@@ -1,0 +1,27 @@
+"""Tensor parallel on two GPUs, in processes of their own."""
+
+import pytest
+
+from tests.gpu.tensor_scenarios import LOST, SCENARIOS
+from tests.support.gpu import on_gpus
+from tests.support.ranks import check_scenario, run_group
+
+RANKS = 2
+
+pytestmark = on_gpus(RANKS)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run_group("tests.gpu.tensor_scenarios", RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scenario", [scenario.__name__ for scenario in SCENARIOS])
+def test_a_group_of_gpus(results, scenario):
+    check_scenario(results, scenario)
+
+
+@pytest.mark.parametrize("scenario", LOST)
+def test_a_rank_that_is_lost(tmp_path, scenario):
+    results = run_group("tests.gpu.tensor_scenarios", RANKS, tmp_path, LOST=scenario)
+    check_scenario(results, scenario)

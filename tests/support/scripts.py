@@ -1,0 +1,39 @@
+"""Scripts in processes of their own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+PRELUDE = """
+    import os, sys, threading, time
+    import torch
+    import varlen_graphs as vg
+    from tests.support.encoders import Attention, attention_encoder, attention_spec
+
+    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+    rows = torch.ones(6, 8)
+
+    class Slow(Attention):
+        capturing = threading.Event()
+
+        def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
+            if len(x) > 6:
+                self.capturing.set()
+                time.sleep(0.2)
+            return super().forward(x, cu_seqlens, max_seqlen, scale)
+"""
+"""Beginning of scripts: rows, a declaration, and a module whose captures take some time."""
+
+
+def run_script(*parts, prelude=PRELUDE, ends=(0,)):
+    """Run a script, and return the words it printed and its standard error.
+
+    `ends` are the exit statuses it may end with; None stands for any.
+    """
+    script = "".join(map(textwrap.dedent, (prelude, *parts)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert ends is None or done.returncode in ends, done.stderr
+    return done.stdout.split(), done.stderr
