@@ -146,6 +146,12 @@ class GraphedEncoder(OperatedEncoder):
             self._warm_start.load(capture.warmup)
         weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
+        if self._forward_hooks or self._forward_pre_hooks:
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call.
 

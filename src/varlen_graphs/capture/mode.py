@@ -60,6 +60,7 @@ class Mode:
         self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
         self._scripts = [m for m in self._modules if "training" not in vars(m)]
         self._training = self._training_now()
+        self._any_training = any(self._training)
         self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
         self.look_again()
 
@@ -71,9 +72,9 @@ class Mode:
 
     def change(self, device_type: str) -> str | None:
         """Return the difference from the state at construction, or `None`."""
-        if "VARLEN_GRAPHS_DISABLE" in os.environ and os.environ["VARLEN_GRAPHS_DISABLE"] == "1":
+        if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
             return "VARLEN_GRAPHS_DISABLE=1"
-        if self._training_now() != self._training:
+        if self._training_changed():
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
@@ -142,6 +143,11 @@ class Mode:
         """Return autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
         dtype = self._autocast.get(device_type)
         return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
+
+    def _training_changed(self) -> bool:
+        if not self._any_training and not self._scripts:  # nearly always: a module in evaluation
+            return any(map(_TRAINING, self._flags))
+        return self._training_now() != self._training
 
     def _training_now(self) -> list[bool]:
         flags = [*map(_TRAINING, self._flags)]

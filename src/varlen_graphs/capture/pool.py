@@ -43,6 +43,7 @@ class Pool:
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
         self._borrowed_on: torch.cuda.Stream | None = None
+        self._streams: list[torch.cuda.Stream | None] = []  # of the blocks of `exclusive` that are open
         self._forks = _forks.count
 
     def bind(self, device: torch.device) -> None:
@@ -97,19 +98,22 @@ class Pool:
         """Use new memory for later captures, after a capture in this memory failed."""
         self._handle = None
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the lock; GPU work queued inside runs after all work that was queued inside before.
+    def exclusive(self) -> "Pool":
+        """Hold the lock in a `with` block; GPU work queued inside runs after all work that was queued inside before.
 
         Raises:
             StaleGraphError: This process was forked after the pool was used; its lock may be held forever.
         """
+        return self  # not a generator, which would cost a microsecond a call
+
+    def __enter__(self) -> "Pool":
         if self._forks != _forks.count:
             self.check_process()
-        with self.lock:
+        self.lock.acquire()
+        try:
             if self.device is None or self.device.type != "cuda":
-                yield
-                return
+                self._streams.append(None)
+                return self
             stream = current_stream(self.device)
             if self._done is None:
                 self._done = torch.cuda.Event()
@@ -117,10 +121,19 @@ class Pool:
                 stream.wait_event(self._done)
             if self._borrowed_on is not None and self._borrowed_on != stream:
                 stream.wait_stream(self._borrowed_on)  # reads of borrowed outputs may be queued there
-            try:
-                yield
-            finally:
+            self._streams.append(stream)
+        except BaseException:
+            self.lock.release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            stream = self._streams.pop()
+            if stream is not None and self._done is not None:
                 self._done.record(stream)
+        finally:
+            self.lock.release()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:

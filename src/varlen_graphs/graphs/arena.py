@@ -130,7 +130,8 @@ class Arena:
         """
         target, place = self._at(budget), self._extent.place
         for there, here in spans:
-            target[place(here)].copy_(rows[place(there)], non_blocking=True)
+            whole = there.rows == len(rows) and not self._extent.gaps
+            target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
     def load_layout(self, layout: Layout, budget: Budget) -> None:
         """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.

@@ -11,7 +11,9 @@ from varlen_graphs.errors import LayoutError, SpecError
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.values import INT64_MAX, as_list, is_integers, positive, quoted
+from varlen_graphs.layout.values import as_list, is_integers, positive, quoted
+
+_PLAIN = frozenset((list, tuple))
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class GridTHW(LayoutArgument):
                 does not divide.
         """
         entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
-        if all(map(self._plain, entries)):
-            return list(map(tuple, entries))
+        items = self._plain(entries)
+        if items is not None:
+            return items
         items = []
         for index, entry in enumerate(entries):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
@@ -70,14 +73,19 @@ class GridTHW(LayoutArgument):
             items.append((t, h, w))
         return items
 
-    def _plain(self, entry: Any) -> bool:
-        """Return True if an entry is certainly valid; any other takes the slow path."""
-        if type(entry) not in (list, tuple) or len(entry) != 3:
-            return False
-        t, h, w = entry
-        if not type(t) is type(h) is type(w) is int or t > INT64_MAX or h > INT64_MAX or w > INT64_MAX:
-            return False
-        return t > 0 and h > 0 and w > 0 and not (h % self.merge or w % self.merge)
+    def _plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
+        """Return the items if all entries are certainly valid; `None` sends them the slow path, which names errors."""
+        items, merge = [], self.merge
+        for entry in entries:
+            if type(entry) not in _PLAIN or len(entry) != 3:
+                return None
+            t, h, w = entry
+            if not (type(t) is type(h) is type(w) is int and 0 < t < 2**63 and 0 < h < 2**63 and 0 < w < 2**63):
+                return None
+            if h % merge or w % merge:
+                return None
+            items.append((t, h, w))
+        return items
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """Return this argument for the module: int64 `[items, 3]`, from the values of an item table."""

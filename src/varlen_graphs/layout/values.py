@@ -33,6 +33,9 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
+_SMALL = (list, tuple, int)
+
+
 def check_numbers(name: str, value: Any, rows: int) -> None:
     """Check that `value` holds no more numbers than the items of `rows` rows can need.
 
@@ -44,7 +47,7 @@ def check_numbers(name: str, value: Any, rows: int) -> None:
     entries = value if isinstance(value, list | tuple) else [value]
     numbers = 0
     for entry in entries:
-        if not isinstance(entry, list | tuple | int):
+        if not isinstance(entry, _SMALL):
             numbers += _numbers(entry)
     if numbers > 3 * rows:
         raise LayoutError(

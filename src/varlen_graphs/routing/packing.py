@@ -79,7 +79,11 @@ class Pack(NamedTuple):
 
 def total_cost(packs: Sequence[Pack], costs: Costs) -> float:
     """Return the cost of all replays, without attention and eager runs."""
-    return sum(costs.replays[pack.budget] for pack in packs if pack.budget)
+    total = 0.0
+    for pack in packs:
+        if pack.budget:
+            total += costs.replays[pack.budget]
+    return total
 
 
 def pack(demands: Sequence[Demand], costs: Costs) -> list[Pack]:

@@ -167,6 +167,8 @@ class Router:
         if not all(map(_BUDGET, packs)) or rows > costs.budgets[-1].rows:
             return False
         graphed = (1 - MARGIN) * total_cost(packs, costs)
+        if graphed + costs.per_square * rows * rows <= costs.host:  # no call of so few rows is faster eager
+            return False
         if graphed <= costs.exact(rows):  # attention is the same for both
             return False
         squares = self._spec.needs.squares(layout)

@@ -92,6 +92,8 @@ def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
     """Return the indices of tensors of each dtype."""
+    if len(tensors) == 1:
+        return [range(1)]
     indices: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
         indices.setdefault(tensor.dtype, []).append(index)
