@@ -152,6 +152,8 @@ class GraphedEncoder(OperatedEncoder):
             return super().__call__(*args, **kwargs)
         return self.forward(*args, **kwargs)
 
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call.
 

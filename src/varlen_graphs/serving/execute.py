@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.mode import Mode
+from varlen_graphs.capture.mode import NO_GRAPHS, Mode
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.capturer import CaptureInputs
@@ -85,7 +85,7 @@ class Executor:
             usable, route = self.route(call)
             if usable.graphs is not None and route.packs:
                 return self.run(call, route, usable.graphs)
-        return self.eager(call, route.reason)
+        return self.eager(call, route.reason or NO_GRAPHS)
 
     def route(self, call: Call) -> tuple[Usable, Route]:
         """Choose the packs of a call, after capturing what it needs and calls capture."""
