@@ -129,7 +129,7 @@ class TensorParallelEncoder:
             self._deadline = Deadline(deadline, device, _method(self.give_up))
             weakref.finalize(self, self._deadline.close)
         self._seconds = deadline
-        agreement = _Ranks(self._ranks, device)
+        agreement = _RankAgreement(self._ranks, device)
         _, budgets = self._ranks.exchange(device, lambda: (None, tuple(encoder.budgets)))
         check_same(budgets)
         store = encoder.executor.store
@@ -206,7 +206,7 @@ _LOST = (
 )
 
 
-class _Ranks(Agreement):
+class _RankAgreement(Agreement):
     """Agreement between the ranks of a group. Synchronizes with the host."""
 
     alone = False
