@@ -28,6 +28,7 @@ from tests.support.encoders import (
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.attention import timing
+from varlen_graphs.attention.inputs import AttentionInputs
 
 ATTENTION = Attention()
 original = original_attention(ATTENTION)
@@ -459,12 +460,21 @@ def test_captures_in_pools_of_their_own_take_turns_too():
         )
         for _ in range(3)
     ]
-    run_in_threads(lambda number: encoders[number].capture(), count=3)
+    q, bounds = torch.zeros(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    inputs = AttentionInputs(q, q, q, bounds, bounds, None, 0, 4, 4, 1.0, -1, -1)
+
+    def capture(number):
+        encoders[number].capture()
+        assert timing.fastest(inputs, {"first": refuse, "second": refuse}) == "first"  # times nothing any more
+
+    def refuse(inputs):
+        raise AssertionError("was timed")
+
+    run_in_threads(capture, count=3)
     graphs = []
     compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: graphs.append(graph) or graph)
     compiled(torch.ones(3))
     assert graphs
-    assert timing._measuring.now is None
 
 
 def test_calls_from_several_threads_take_turns():

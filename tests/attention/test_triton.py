@@ -130,7 +130,7 @@ def test_blocks_begin_where_sectors_of_memory_begin(head_dim, dtype, heads, begi
     flat = torch.full((begin + k.numel(),), torch.nan, dtype=dtype)
     flat[begin:] = k.flatten()
     moved = flat[begin:].view(k.shape)
-    assert triton._ahead(moved, sum(split(head_dim))) == ahead
+    assert triton.elements_ahead(moved, sum(split(head_dim))) == ahead
     check_attention(q, moved, v, lengths)
     check_attention(q, v, moved, lengths)
 

@@ -1,5 +1,7 @@
 """A forward under torch's compiler: one compilation for all budgets, and an error where it would take more."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -101,7 +103,7 @@ def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
     """Where the compiler cannot follow, it would compile what comes before and after for itself."""
     encoder, graphs = recipe(name, backend="tape"), CompileCounter()
     forward, spec = encoder.executor.forward, encoder.spec
-    forward.compiled = CompiledForward(forward._run, backend=graphs)
+    forward.compiled = CompiledForward(partial(forward.function, forward.module), backend=graphs)
     arena = Arena(spec, encoder.budgets, spec.packed.shape, torch.float32, torch.device("cpu"))
     for budget in reversed(encoder.budgets):
         arena.load_sample(budget)

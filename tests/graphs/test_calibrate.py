@@ -21,8 +21,8 @@ def clock(monkeypatch):
         timed.append(1)
         return 1.0 if len(timed) > 1 else 2.0
 
-    monkeypatch.setattr(timing, "_between_events", between_events)
-    monkeypatch.setattr(timing, "_host_milliseconds", lambda run, agreement: (run(), 30.0)[1])
+    monkeypatch.setattr(timing, "between_events", between_events)
+    monkeypatch.setattr(timing, "host_milliseconds", lambda run, agreement: (run(), 30.0)[1])
     return timed
 
 
@@ -40,7 +40,7 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     costs = measured(encoder)
     assert len(clock) == 1 + 2 * (2 * len(encoder.budgets) - 1)
     runs = []
-    assert timing._device_milliseconds(lambda: runs.append(1), Agreement()) == 1.0
+    assert timing.device_milliseconds(lambda: runs.append(1), Agreement()) == 1.0
     assert len(runs) == 1 + 2
     assert costs.host == 30.0
     assert set(costs.replays) == set(encoder.budgets)
@@ -92,7 +92,7 @@ def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):
         run()
         return 10.0 + next(now)
 
-    monkeypatch.setattr(timing, "_between_events", slower_and_slower)
+    monkeypatch.setattr(timing, "between_events", slower_and_slower)
     encoder = attention_encoder()
     encoder(torch.randn(20, 8), lengths=[20])
     assert sorted(measured(encoder).replays.values()) == [11.0 + i for i in range(len(encoder.budgets))]

@@ -314,7 +314,7 @@ def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, e
         return name
 
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(CudaCapture, "_capture", capture_once)
+    monkeypatch.setattr(CudaCapture, "capture_once", capture_once)
     with contextlib.nullcontext() if raised is None else pytest.raises(raised, match=message):
         assert CudaCapture(vg.Pool()).capture(list, "graph") == "graph"
     assert not left

@@ -14,6 +14,7 @@ from tests.support.ranks import check_scenario, groups_of, run_group
 from tests.support.tensor_scenarios import HANGS, SCENARIOS
 from varlen_graphs.capture.collectives import Rehearsal
 from varlen_graphs.parallel.deadline import Deadline
+from varlen_graphs.parallel.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +158,13 @@ def test_a_rehearsal_needs_no_other_rank(group_of_one):
     assert not any(t.any() for t in (reduced, gathered, scattered, *several))
 
 
-def test_after_the_deadline_the_group_is_aborted_and_graphs_are_freed(group_of_one, caplog):
+def test_after_the_deadline_the_group_is_aborted_and_graphs_are_freed(group_of_one, caplog, monkeypatch):
     encoder, aborted = attention_encoder(), threading.Event()
+    monkeypatch.setattr(Ranks, "abort", lambda ranks: aborted.set())
     alone = vg.parallel.TensorParallelEncoder(encoder, deadline=7)
     alone(torch.randn(8, 8), lengths=[5, 3])
     assert len(encoder.executor.store)
-    alone._ranks.abort = aborted.set
-    alone._give_up()  # what the deadline calls
+    alone.give_up()  # as the deadline does
     assert aborted.wait(30)
     assert not len(encoder.executor.store)
     for call in (lambda: alone(torch.randn(8, 8), lengths=[8]), alone.check, alone.capture):
@@ -176,19 +177,25 @@ class Clock:
     """Seconds that pass when they are told to, and events of what runs on a GPU."""
 
     def __init__(self, monkeypatch):
-        self.now, self.ended = 0.0, set()
+        self.now, self.recorded, self.ended = 0.0, [], set()
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr("varlen_graphs.parallel.deadline.time.monotonic", lambda: self.now)
 
     def deadline(self, seconds):
         clock = self
 
         class Event:
+            def record(self, stream):
+                clock.ended.discard(self)
+                clock.recorded.append(self)
+
             def query(self):
                 return self in clock.ended
 
+        clock.monkeypatch.setattr("varlen_graphs.parallel.deadline.torch.cuda.Event", Event)
+        clock.monkeypatch.setattr("varlen_graphs.parallel.deadline.current_stream", lambda device: None)
         deadline = Deadline(seconds, torch.device("cpu"), lambda: None)
-        deadline._record = Event
-        deadline._wake = lambda: None
+        deadline.close()  # its thread ends at once: the tests ask themselves
         return deadline
 
 
@@ -200,7 +207,7 @@ def test_calls_that_end_are_never_late(monkeypatch):
         clock.now += 8
         deadline.watch()
         assert not deadline.is_late()
-        clock.ended |= {event for event, _ in deadline._under_way}
+        clock.ended |= {*clock.recorded}
         clock.now += 8
         assert not deadline.is_late()
 
@@ -210,7 +217,7 @@ def test_a_queue_of_calls_is_late_only_if_none_of_them_ends(monkeypatch):
     deadline = clock.deadline(10)
     for _ in range(5):
         deadline.watch()
-    for event, _ in list(deadline._under_way):
+    for event in [*clock.recorded]:
         clock.now += 9
         assert not deadline.is_late()
         clock.ended.add(event)
@@ -222,20 +229,23 @@ def test_a_queue_of_calls_is_late_only_if_none_of_them_ends(monkeypatch):
     assert deadline.is_late()
 
 
-def test_the_thread_tells_that_a_call_is_late_and_sleeps_before():
-    told = threading.Event()
+def test_the_thread_tells_that_a_call_is_late_and_sleeps_before(monkeypatch):
+    told, seen, hangs = threading.Event(), threading.Event(), threading.Event()
 
     class Event:
-        def query(self):
-            return self is ended
+        def record(self, stream):
+            pass
 
+        def query(self):
+            seen.set()
+            return not hangs.is_set()
+
+    monkeypatch.setattr("varlen_graphs.parallel.deadline.torch.cuda.Event", Event)
+    monkeypatch.setattr("varlen_graphs.parallel.deadline.current_stream", lambda device: None)
     deadline = Deadline(0.01, torch.device("cpu"), told.set)
-    ended, hangs = Event(), Event()
-    deadline._record = lambda: ended
     deadline.watch()
-    while deadline._under_way:
-        pass
-    assert not told.is_set()
-    deadline._record = lambda: hangs
+    assert seen.wait(30)
+    assert not told.wait(0.1)
+    hangs.set()
     deadline.watch()
     assert told.wait(30)

@@ -237,7 +237,7 @@ ROPE = {name: {"full_attention": MROPE} for name in ("rope_parameters", "rope_sc
 
 
 def test_a_whole_model_with_the_class_declared_generates_the_same_tokens(monkeypatch):
-    monkeypatch.setattr(registry, "_RECIPES", {**registry._RECIPES})
+    monkeypatch.setattr(registry, "RECIPES", {**registry.RECIPES})
     parts = ("cohere_compass", "CohereCompassConfig", "CohereCompassForConditionalGeneration", ROPE)
     monkeypatch.setitem(WHOLE, "cohere_compass", parts)
     vg.recipes.handles("CohereCompassVisionModel")(vg.recipes.generic)

@@ -14,14 +14,14 @@ def test_importing_the_package_registers_the_recipes_of_all_its_files():
     files = [name for _, name, _ in pkgutil.iter_modules(vg.recipes.__path__, "varlen_graphs.recipes.")]
     code = f"import sys, varlen_graphs; left = {{*{files}}} - {{*sys.modules}}; assert not left, left"
     subprocess.run([sys.executable, "-c", code], check=True)
-    own = {recipe for recipe in registry._RECIPES.values() if recipe.__module__ in files}
+    own = {recipe for recipe in registry.RECIPES.values() if recipe.__module__ in files}
     assert len(own) >= 6
     assert all(getattr(vg.recipes, recipe.__name__) is recipe for recipe in own)
     assert all(getattr(vg.recipes, name) for name in vg.recipes.__all__)
 
 
 def test_a_recipe_is_for_subclasses_too_and_the_latest_registration_counts(monkeypatch):
-    monkeypatch.setattr(registry, "_RECIPES", {**registry._RECIPES})
+    monkeypatch.setattr(registry, "RECIPES", {**registry.RECIPES})
 
     class Base(nn.Linear):
         pass

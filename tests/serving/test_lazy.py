@@ -935,13 +935,13 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
 @given(st.data())
 def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("warm") / "warm.json"
-    timing._timed.clear()
+    timing.results.clear()
     key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
-    timing._timed[key] = timing._Timed("b", 0.5)
+    timing.results[key] = timing.Timed("b", 0.5)
     encoder = measured(attention_encoder(BUDGETS, spec=SHAPED))
     check(encoder, [20])
     encoder.save_warmup(path)
-    timing._timed.clear()
+    timing.results.clear()
     value, place = json.loads(path.read_text()), data.draw(st.sampled_from(["costs", "used", "attention", "identity"]))
     if data.draw(st.booleans()):
         text = path.read_text()
@@ -957,7 +957,7 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
         vg.InputError, match=r"warm.json is not a warm-up file .*: expected a file from `encoder.save_warmup`"
     ):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
-    assert not timing._timed
+    assert not timing.results
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), "x"])
@@ -978,11 +978,11 @@ def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
 
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):
     key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
-    timing._timed[key] = timing._Timed("b", 0.5)
+    timing.results[key] = timing.Timed("b", 0.5)
     attention_encoder(BUDGETS, spec=SHAPED).save_warmup(tmp_path / "warm.json")
-    timing._timed.clear()
+    timing.results.clear()
     attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
-    assert timing._timed.pop(key) == ("b", 0.5)
+    assert timing.results.pop(key) == ("b", 0.5)
 
 
 # What only a GPU has: memory that graphs share

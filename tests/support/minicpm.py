@@ -139,14 +139,14 @@ class Resampler(nn.Module):
         v = self.ln_kv(self.kv_proj(x)).permute(1, 0, 2)
         return v, v + nn.utils.rnn.pad_sequence(positions), padding
 
-    def _attend(self, k, v, padding):
+    def attend(self, k, v, padding):
         q = self.ln_q(self.query)[:, None].repeat(1, k.shape[1], 1)
         out = self.attn(q, k, v, key_padding_mask=padding)[0].permute(1, 0, 2)
         return self.ln_post(out) @ self.proj
 
     def forward(self, x, tgt_sizes):
         v, k, padding = self._keys(x, tgt_sizes)
-        return self._attend(k, v, padding)
+        return self.attend(k, v, padding)
 
 
 class Resampler45(Resampler):
@@ -161,7 +161,7 @@ class Resampler45(Resampler):
     def forward(self, x, tgt_sizes, temporal_ids=None):
         v, k, padding = self._keys(x, tgt_sizes)
         if temporal_ids is None:
-            return self._attend(k, v, padding)
+            return self.attend(k, v, padding)
         times = [time for group in temporal_ids for time in group]
         zeros = torch.zeros(self.embed_dim, device=x.device)
         times = torch.stack([zeros if time == -1 else self.temporal_pos_embed[time] for time in times])
@@ -170,7 +170,7 @@ class Resampler45(Resampler):
         k, v = ([part.transpose(0, 1).flatten(0, 1) for part in x.split(sizes, 1)] for x in (k, v))
         padding = [part.flatten() for part in padding.split(sizes)]
         pad = nn.utils.rnn.pad_sequence
-        return self._attend(pad(k), pad(v), pad(padding, batch_first=True, padding_value=True))
+        return self.attend(pad(k), pad(v), pad(padding, batch_first=True, padding_value=True))
 
 
 def enlarged(module, seed=0):
@@ -241,6 +241,6 @@ def blocks(vpm, resampler, slices, sizes):
         for layer in vpm.encoder.layers:
             x = layer(x, attention_mask)
         v = resampler.ln_kv(resampler.kv_proj(vpm.post_layernorm(x))).permute(1, 0, 2)
-        return resampler._attend(v + positions, v, padding)
+        return resampler.attend(v + positions, v, padding)
 
     return run

@@ -26,7 +26,9 @@ class AttentionCost:
     per_square: float = 0.0
 
 
-class _Timed(NamedTuple):
+class Timed(NamedTuple):
+    """Result of timing the backends on one size of inputs."""
+
     fastest: str
     per_square: float
 
@@ -38,7 +40,8 @@ class _Measuring(threading.local):
 
 
 _measuring = _Measuring()
-_timed: dict[tuple[object, ...], _Timed] = {}
+results: dict[tuple[object, ...], Timed] = {}
+"""Results by device, dtype and size of the inputs, and by the backends that support them."""
 
 
 @contextmanager
@@ -61,19 +64,19 @@ def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> st
     sizes = inputs.max_seqlen_q, inputs.max_seqlen_k, inputs.left, inputs.right
     key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
     measured = _measuring.now
-    if key not in _timed and measured is not None and not torch.cuda.is_current_stream_capturing():
-        _timed[key] = _time(inputs, backends)
-    if key not in _timed:
+    if key not in results and measured is not None and not torch.cuda.is_current_stream_capturing():
+        results[key] = _time(inputs, backends)
+    if key not in results:
         return next(iter(backends))
     if measured is not None:
-        measured.per_square += _timed[key].per_square
-    return _timed[key].fastest
+        measured.per_square += results[key].per_square
+    return results[key].fastest
 
 
 def as_json(device: torch.device) -> list[Any]:
     """Return the results for a device in a form that JSON can hold."""
     found = []
-    for key, timed in [*_timed.items()]:
+    for key, timed in [*results.items()]:
         where, dtype, q, k, *rest = key
         if where == device and isinstance(q, torch.Size) and isinstance(k, torch.Size):
             found.append([str(dtype), [*q], [*k], rest[:4], rest[4:], timed.fastest, timed.per_square])
@@ -97,7 +100,7 @@ def checked(value: Any) -> list[Any]:
 def learn(value: list[Any], device: torch.device) -> None:
     """Store results of `as_json` from a device of the same kind; results measured in this process take precedence."""
     for dtype, q, k, sizes, backends, name, per_square in value:
-        _timed.setdefault(_key(device, dtype, q, k, sizes, backends), _Timed(name, per_square))
+        results.setdefault(_key(device, dtype, q, k, sizes, backends), Timed(name, per_square))
 
 
 def _key(
@@ -109,15 +112,15 @@ def _key(
     return device, of, torch.Size(q), torch.Size(k), *sizes, *backends
 
 
-def _time(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> _Timed:
+def _time(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> Timed:
     """Time backends on the inputs as they are, and with the longest segments."""
     cases = [inputs, inputs.with_long_segments()] if inputs.is_self_attention else [inputs]
     times = {name: [_milliseconds(run, case) for case in cases] for name, run in backends.items()}
     name = min(times, key=lambda name: sum(times[name]))
     squares = [case.squares() for case in cases]
     if squares[-1] <= 2 * squares[0]:  # e.g. windows, which all have one length: the difference would be noise
-        return _Timed(name, 0.0)
-    return _Timed(name, max(0.0, (times[name][1] - times[name][0]) / (squares[1] - squares[0])))
+        return Timed(name, 0.0)
+    return Timed(name, max(0.0, (times[name][1] - times[name][0]) / (squares[1] - squares[0])))
 
 
 def _milliseconds(run: RunAttention, inputs: AttentionInputs, repeats: int = 5) -> float:

@@ -64,7 +64,7 @@ class CudaCapture:
         with _collector_paused(), torch.cuda.device(self._pool.device):
             while True:
                 try:
-                    return self._capture(run, name, draws)
+                    return self.capture_once(run, name, draws)
                 except RuntimeError as error:
                     if not draws and _DRAWS in str(error):
                         draws = True
@@ -77,7 +77,8 @@ class CudaCapture:
                     forget_frames(error)
                 torch.cuda.empty_cache()
 
-    def _capture(self, run: Callable[[], list[Tensor]], name: str, draws: bool) -> CudaGraph:
+    def capture_once(self, run: Callable[[], list[Tensor]], name: str, draws: bool) -> CudaGraph:
+        """Capture one call of `run` without a retry; with `draws` it may draw random numbers."""
         graph, handle, stream = self._pool.new_graph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

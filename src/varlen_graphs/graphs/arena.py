@@ -34,6 +34,7 @@ class Arena:
         items: int64, `header` and `table` one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
+        ring: Pinned memory that uploads go through.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Arena:
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
-        self._ring = PinnedRing(HEADER + len(self._padding), device)
+        self.ring = PinnedRing(HEADER + len(self._padding), device)
         self.items = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
         self.header, self.table = self.items[:HEADER], self.items[HEADER:].view(most_items, self._width)
         self._host = {
@@ -163,7 +164,7 @@ class Arena:
             table[:, at].copy_(description[column.name])
         if self._pads:
             self._pad_rows(active, budget)
-        self._ring.upload(array("q", (call, items, active, 1)), self.header)
+        self.ring.upload(array("q", (call, items, active, 1)), self.header)
 
     def _pad_rows(self, active: int, budget: Budget) -> None:
         """Write the declared pad past the active rows."""
@@ -204,4 +205,4 @@ class Arena:
         values = array("q", (0, len(layout.items), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
-        self._ring.upload(values, self.items)
+        self.ring.upload(values, self.items)

@@ -79,7 +79,7 @@ def _replays(
     for round_ in (budgets, budgets[::-1]):  # a chip slows down as it warms up: no budget is always timed late
         for budget in round_:
             arena.load_layout(samples[budget], budget)
-            times[budget] = min(times[budget], _device_milliseconds(partial(graphs.replay, budget), agreement))
+            times[budget] = min(times[budget], device_milliseconds(partial(graphs.replay, budget), agreement))
     return {b: max(1e-6, times[b] - graphs.per_square * spec.needs.squares(samples[b])) for b in budgets}
 
 
@@ -91,7 +91,7 @@ def _eager(
 
     def run(sample: Layout, budget: Budget) -> float:
         part = graphs.arena.part(Span.of(sample), budget)
-        return _host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
+        return host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
 
     smallest, largest = min(replays), max(replays)
     whole = sample_layout(spec.layout, largest, spec.needs.windows)
@@ -108,16 +108,17 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     return sample_layout(spec.layout, few, spec.needs.windows)
 
 
-def _device_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
+def device_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
     """Return the time of the shortest run, because others may use the device meanwhile."""
     run()  # the first launch of a graph uploads it
-    times = [agreement.same(_between_events(run))]
+    times = [agreement.same(between_events(run))]
     while len(times) < REPEATS and sum(times) < REPEATS_MS:
-        times.append(agreement.same(_between_events(run)))
+        times.append(agreement.same(between_events(run)))
     return min(times)
 
 
-def _between_events(run: Callable[[], object]) -> float:
+def between_events(run: Callable[[], object]) -> float:
+    """Return the device's milliseconds for one run. Syncs with the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     run()
@@ -126,7 +127,7 @@ def _between_events(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def _host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
+def host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
     """Return the time of the longer of two runs, after a first one that may compile kernels."""
     with agreement.attempt() as attempt, agreement.rehearsal():
         run()

@@ -28,7 +28,7 @@ class PinnedRing:
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
         self._pinned = device.type == "cuda"
-        self._blocks: deque[_Block] = deque()
+        self._blocks: deque[_PinnedBlock] = deque()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -38,13 +38,13 @@ class PinnedRing:
         if not self._blocks or not self._blocks[0].is_free():
             blocks = BLOCKS if self._pinned else 1
             slab = torch.empty(blocks, self._size, dtype=torch.int64, device="cpu", pin_memory=self._pinned)
-            self._blocks.extendleft(_Block(memory, self._pinned) for memory in slab)
+            self._blocks.extendleft(_PinnedBlock(memory, self._pinned) for memory in slab)
         block = self._blocks.popleft()
         block.send(values, static)
         self._blocks.append(block)
 
 
-class _Block:
+class _PinnedBlock:
     """One block of host memory, and the event at the end of the last copy from it."""
 
     def __init__(self, memory: Tensor, pinned: bool) -> None:

@@ -58,6 +58,7 @@ class DataParallelEncoder:
 
     Attributes:
         encoder: As given. Its `stats` count the items that this rank encodes.
+        weights: Costs by which items are assigned, the same on all ranks.
 
     Raises:
         SpecError: There is no process group, `encoder` is not a `GraphedEncoder` or has `outputs="borrowed"`, or
@@ -80,7 +81,7 @@ class DataParallelEncoder:
         self.encoder = encoder
         self._ranks = Ranks(group)
         self._spread = inputs == "spread"
-        self._weights = Weights()
+        self.weights = Weights()
         self._met: set[tuple[bool, Kind]] = set()  # True for calls that graphs encode
         self._forms: dict[Kind, Parts] = {}
 
@@ -236,7 +237,7 @@ class DataParallelEncoder:
         costs, needs = [], self.encoder.spec.needs
         for group in layout.groups:
             one = Layout(layout.items[group.start : group.stop], layout.length, layout.grouped)
-            costs.append(self._weights.cost(one.total, needs.squares(one)))
+            costs.append(self.weights.cost(one.total, needs.squares(one)))
         tasks = assign(costs, self._ranks.count)
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
@@ -252,7 +253,7 @@ class DataParallelEncoder:
             return form, Weights.of(self.encoder.costs)
 
         self._forms[kind], weights = self._ranks.exchange(self._device, learn)
-        self._weights = weights[0]
+        self.weights = weights[0]
         return self._forms[kind]
 
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:

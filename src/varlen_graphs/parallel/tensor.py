@@ -126,10 +126,10 @@ class TensorParallelEncoder:
         device = encoder.executor.forward.device or torch.device("cpu")
         self._deadline: Deadline | None = None
         if device.type == "cuda":
-            self._deadline = Deadline(deadline, device, _method(self._give_up))
+            self._deadline = Deadline(deadline, device, _method(self.give_up))
             weakref.finalize(self, self._deadline.close)
         self._seconds = deadline
-        agreement = _Ranks(self._ranks, device)
+        agreement = _RankAgreement(self._ranks, device)
         _, budgets = self._ranks.exchange(device, lambda: (None, tuple(encoder.budgets)))
         check_same(budgets)
         store = encoder.executor.store
@@ -187,8 +187,8 @@ class TensorParallelEncoder:
         if self._lost is not None:
             raise RankError(self._lost)
 
-    def _give_up(self) -> None:
-        """Abort the group because calls do not end. Runs in the thread of the deadline."""
+    def give_up(self) -> None:
+        """Abort the group and free the graphs. The thread of the deadline calls this when calls do not end."""
         self._lost = f"no call ended for {self._seconds:g} s, so the group was aborted: {_LOST}"
         LOGGER.error("%s", self._lost)
         aborting = threading.Thread(target=self._ranks.abort, name="varlen_graphs abort", daemon=True)
@@ -206,7 +206,7 @@ _LOST = (
 )
 
 
-class _Ranks(Agreement):
+class _RankAgreement(Agreement):
     """Agreement between the ranks of a group. Synchronizes with the host."""
 
     alone = False

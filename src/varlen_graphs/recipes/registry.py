@@ -8,7 +8,8 @@ Recipe = Callable[..., Any]
 
 R = TypeVar("R", bound=Recipe)
 
-_RECIPES: dict[str, Recipe] = {}
+RECIPES: dict[str, Recipe] = {}
+"""Registered recipes by class name."""
 
 
 def handles(*class_names: str) -> Callable[[R], R]:
@@ -27,7 +28,7 @@ def handles(*class_names: str) -> Callable[[R], R]:
     """
 
     def register(recipe: R) -> R:
-        _RECIPES.update(dict.fromkeys(class_names, recipe))
+        RECIPES.update(dict.fromkeys(class_names, recipe))
         return recipe
 
     return register
@@ -35,9 +36,9 @@ def handles(*class_names: str) -> Callable[[R], R]:
 
 def recipe_for(tower: object) -> Recipe | None:
     """Return the recipe of a tower's class or of the nearest base class, `None` if there is none."""
-    return next((_RECIPES[cls.__name__] for cls in type(tower).__mro__ if cls.__name__ in _RECIPES), None)
+    return next((RECIPES[cls.__name__] for cls in type(tower).__mro__ if cls.__name__ in RECIPES), None)
 
 
 def handled() -> list[str]:
     """Return the names of all classes with a recipe, sorted."""
-    return sorted(_RECIPES)
+    return sorted(RECIPES)

@@ -23,6 +23,7 @@ class Normalize:
         mean: Mean of each channel, `image_mean` of a Hugging Face processor.
         std: Standard deviation of each channel, `image_std` of a processor.
         rescale: Factor applied to pixels first, `rescale_factor` of a processor.
+        constants: Scale and shift of each channel, float32 `[2, channels, 1]`, with one cached copy per device.
 
     Raises:
         SpecError: `mean` and `std` differ in length or are empty, a number is not finite, or a deviation is 0.
@@ -31,7 +32,7 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
     rescale: float = 1 / 255
-    _constants: DeviceConstants = field(init=False, repr=False, compare=False)
+    constants: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
@@ -41,7 +42,7 @@ class Normalize:
             raise SpecError(
                 f"{self!r}: expected as many means as deviations, one per channel, all finite and no deviation of 0"
             )
-        object.__setattr__(self, "_constants", DeviceConstants(self._compute))
+        object.__setattr__(self, "constants", DeviceConstants(self._compute))
 
     def check(self, shape: Sequence[int] | None) -> None:
         """Check that rows of this shape consist of whole channels, channel after channel.
@@ -57,7 +58,7 @@ class Normalize:
 
     def __call__(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalise rows `[rows, channels * n, ...]`, channel after channel, and cast to `dtype`: three launches."""
-        scale, shift = self._constants.on(rows.device)
+        scale, shift = self.constants.on(rows.device)
         channels = rearrange(rows.float(), "rows (channels n) ... -> rows channels (n ...)", channels=len(self.mean))
         return torch.addcmul(shift, channels, scale).to(dtype).view(rows.shape)
 

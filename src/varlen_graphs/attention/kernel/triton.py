@@ -243,7 +243,7 @@ def attention(
     _attention[(programs,)](
         q, k, v, out, tiles, *descriptors, scale * LOG2E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
-        min(_ahead(x, first + rest) for x in (k, v)) if described else 0,
+        min(elements_ahead(x, first + rest) for x in (k, v)) if described else 0,
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
         BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
@@ -265,7 +265,7 @@ def _describable(x: Tensor, columns: int) -> bool:
     return aligned and own and x.stride(0) >= _width(x) and x.shape[0] > 0
 
 
-def _ahead(x: Tensor, columns: int) -> int:
+def elements_ahead(x: Tensor, columns: int) -> int:
     """Return how many elements ahead of an odd head its blocks begin, so that all blocks begin at memory sectors."""
     # Heads of 72 channels in half precision lie 144 bytes apart, so every odd one begins in the middle of a sector. Of
     # the 80 columns loaded for an odd head, the first 8 belong to the previous head; for an even head, the last 8

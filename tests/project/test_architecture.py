@@ -1,0 +1,292 @@
+"""Budgets of the architecture: the path of a call and of a capture, files, classes, constructors, private names.
+
+That imports point one way is checked by import-linter (`make check`).
+"""
+
+import ast
+import dataclasses
+import enum
+import gc
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import traceback
+import typing
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.towers import tower_classes
+from varlen_graphs.spec.call import Call
+
+PACKAGE = Path(vg.__file__).parent
+ROOT = Path(__file__).parent.parent.parent
+
+MOST_CALLS = 100
+MOST_FRAMES_WITH_ROWS = 10
+MOST_FRAMES_TO_THE_MODULE = 9
+MOST_FILES_AT_THE_TOP = 7
+MOST_LINES = 300
+MOST_COLLABORATORS = 5
+MOST_OPTIONS = 13
+
+ASIDE = ("kernels/", "attention/", "watch/", "capture/tape.py", "capture/memory.py")
+"""Operations of the module, and the stand-in for CUDA: no part of the path of a call on a GPU."""
+
+
+def file_of(frame, aside=ASIDE):
+    """Return the file of a frame of the package, `None` for any other frame and for those aside."""
+    path = Path(frame.f_code.co_filename)
+    name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else None
+    return None if name is None or name.startswith(aside) else name
+
+
+# The path of a call, and of a capture
+
+
+def holds(value, rows):
+    """Return True for the rows, a view of them, a bound call, and what contains one of these."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    if isinstance(value, (tuple, list, dict)):
+        return any(holds(one, rows) for one in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Call)
+
+
+@pytest.fixture(scope="module")
+def path_of_a_call():
+    """Functions called by one warm call, and those whose arguments hold the rows.
+
+    Counted on Python 3.11; later versions inline comprehensions, so there are fewer.
+    """
+    config, model = tower_classes("qwen3_vl")
+    small = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "deepstack_visual_indexes": [0]}
+    encoder = vg.recipes.qwen3_vl(model(config(**small)).eval(), budgets=vg.Ladder(256, 1024), backend="tape")
+    pixels, grid = torch.randn(1 * 14 * 14 + 4 * 8 * 10, 3 * 2 * 16 * 16), torch.tensor([[1, 14, 14], [4, 8, 10]])
+    for _ in range(3):
+        encoder(pixels, grid_thw=grid)
+    called, with_rows = [], []
+
+    def record(frame, event, _):
+        if event == "call" and (file := file_of(frame)):
+            name = f"{file}: {frame.f_code.co_name}"
+            called.append(name)
+            if any(holds(value, pixels) for value in [*frame.f_locals.values()]):
+                with_rows.append(name)
+
+    before = sys.getprofile()
+    gc.disable()  # finalizers are no part of the call
+    sys.setprofile(record)
+    try:
+        encoder(pixels, grid_thw=grid)
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    assert encoder.stats.replays.total() == encoder.stats.calls == 4
+    return called, with_rows
+
+
+def test_a_warm_call_makes_few_calls_of_functions(path_of_a_call):
+    called, _ = path_of_a_call
+    counts = "\n".join(f"{count:4} {name}" for name, count in Counter(called).most_common())
+    assert len(called) >= 20, counts  # or nothing was measured
+    assert len(called) <= MOST_CALLS, f"a warm call makes {len(called)} calls, {MOST_CALLS} at most:\n{counts}"
+
+
+def test_few_frames_of_a_warm_call_hold_the_rows(path_of_a_call):
+    _, with_rows = path_of_a_call
+    listed = "\n  ".join(with_rows)
+    assert with_rows, "nothing was measured"
+    assert len(with_rows) <= MOST_FRAMES_WITH_ROWS, (
+        f"{len(with_rows)} frames hold the rows, {MOST_FRAMES_WITH_ROWS} at most; pass a layout or a route instead:\n"
+        f"  {listed}"
+    )
+
+
+def test_few_frames_lie_between_a_capture_and_the_module():
+    stacks = []
+
+    class Probe(nn.Linear):
+        def forward(self, x):
+            files = [
+                (file_of(frame, "capture/tape.py"), frame.f_code.co_name) for frame, _ in traceback.walk_stack(None)
+            ]
+            stacks.append([f"{file}: {name}" for file, name in files if file])
+            return super().forward(x)
+
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    vg.GraphedEncoder(Probe(8, 8), [64, 128], spec, backend="tape").capture()
+    deepest = max(stacks, key=len)
+    listed = "\n  ".join(reversed(deepest))
+    assert deepest[-1].endswith(": capture"), listed
+    assert len(deepest) <= MOST_FRAMES_TO_THE_MODULE, (
+        f"{len(deepest)} frames from encoder.capture() to the module, {MOST_FRAMES_TO_THE_MODULE} at most:\n  {listed}"
+    )
+
+
+# Files and classes
+
+
+def trees(*folders):
+    """Return the syntax trees of all Python files of some folders, by file."""
+    files = (file for folder in folders for file in sorted(folder.rglob("*.py")))
+    return {file: ast.parse(file.read_text()) for file in files}
+
+
+def test_few_files_lie_at_the_top_level():
+    files = sorted(file.name for file in PACKAGE.glob("*.py"))
+    assert len(files) <= MOST_FILES_AT_THE_TOP, f"{files}: {MOST_FILES_AT_THE_TOP} at most; put others into a room"
+
+
+def test_no_file_is_long():
+    lines = {file.relative_to(PACKAGE): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
+    long = [f"{file}: {count}" for file, count in lines.items() if count > MOST_LINES]
+    assert not long, f"over {MOST_LINES} lines: {long}"
+
+
+def test_no_two_classes_have_one_name():
+    """Names that differ only by an underscore are one name to a reader."""
+    places = defaultdict(list)
+    for file, tree in trees(PACKAGE).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.strip("_")].append(f"{file.relative_to(PACKAGE)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"several classes of one name: {twice}"
+
+
+def test_every_room_says_what_it_is_for():
+    rooms = {file.parent for file in PACKAGE.rglob("*.py")}
+    silent = [
+        str(room.relative_to(PACKAGE))
+        for room in rooms
+        if not (room / "__init__.py").exists() or not ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    ]
+    assert not silent, f"folders without a docstring in __init__.py: {silent}"
+
+
+# Constructors
+
+
+def classes_of_the_package():
+    """Return all classes at the top level of modules, by name."""
+    classes = {}
+    for found in pkgutil.walk_packages(vg.__path__, "varlen_graphs."):
+        try:
+            module = importlib.import_module(found.name)
+        except ModuleNotFoundError as error:  # triton, transformers and the like
+            if (error.name or "").startswith("varlen_graphs"):
+                raise
+            continue
+        own = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == found.name)
+        classes |= {one.__name__: one for one in own}
+    return classes
+
+
+def is_collaborator(one):
+    """Return True for classes whose objects do something, unlike plain values and errors."""
+    is_named_tuple = issubclass(one, tuple) and hasattr(one, "_fields")
+    is_frozen = dataclasses.is_dataclass(one) and one.__dataclass_params__.frozen
+    return not (is_named_tuple or is_frozen or issubclass(one, (BaseException, enum.Enum)))
+
+
+def classes_in(annotation, classes):
+    """Return the classes of the package that an annotation names, functions of them aside."""
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        return {classes[word] for word in re.findall(r"\w+", annotation) if word in classes}
+    if isinstance(annotation, type) and classes.get(annotation.__name__) is annotation:
+        return {annotation}
+    if typing.get_origin(annotation) in (typing.Literal, Callable):
+        return set()
+    return set().union(*(classes_in(one, classes) for one in typing.get_args(annotation)))
+
+
+def test_no_constructor_takes_many_collaborators():
+    classes, many, checked = classes_of_the_package(), {}, 0
+    for name, one in classes.items():
+        try:
+            parameters = inspect.signature(one).parameters.values()
+        except ValueError:  # the constructor of a builtin base
+            continue
+        taken = [
+            parameter.name
+            for parameter in parameters
+            if any(map(is_collaborator, classes_in(parameter.annotation, classes)))
+        ]
+        checked += bool(taken)
+        if len(taken) > MOST_COLLABORATORS:
+            many[name] = taken
+    assert checked >= 10  # or annotations were not understood
+    assert not many, f"constructors with more than {MOST_COLLABORATORS} collaborators: {many}"
+
+
+def test_the_encoder_takes_few_options():
+    options = [*inspect.signature(vg.GraphedEncoder).parameters]
+    assert len(options) <= MOST_OPTIONS, f"{len(options)} parameters, {MOST_OPTIONS} at most: {options}"
+
+
+# Private names
+
+
+FOREIGN_ROOTS = ("torch", "os", "sys")
+"""Modules whose private names are their own business: `torch._dynamo`, `torch.cuda._sleep`, `os._exit`."""
+
+FOREIGN_NAMES = {
+    "_apply",  # ParallelStyle of torch, which subclasses define and call
+    "_attn_implementation",  # configurations of transformers: which attention a model uses
+    "_fields",  # named tuples of Python
+    "_from_config",  # models of transformers without weights to load
+    "_local_tensor",  # the shard of a DTensor of torch
+}
+
+PRIVATE = re.compile(r"_(?!_)\w*")
+
+
+def root_of(node):
+    """Return the name that a chain of attributes begins with."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return getattr(node, "id", None)
+
+
+def private_uses(tree):
+    """Yield the line and text of each use of a private name of another object."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            of_its_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            of_base = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", None) == "super"
+            if not (of_its_own or of_base or node.attr in FOREIGN_NAMES or root_of(node) in FOREIGN_ROOTS):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("varlen_graphs"):
+            yield from ((node.lineno, name.name) for name in node.names if PRIVATE.fullmatch(name.name))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")).endswith("attr"):
+            strings = (one.value for one in node.args[:2] if isinstance(one, ast.Constant))
+            for string in strings:  # monkeypatch.setattr("varlen_graphs.room._name", ...), getattr(x, "_name")
+                last = str(string).rpartition(".")[2]
+                if PRIVATE.fullmatch(last) and last not in FOREIGN_NAMES:
+                    yield node.lineno, ast.unparse(node)
+
+
+def test_a_private_name_is_found():
+    found = [text for _, text in private_uses(ast.parse("encoder.store._ring; patch.setattr(x, '_name', 1); self._a"))]
+    assert found == ["encoder.store._ring", "patch.setattr(x, '_name', 1)"]
+
+
+def test_nothing_outside_of_a_class_uses_its_private_names():
+    folders = [ROOT / "tests", ROOT / "benchmarks", ROOT / "examples", ROOT / "src" / "varlen_graphs" / "parallel"]
+    uses = [
+        f"{file.relative_to(ROOT)}:{line}: {text}"
+        for file, tree in trees(*filter(Path.exists, folders)).items()
+        for line, text in private_uses(tree)
+    ]
+    listed = "\n  ".join(uses)
+    assert not uses, f"private names of other objects; use or add a public one:\n  {listed}"
