@@ -150,7 +150,8 @@ class GraphedEncoder(OperatedEncoder):
         """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
         if self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        return self.forward(*args, **kwargs)
+        self.executor.check_earlier_calls()  # as `forward`, a frame less
+        return self.executor.answer(self.executor.bind(args, kwargs))
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
