@@ -1,9 +1,10 @@
 """A module that stands in for another one inside a model."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from varlen_graphs.errors import SpecError
 
@@ -88,20 +89,33 @@ class StandIn(nn.Module):
         return getattr(self.module, name)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state dict; add nothing to a model's that has these weights by another name already."""
+        """Return the module's state dict; add nothing to that of a model that has the module itself as well."""
         destination = args[0] if args else kwargs.get("destination")
-        if destination and _has(destination, self.module):
+        models = [model for model, names in _running("state_dict") if names.get("destination") is destination]
+        if destination is not None and models and self._is_beside(models[-1]):
             return destination
         return self.module.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load the module's own weights; keep them if the state dict has them by another name."""
-        if not any(name.startswith(prefix) for name in state_dict):
+        """Load the module's own weights; leave them to the module itself if the model has that as well."""
+        model, _ = next(_running("load_state_dict"), (None, None))
+        missing = not any(name.startswith(prefix) for name in state_dict)
+        if missing and model is not None and self._is_beside(model):
             state_dict |= {prefix + name: tensor for name, tensor in self.module.state_dict(keep_vars=True).items()}
         self.module._load_from_state_dict(state_dict, prefix, *rest)
 
+    def _is_beside(self, model: nn.Module) -> bool:
+        """Return True if a model has the module itself as a part."""
+        return self.module in [*model.modules()]
 
-def _has(destination: Mapping[str, Any], module: nn.Module) -> bool:
-    """Return True if a state dict has the weights of a module."""
-    own = {tensor.data_ptr() for tensor in module.state_dict().values() if isinstance(tensor, Tensor)}
-    return own <= {value.data_ptr() for value in destination.values() if isinstance(value, Tensor)}
+
+def _running(method: str) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    """Yield the modules whose method of this name runs, the innermost first, with its local variables.
+
+    While torch saves or loads a model, it does not tell the parts which model that is.
+    """
+    code, frame = getattr(nn.Module, method).__code__, inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame.f_locals["self"], frame.f_locals
+        frame = frame.f_back
