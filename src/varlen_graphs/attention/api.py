@@ -1,8 +1,4 @@
-"""Public functions of attention: `varlen_attention`, and `tile_schedule` for layers that share one schedule.
-
-Every backend guarantees: rows after `cu_seqlens[-1]` are padding and may hold anything, NaN included, and no other row
-changes by a bit because of them. Padding rows of the output are zero (`triton` and `reference`) or arbitrary (`torch`).
-"""
+"""Public functions of attention: `varlen_attention`, and `tile_schedule` for layers that share one schedule."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -40,13 +36,7 @@ class TileSchedule:
 
 
 def tile_schedule(
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    *,
-    rows: int,
-    heads: int,
-    head_dim: int,
-    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens: Tensor, max_seqlen: int, *, rows: int, heads: int, head_dim: int, cu_seqlens_k: Tensor | None = None
 ) -> TileSchedule:
     """Compute the schedule that `varlen_attention` otherwise computes in every layer.
 
@@ -54,8 +44,7 @@ def tile_schedule(
     rows per tile follow from the other arguments and are frozen at capture.
 
     Args:
-        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends, the tail may repeat the last
-            value.
+        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends, may end in equal values.
         max_seqlen: Upper bound on the rows of the longest segment.
         rows: Query rows, padding included.
         heads: Query heads.
@@ -126,8 +115,7 @@ def varlen_attention(
               supports the inputs if none was timed; the reference if neither does.
 
     Returns:
-        `[rows, heads, head_dim]` in the dtype of `q`. Padding rows are zero with `"triton"` and
-        `"reference"`, arbitrary with `"torch"`.
+        `[rows, heads, head_dim]` in the dtype of `q`. Padding rows are zero, but arbitrary with `"torch"`.
 
     Raises:
         InputError: Shapes, dtypes or devices do not match, `cu_seqlens` is not int32, the schedule was computed from

@@ -17,13 +17,9 @@ RunAttention = Callable[[AttentionInputs], Tensor]
 
 @dataclass
 class AttentionCost:
-    """Attention cost of one run of a module.
+    """Attention cost of one run of a module."""
 
-    Attributes:
-        per_square: Milliseconds per squared row of a segment, summed over all attention calls of the run.
-    """
-
-    per_square: float = 0.0
+    per_square: float = 0.0  # milliseconds per squared row of a segment, summed over all attention calls
 
 
 class Timed(NamedTuple):
@@ -84,11 +80,7 @@ def as_json(device: torch.device) -> list[Any]:
 
 
 def checked(value: Any) -> list[Any]:
-    """Return `value`, read from a file, after checking that `as_json` can have written it.
-
-    Raises:
-        ValueError, TypeError: It has another form.
-    """
+    """Return `value`, read from a file, after checking that it has the form that `as_json` writes."""
     for dtype, q, k, sizes, backends, name, per_square in value:
         _key(torch.device("cpu"), dtype, q, k, sizes, backends)
         if name not in backends:

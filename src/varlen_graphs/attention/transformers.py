@@ -33,23 +33,9 @@ def flash_attention(
 ) -> tuple[Tensor, None]:
     """Compute `varlen_attention` with the signature of transformers' attention functions.
 
-    Args:
-        module: The attention module; its attribute `is_causal` counts if the argument is `None`.
-        query: `[1, heads, rows, head_dim]`.
-        key: `[1, heads_k, rows, head_dim]`.
-        value: `[1, heads_k, rows, head_dim]`.
-        attention_mask: Must be `None`: rows attend within their segments.
-        scaling: Factor on the scores.
-        cu_seq_lens_q: Segments, int32 `[segments + 1]`.
-        max_length_q: Rows of the longest segment. A tensor (transformers 4.57) is replaced by the number of rows, an
-            upper bound that needs no host sync.
-        sliding_window: As in transformers without a causal mask: a query sees `sliding_window - 1` keys to either side.
-        is_causal: Must not be true.
-        **kwargs: Other options of transformers. Those that would change the result raise: soft caps, sinks, dropout,
-            and keys of other lengths than the queries.
-
-    Returns:
-        Output `[1, rows, heads, head_dim]`, and `None` for the attention weights.
+    Takes heads `[1, heads, rows, head_dim]`, and returns `[1, rows, heads, head_dim]` and `None` for the attention
+    weights. Options that would change the result raise: soft caps, sinks, dropout, and keys of other lengths than the
+    queries. With `sliding_window`, a query sees `sliding_window - 1` keys to either side.
 
     Raises:
         InputError: The batch is padded, there is a mask, attention is causal, or an option would change the result.
@@ -67,6 +53,7 @@ def flash_attention(
             "for encoders that pack their items"
         )
     q, k, v = (rearrange(x, "1 heads rows dim -> rows heads dim") for x in (query, key, value))
+    # Transformers 4.57 passes a tensor: the number of rows is an upper bound that needs no host sync.
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
     window = (sliding_window - 1,) * 2 if sliding_window else (-1, -1)
     return varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling, window=window)[None], None

@@ -10,11 +10,7 @@ Axis = Literal["t", "h", "w", "row"]
 
 
 def axis_names(axes: tuple[Axis, ...]) -> str:
-    """Return the axes in the form that the kernels take.
-
-    Raises:
-        SpecError: `axes` is empty or has an unknown axis.
-    """
+    """Check the axes, and return them in the form that the kernels take."""
     if not axes or not set(axes) <= set(get_args(Axis)):
         raise SpecError(f"axes={axes!r}: expected one or more of 't', 'h', 'w', 'row'")
     return " ".join(axes)

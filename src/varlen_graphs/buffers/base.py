@@ -39,16 +39,11 @@ class Buffer(ABC):
 TensorSource = str | Tensor
 """Tensor, or dotted path of a tensor in the module, which is resolved anew at each forward."""
 
-
 _MISSING = object()
 
 
 def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
-    """Return the tensor of `module` that `source` refers to.
-
-    Raises:
-        SpecError: The path does not lead to a tensor.
-    """
+    """Return the tensor of `module` that `source` refers to."""
     if isinstance(source, Tensor):
         return source
     found: object = module
@@ -64,10 +59,6 @@ def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
 
 
 def check_largest(buffer: Buffer, largest: int) -> None:
-    """Check that `largest` is a size.
-
-    Raises:
-        SpecError: `largest` is below 1.
-    """
+    """Check that `largest` is a size."""
     if largest < 1:
         raise SpecError(f"{buffer!r}: expected largest to be at least 1")

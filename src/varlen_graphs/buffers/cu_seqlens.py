@@ -40,10 +40,6 @@ class CuSeqlens(Buffer):
 
 
 def check_queries(declaration: object, queries: int | None, per: Per) -> None:
-    """Check that every segment can have `queries` queries.
-
-    Raises:
-        SpecError: `queries` is below 1, or `per` is a kind with possibly more segments than items.
-    """
+    """Check that every segment can have `queries` queries."""
     if queries is not None and (queries < 1 or per not in ("item", "clip", "group")):
         raise SpecError(f"{declaration!r}: expected queries of at least 1, with per='item', 'clip' or 'group'")

@@ -7,12 +7,9 @@ from torch import Tensor
 
 
 class DeviceConstants:
-    """Tensor computed on the CPU at its first use, with one cached copy per device.
+    """Tensor that `make` computes on the CPU at its first use, with one cached copy per device.
 
     The first use precedes every capture, because each forward runs eagerly before it is captured.
-
-    Args:
-        make: Computes the tensor on the CPU.
     """
 
     def __init__(self, make: Callable[[], Tensor]) -> None:

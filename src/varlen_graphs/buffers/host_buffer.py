@@ -68,12 +68,8 @@ class HostBuffer:
             SpecError: The function returned something other than a tensor that fits `shape`.
         """
         value, capacity = self.function(layout), self.capacity(budget)
-        if (
-            not isinstance(value, Tensor)
-            or value.dim() != len(capacity)
-            or tuple(value.shape[1:]) != capacity[1:]
-            or value.shape[0] > capacity[0]
-        ):
+        sound = isinstance(value, Tensor) and value.dim() == len(capacity) and value.shape[1:] == capacity[1:]
+        if not sound or value.shape[0] > capacity[0]:
             came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise SpecError(
                 f"the function of HostBuffer {self.name!r} returned {came}: expected a CPU tensor that fits "

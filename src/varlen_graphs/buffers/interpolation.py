@@ -84,11 +84,7 @@ def interpolate_positions(
 
 
 def side_of(entries: int, mode: Mode) -> int:
-    """Return the side of a square table.
-
-    Raises:
-        SpecError: `mode` is unknown, or `entries` is not a square.
-    """
+    """Return the side of a square table with this number of entries, for a known `mode`."""
     if mode not in get_args(Mode):
         raise SpecError(f"mode={mode!r}: expected one of {get_args(Mode)}")
     side = math.isqrt(entries)
@@ -129,13 +125,7 @@ class Interpolation(Buffer):
         Raises:
             SpecError: As in `interpolate_positions`, or `table` is not in the module.
         """
-        entries = resolve_tensor(self.table, module)
         return interpolate_positions(
-            entries,
-            table,
-            mode=self.mode,
-            align_corners=self.align_corners,
-            order=self.order,
-            accum_dtype=self.accum_dtype,
-            antialias=self.antialias,
-        )
+            resolve_tensor(self.table, module), table, mode=self.mode, align_corners=self.align_corners,
+            order=self.order, accum_dtype=self.accum_dtype, antialias=self.antialias,
+        )  # fmt: skip

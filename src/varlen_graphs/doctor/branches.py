@@ -13,12 +13,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def deciding_line(line: Line, steady: Set[int]) -> Line | None:
-    """Return the first line of the loop or branch that decides if, and how often, a line runs; `None` if there is none.
+    """Return the first line of the outermost loop or branch around a line with no `steady` line in its body.
 
-    Args:
-        line: A line of any file.
-        steady: Numbers of the lines of the same file that always ran equally often. The result is the outermost loop or
-            branch whose body contains none of them.
+    Steady lines, of the same file, always ran equally often: this loop or branch decides how often the line runs.
     """
     for node in _around(line):
         first = node.body[0].lineno if isinstance(node, ast.For | ast.While | ast.If) else node.lineno

@@ -16,20 +16,7 @@ class FactoryError(Exception):
 
 
 def run_doctor(factory: str, as_json: bool) -> int:
-    """Diagnose the module that a factory returns, and print the findings.
-
-    The text is coloured on a terminal, unless `NO_COLOR` is set.
-
-    Args:
-        factory: `package.module:function`, which takes no arguments and returns `module, call, call, ...`.
-        as_json: If True, print JSON.
-
-    Returns:
-        0 if no finding prevents a correct graph, else 1.
-
-    Raises:
-        FactoryError: The factory cannot be found or called, or returns something else.
-    """
+    """Diagnose what the factory `package.module:function` returns, and print the findings; return 1 if one blocks."""
     module, calls = _load(factory)
     diagnosis = diagnose(module, *calls)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -65,10 +65,8 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     groups = group_by_rows(examples)
     for group in groups:
         seen += _compared([calls_seen[at] for at in group])
-    reported = {
-        occurrence.line for occurrences in seen for occurrence in occurrences if occurrence.kind == "frozen value"
-    }
-    seen.append([occurrence for occurrence in padded_sizes(_completed(calls_seen)) if occurrence.line not in reported])
+    reported = {own.line for found in seen for own in found if own.kind == "frozen value"}
+    seen.append([own for own in padded_sizes(_completed(calls_seen)) if own.line not in reported])
     alone = [str(group[0] + 1) for group in groups if len(group) == 1]
     notes = (
         f"call {', '.join(alone)} was not checked for frozen values: no other call has rows of the same shape. "
@@ -122,10 +120,8 @@ def _replaced(module: nn.Module, before: dict[str, Tensor], run: RunRecord) -> l
 
 
 def _kept(runs: Sequence[Sequence[RunRecord]]) -> list[list[Occurrence]]:
-    """Find memory that is alive after the runs of each call: kept by every run, or by the first run of a call only.
-
-    Lines with written state are excluded, because they are reported already.
-    """
+    """Find memory that is alive after the runs of each call: kept by every run, or by the first run of a call only."""
+    # Lines with written state are excluded, because they are reported already.
     state = {own.line for _, second in runs for own in second.occurrences if own.kind == "state written"}
     always = {made.line for _, second in runs for made in second.kept}
     found = []

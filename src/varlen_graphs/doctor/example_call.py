@@ -48,18 +48,12 @@ class ExampleCall(NamedTuple):
 
     def copied(self, device: torch.device) -> "ExampleCall":
         """Return the call with its tensors on a device copied."""
-        args, kwargs = tree_map_only(
-            Tensor, lambda t: t.clone() if t.device.type == device.type else t, (self.args, self.kwargs)
-        )
-        return ExampleCall(args, kwargs)
+        return ExampleCall(*tree_map_only(Tensor, lambda t: t.clone() if t.device.type == device.type else t, (*self,)))
 
     def _leaves(self) -> dict[str, Any]:
         named = {str(at): value for at, value in enumerate(self.args)} | self.kwargs
-        return {
-            f"{name}{keystr(path)}": leaf
-            for name, value in named.items()
-            for path, leaf in tree_flatten_with_path(value)[0]
-        }
+        flat = {name: tree_flatten_with_path(value)[0] for name, value in named.items()}
+        return {f"{name}{keystr(path)}": leaf for name, leaves in flat.items() for path, leaf in leaves}
 
 
 def group_by_rows(examples: Sequence[ExampleCall]) -> list[list[int]]:

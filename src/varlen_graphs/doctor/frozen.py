@@ -10,19 +10,12 @@ from varlen_graphs.watch.lines import Line
 
 
 class ObservedCall(NamedTuple):
-    """A call, and the record of its run.
+    """A call, and the record of its run."""
 
-    Attributes:
-        name: Name in messages.
-        run: Record of the run.
-        sizes: Dimensions of the call's tensors, by name.
-        numbers: The call's numeric arguments, by name.
-    """
-
-    name: str
+    name: str  # in messages
     run: RunRecord
-    sizes: dict[str, int]
-    numbers: dict[str, Number]
+    sizes: dict[str, int]  # dimensions of the call's tensors, by name
+    numbers: dict[str, Number]  # the call's numeric arguments, by name
 
     @classmethod
     def of(cls, name: str, run: RunRecord, example: ExampleCall) -> "ObservedCall":
@@ -31,13 +24,10 @@ class ObservedCall(NamedTuple):
 
 
 def frozen_values(calls: Sequence[ObservedCall]) -> list[Occurrence]:
-    """Find numbers and module tensors passed to operators that differ between calls.
-
-    Numbers that follow from sizes are excluded: sizes of a call become those of the budget, and other sizes are
-    reported where they first occur. A number follows from a size if it is the same multiple of it in all calls, or one
-    more or one less than it. The size may be one of the call, of the operator's tensors, or any that Python read
-    before.
-    """
+    """Find numbers and module tensors passed to operators that differ between calls, and do not follow from sizes."""
+    # Sizes of a call become those of the budget, and other sizes are reported where they first occur. A number follows
+    # from a size if it is the same multiple of it in all calls, or one more or one less than it. The size may be one of
+    # the call, of the operator's tensors, or any that Python read before.
     return [
         Occurrence("frozen value", what, site.lines[0], operations[0].module)
         for site, operations, alike in _side_by_side(calls)
@@ -46,10 +36,7 @@ def frozen_values(calls: Sequence[ObservedCall]) -> list[Occurrence]:
 
 
 def padded_sizes(calls: Sequence[ObservedCall]) -> list[Occurrence]:
-    """Find numbers used in arithmetic that differ between calls, with any number of rows.
-
-    They follow from sizes, so numbers that are arguments or were read from a tensor are excluded.
-    """
+    """Find numbers used in arithmetic that differ between calls, and are no arguments nor read from a tensor."""
     return [
         Occurrence("padded size", "; ".join(changed), site.lines[0], operations[0].module)
         for site, operations, alike in _side_by_side(calls)
@@ -58,10 +45,8 @@ def padded_sizes(calls: Sequence[ObservedCall]) -> list[Occurrence]:
 
 
 def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
-    """Find loops and branches in which torch functions ran in some calls only, or not equally often in all calls.
-
-    If no loop or branch is found, as after an early return, the first such line of the function is reported.
-    """
+    """Find loops and branches in which torch functions ran in some calls only, or not equally often in all calls."""
+    # If no loop or branch is found, as after an early return, the first such line of the function is reported.
     changed: list[CallSite] = []
     steady: list[CallSite] = []
     for site in dict.fromkeys(site for call in calls for site in call.run.functions):

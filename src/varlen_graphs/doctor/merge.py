@@ -1,8 +1,8 @@
-"""Merging of occurrences into findings."""
+"""Merging of occurrences into findings, with suggestions of buffers to declare."""
 
+import re
 from collections.abc import Sequence
 
-from varlen_graphs.doctor.declarations import suggest_declaration
 from varlen_graphs.doctor.findings import FINDING_KINDS, Finding, collapse
 from varlen_graphs.doctor.run_record import Occurrence
 from varlen_graphs.watch.lines import Line
@@ -10,13 +10,27 @@ from varlen_graphs.watch.lines import Line
 MAX_DESCRIPTIONS = 3
 """A finding lists up to this many different descriptions."""
 
+_DECLARATIONS = {
+    r"window_(index|attn|seqlens)": "WindowIndex(Windows(side)) and CuSeqlens(per=Windows(side))",
+    r"max_?(seq)?_?len|max_length|longest|\.max\(|\bmax\(": "MaxSeqlen",
+    r"cu_?seq|seq_?lens": "CuSeqlens",
+    r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
+    r"rot(ary)?_|_rot|rope|freqs": "RotaryTable",
+    r"pos(ition)?_?ids|coordinates": "GridPositions (of grids) or RowPositions (of lengths)",
+    r"(padding|attention|sdpa)_mask": "the layout PaddedMask, or the buffer KeyPaddingMask",
+    r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
+}
+"""Declaration by pattern, most specific first."""
+
+_REPLACEABLE = {
+    "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "frozen value",
+    "frozen branch", "cache by layout",
+}  # fmt: skip
+"""Kinds of findings that a buffer can resolve."""
+
 
 def merge_findings(per_call: Sequence[Sequence[Occurrence]]) -> tuple[Finding, ...]:
-    """Return one finding per kind and line, blocking ones first.
-
-    Args:
-        per_call: Occurrences, call by call.
-    """
+    """Return one finding per kind and line, blocking ones first."""
     merged: dict[tuple[str, Line], list[list[Occurrence]]] = {}
     for occurrences in per_call:
         own: dict[tuple[str, Line], list[Occurrence]] = {}
@@ -39,7 +53,17 @@ def _finding(kind: str, line: Line, calls: list[list[Occurrence]]) -> Finding:
         modules=collapse([occurrence.module for own in calls for occurrence in own]),
         why=facts.why,
         remedy=facts.remedy,
-        declaration=suggest_declaration(kind, line, calls[0][0].module),
+        declaration=_declaration(kind, line, calls[0][0].module),
         count=max(len(own) for own in calls),
         blocks=facts.blocks,
     )
+
+
+def _declaration(kind: str, line: Line, module: str) -> str | None:
+    """Suggest what to declare instead of a line, from the name of its function, its source and its submodule's path."""
+    if kind in _REPLACEABLE:
+        for words in (line.function, line.source, module):
+            for pattern, declaration in _DECLARATIONS.items():
+                if re.search(pattern, words):
+                    return declaration
+    return None

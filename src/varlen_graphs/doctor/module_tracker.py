@@ -9,14 +9,10 @@ from torch import nn
 
 
 class ModuleTracker:
-    """Tracks which submodules of a module are running, on the thread that enters it.
-
-    Attributes:
-        paths: Paths of the running submodules, innermost last; the module itself is `""`.
-    """
+    """Tracks which submodules of a module are running, on the thread that enters it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.paths: list[str] = []
+        self.paths: list[str] = []  # of the running submodules, innermost last; the module itself is ""
         self._names = {id(part): name for name, part in module.named_modules()}
         self._handles: list[Any] = []
         self._thread = 0

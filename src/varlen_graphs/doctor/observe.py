@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from varlen_graphs.doctor.example_call import Number
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.run_record import Allocation, CallSite, Occurrence, OperatorCall, RunRecord, Value
-from varlen_graphs.doctor.scalars import scalars_of
 from varlen_graphs.watch.launches import intercept_triton_launches
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
 from varlen_graphs.watch.rules import (
@@ -32,6 +31,13 @@ from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 aten = torch.ops.aten
 
+Owners = dict[int, tuple[str, str]]
+"""Tensors that exist before a run, by `storage_key`: the kind of finding if one is written, and its name."""
+
+_RANGES = (aten.arange, aten.range, aten.linspace, aten.logspace)
+"""Their numbers determine the size of the result, or positions in it."""
+
+_NUMBERS = ("number", "float", "Tensor")
 _SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
 
 
@@ -45,20 +51,11 @@ class _FunctionCall:
 
 
 def observe(
-    run: Callable[[], Any],
-    tracker: ModuleTracker,
-    device: torch.device,
-    owners: dict[int, tuple[str, str]],
-    on_host: dict[int, Tensor],
+    run: Callable[[], Any], tracker: ModuleTracker, device: torch.device, owners: Owners, on_host: dict[int, Tensor]
 ) -> RunRecord:
     """Run a function eagerly, without gradients, and record what it does, including an error that it raises.
 
-    Args:
-        run: The function; its output is dropped.
-        tracker: Tracks the running submodule.
-        device: Device of the module.
-        owners: Kind of finding if it is written, and name, of tensors that exist before the run, by `storage_key`.
-        on_host: Host tensors created by earlier runs; those of this run are added.
+    `on_host` are the host tensors created by earlier runs; those of this run are added.
     """
     observer = _Observer(tracker, device, owners, on_host)
     try:
@@ -76,6 +73,18 @@ def observe(
     return observer.run
 
 
+def _scalars_of(operator: Any, results: list[Any]) -> frozenset[str]:
+    """Return the names of arguments that are factors, limits or fill values of a floating-point result."""
+    # Sizes, dimensions and indices are excluded. So is integer arithmetic, which mostly computes indices.
+    if not isinstance(operator, torch._ops.OpOverload) or operator.overloadpacket in _RANGES:
+        return frozenset()
+    tensors = [result for result in results if isinstance(result, Tensor)]
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+        return frozenset()
+    arguments = operator._schema.arguments
+    return frozenset(own.name for own in arguments if any(kind in str(own.type) for kind in _NUMBERS))
+
+
 def storage_key(tensor: Tensor) -> int:
     """Return a key of the tensor's storage, unique among live storages."""
     key: int = tensor.untyped_storage()._cdata
@@ -83,18 +92,12 @@ def storage_key(tensor: Tensor) -> int:
 
 
 class _Observer(CaptureRulesMode):
-    """Records violations instead of raising at the first one.
+    """Records violations instead of raising at the first one."""
 
-    On the CPU, a copy between host and device returns the tensor itself, where a GPU would have two tensors. Here it is
-    copied, so that host and device tensors stay distinct as on a GPU.
-    """
-
+    # On the CPU, a copy between host and device returns the tensor itself, where a GPU would have two tensors. Here it
+    # is copied, so that host and device tensors stay distinct as on a GPU.
     def __init__(
-        self,
-        tracker: ModuleTracker,
-        device: torch.device,
-        owners: dict[int, tuple[str, str]],
-        on_host: dict[int, Tensor],
+        self, tracker: ModuleTracker, device: torch.device, owners: Owners, on_host: dict[int, Tensor]
     ) -> None:
         super().__init__(device, "the module")
         self.made_on_host = on_host
@@ -173,7 +176,7 @@ class _Observer(CaptureRulesMode):
                 self._record("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._record_write(func, tensor)
-        line = self._record_operation(str(func), named, scalars_of(func, results))
+        line = self._record_operation(str(func), named, _scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
         for result in results:
             if isinstance(result, Tensor) and storage_key(result) not in known:

@@ -13,19 +13,12 @@ Value = Number | tuple[Number, ...]
 
 
 class Occurrence(NamedTuple):
-    """One occurrence of a problem; occurrences of one line are merged into a `Finding`.
-
-    Attributes:
-        kind: Kind of finding.
-        what: Description of what the line did.
-        line: Innermost line of user code.
-        module: Path of the submodule that was running.
-    """
+    """One occurrence of a problem; occurrences of one line are merged into a `Finding`."""
 
     kind: str
     what: str
-    line: Line
-    module: str
+    line: Line  # innermost line of user code
+    module: str  # path of the submodule that was running
 
 
 class CallSite(NamedTuple):
@@ -36,60 +29,33 @@ class CallSite(NamedTuple):
 
 
 class OperatorCall(NamedTuple):
-    """Arguments of one operator call, except for the contents of device tensors.
+    """Arguments of one operator call, except for the contents of device tensors."""
 
-    Attributes:
-        values: Numbers, strings and lists of them by argument name, including host scalars. A tensor of the module is
-            represented by its name.
-        sizes: Dimensions and element counts, by name, of its tensors and of those of the torch function around it.
-        sizes_read: Number of sizes that Python had read before, in this run.
-        module: Path of the submodule that was running.
-        scalars: Names of the values used in arithmetic; see `scalars_of`.
-    """
-
-    values: dict[str, Value]
-    sizes: dict[str, int]
-    sizes_read: int
+    values: dict[str, Value]  # by argument name; host scalars too, and the names of tensors of the module
+    sizes: dict[str, int]  # dimensions and element counts of its tensors, and of those of the torch function around it
+    sizes_read: int  # number of sizes that Python had read before, in this run
     module: str
-    scalars: frozenset[str]
+    scalars: frozenset[str]  # names of the values used in arithmetic
 
 
 class Allocation(NamedTuple):
-    """Memory that a run allocated.
-
-    Attributes:
-        storage: Reference that does not keep it alive.
-        line: Innermost line of user code.
-        module: Path of the submodule that was running.
-        form: Dtype and shape, for messages.
-    """
+    """Memory that a run allocated."""
 
     storage: weakref.ref[torch.UntypedStorage]
     line: Line
     module: str
-    form: str
+    form: str  # dtype and shape, for messages
 
 
 @dataclass
 class RunRecord:
-    """Everything recorded about one run.
-
-    Attributes:
-        occurrences: Problems, and what is worth knowing.
-        operations: Operator calls on the device, in order, by call site.
-        functions: Paths of the submodules that called a torch function, by call site, if it ran operators.
-        sizes: Tensor sizes that Python of the module read, in order, each with a name of its place.
-        reads: Numbers that the host read from device tensors, by line.
-        error: The error that ended the run, if any.
-        used: Names of the module's own tensors that operators took.
-        kept: Allocations still alive after the run, with its output dropped.
-    """
+    """Everything recorded about one run."""
 
     occurrences: list[Occurrence] = field(default_factory=list)
-    operations: dict[CallSite, list[OperatorCall]] = field(default_factory=dict)
-    functions: dict[CallSite, list[str]] = field(default_factory=dict)
-    sizes: list[tuple[str, int]] = field(default_factory=list)
-    reads: dict[Line, set[Number]] = field(default_factory=dict)
+    operations: dict[CallSite, list[OperatorCall]] = field(default_factory=dict)  # on the device, in order
+    functions: dict[CallSite, list[str]] = field(default_factory=dict)  # paths of the submodules that called them
+    sizes: list[tuple[str, int]] = field(default_factory=list)  # read by Python of the module, with names of places
+    reads: dict[Line, set[Number]] = field(default_factory=dict)  # numbers that the host read from device tensors
     error: Occurrence | None = None
-    used: set[str] = field(default_factory=set)
-    kept: list[Allocation] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # names of the module's own tensors that operators took
+    kept: list[Allocation] = field(default_factory=list)  # still alive after the run, with its output dropped

@@ -13,8 +13,8 @@ _LIBRARY = torch.library.Library("varlen_graphs", "FRAGMENT")
 def operator(
     function: Callable[..., Any],
     *,
-    fake: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
+    fake: Callable[..., Any] | None = None,
     changes: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """Register `function` as `torch.ops.varlen_graphs.<its name>` and return that operator.
@@ -25,8 +25,9 @@ def operator(
     Args:
         function: Implementation for all devices without another one. Its annotations become the schema, and it must not
             return one of its arguments.
-        fake: Implementation for tracing: returns empty results of the right shape and dtype.
         cuda: Implementation for CUDA, called with the device of the first tensor as the current device.
+        fake: Implementation for tracing: returns results of the right shape and dtype. `None` if `function` can be
+            traced itself, because it reads no values on the host.
         changes: Names of the arguments that it writes to.
     """
     name = function.__name__.lstrip("_")
@@ -34,7 +35,7 @@ def operator(
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     if cuda is not None:
         _LIBRARY.impl(name, _on_device_of_first(cuda), "CUDA")
-    torch.library.register_fake(f"varlen_graphs::{name}", fake, lib=_LIBRARY)
+    torch.library.register_fake(f"varlen_graphs::{name}", fake or function, lib=_LIBRARY)
     overload: Callable[..., Any] = getattr(torch.ops.varlen_graphs, name).default
     return overload
 

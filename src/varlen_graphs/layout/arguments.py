@@ -63,12 +63,7 @@ class LayoutArgument(ABC):
         """
 
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
-        """Check that the items have as many rows as the call brought.
-
-        Args:
-            layout: The items.
-            shape: Shape of the rows.
-            rows: Name of the rows in error messages.
+        """Check that the items fit rows of this `shape`, which error messages call `rows`.
 
         Raises:
             LayoutError: The number of rows differs.
@@ -82,10 +77,7 @@ class LayoutArgument(ABC):
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
         """Return the number of rows to which each item of a call is padded; 0 if the rows are packed.
 
-        Args:
-            value: Value of the argument.
-            items: Items parsed from `value`.
-            shape: Shape of the rows; empty if there are no rows yet.
+        `items` are those parsed from `value`, and `shape` is that of the rows, empty if there are no rows yet.
         """
         return 0
 
@@ -98,8 +90,5 @@ class LayoutArgument(ABC):
         return False
 
     def write(self, value: Tensor, values: Tensor) -> None:
-        """Copy a tensor that `is_table` accepts into as many rows of an item table.
-
-        Does not sync if both are on one device.
-        """
+        """Copy a tensor that `is_table` accepts into as many rows of an item table, without sync on one device."""
         raise NotImplementedError

@@ -57,12 +57,9 @@ class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
         """Fill in the defaults, and check the capacities."""
         typical = max(MIN_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else MIN_ITEMS
         items = typical if items is None else items
-        capacities = {
-            "rows": rows,
-            "items": items,
-            "segments": max(items, typical) if segments is None else segments,
-            "max_seqlen": rows if max_seqlen is None else max_seqlen,
-        }
+        segments = max(items, typical) if segments is None else segments
+        max_seqlen = rows if max_seqlen is None else max_seqlen
+        capacities = {"rows": rows, "items": items, "segments": segments, "max_seqlen": max_seqlen}
         for name, capacity in capacities.items():
             if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
                 raise BudgetError(
@@ -215,13 +212,6 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
 
     Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`. The rows of
     a `Budget` are rounded up to a multiple of `multiple` only. Capacities are never rounded down.
-
-    Args:
-        budgets: Row counts, `Budget`s, a `Ladder`, or a `PaddedLadder`.
-        multiple: Divisor of every row count (the least common multiple of the row ratios).
-
-    Raises:
-        BudgetError: `budgets` is empty, or has an entry that is neither an integer nor a `Budget`.
     """
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
     if isinstance(budgets, Ladder):

@@ -71,21 +71,13 @@ class NestedColumn(Column):
     (`per="group"`), and outputs may have entries per group (`Groups`). The host must see the nesting, so items
     described on the GPU cost one copy to the host.
 
-    Attributes:
-        name: Argument that brings the integers.
-        pad: See `Column`.
-        function: See `Column`; its result may be nested.
-        default: See `Column`.
+    The attributes are those of a `Column`, and the result of `function` may be nested.
     """
 
     groups = True
 
     def parse(self, value: Any, items: int) -> list[int]:
-        """Check the values that a call brought and return them, one per item.
-
-        Raises:
-            LayoutError: `value` does not hold one int64 per item, or a group has no items.
-        """
+        """Check the values that a call brought and return them, one per item; a group must have items."""
         flat = None if value is None else [entry for group in self._groups(value) for entry in group]
         return super().parse(flat, items)
 

@@ -157,9 +157,6 @@ class ItemTable:
     def positions(self, order: Order) -> tuple[Tensor, Tensor, Tensor]:
         """Return the coordinates of each row in its item: `(t, h, w)`, int64 `[rows]` each; 0 in padding.
 
-        Args:
-            order: Order of the rows of a frame; `"merge_block"` uses the merge size of the layout.
-
         Raises:
             SpecError: `order` is unknown, or the rows are a padded batch.
         """
@@ -170,9 +167,7 @@ class ItemTable:
         return self._positions[order]
 
     def cu_seqlens(self, per: Per) -> Tensor:
-        """Return cumulative segment lengths, int32 `[segments + 1]`.
-
-        They start at 0, and the tail repeats the number of active rows.
+        """Return cumulative segment lengths, int32 `[segments + 1]`; the tail repeats the number of active rows.
 
         Raises:
             SpecError: The layout has no segments of this kind, or the rows are a padded batch.
@@ -186,9 +181,8 @@ class ItemTable:
     def query_seqlens(self, queries: int) -> Tensor:
         """Return cumulative query counts, `queries` per segment up to `items * queries`: int32 `[segments + 1]`."""
         if queries not in self._query_seqlens:
-            starts = torch.arange(
-                0, (self.budget.segments + 1) * queries, queries, dtype=torch.int32, device=self.device
-            )
+            end = (self.budget.segments + 1) * queries
+            starts = torch.arange(0, end, queries, dtype=torch.int32, device=self.device)
             self._query_seqlens[queries] = starts.clamp(max=self.budget.items * queries)
         return self._query_seqlens[queries]
 

@@ -12,11 +12,7 @@ torch's allocator, about 25 MiB for an encoder of 27 blocks."""
 
 
 def in_bytes(memory: int | str) -> int:
-    """Convert an amount of memory, a number of bytes or a string such as `"2GiB"` or `"1.5 GB"`, to bytes.
-
-    Raises:
-        BudgetError: `memory` is not an amount of memory.
-    """
+    """Convert an amount of memory, a number of bytes or a string such as `"2GiB"` or `"1.5 GB"`, to bytes."""
     units = {unit.upper(): size for unit, size in UNITS.items()}
     parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)?", str(memory).upper())
     if parts is None or (parts[2] or "B") not in units:
@@ -28,19 +24,8 @@ def in_bytes(memory: int | str) -> int:
 
 
 def most_rows(memory: int | str, bytes_per_row: float, multiple: int) -> int:
-    """Return the rows of the largest budget whose graphs, and those of all smaller budgets, fit into `memory`.
-
-    Graphs share one pool and one arena, sized by the largest budget. `SCRATCH` covers the part that does not grow with
-    its rows.
-
-    Args:
-        memory: Bytes, or a string such as `"2GiB"`.
-        bytes_per_row: Bytes of pool and arena per row of the largest budget.
-        multiple: Divisor of the result.
-
-    Raises:
-        BudgetError: `memory` is not an amount of memory, or too little for any budget.
-    """
+    """Return the rows of the largest budget whose graphs, and those of all smaller budgets, fit into `memory`."""
+    # Graphs share one pool and one arena, sized by the largest budget: only `SCRATCH` does not grow with its rows.
     rows = int((in_bytes(memory) - SCRATCH) / bytes_per_row) // multiple * multiple
     if rows < 1:
         raise BudgetError(

@@ -28,24 +28,12 @@ class Load(NamedTuple):
 
     def add(self, demand: Demand) -> "Load":
         """Return the load with one more demand."""
-        return Load(
-            self.rows + demand.rows,
-            self.items + demand.items,
-            self.segments + demand.segments,
-            max(self.longest, demand.longest),
-        )
+        rows, segments, longest, items = demand
+        return Load(self.rows + rows, self.items + items, self.segments + segments, max(self.longest, longest))
 
 
 class Needs:
-    """Computes the capacities that items need, by the kinds of segments that a declaration uses.
-
-    Args:
-        layout: The layout argument.
-        kinds: The kinds of segments.
-
-    Attributes:
-        kinds: As given.
-    """
+    """Computes the capacities that items need, by the kinds of segments that a declaration uses."""
 
     def __init__(self, layout: LayoutArgument, kinds: set[Per]) -> None:
         self._layout = layout
@@ -100,13 +88,7 @@ class Needs:
         return next((per for per in self.kinds if isinstance(per, Windows)), None)
 
     def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
-        """Return the largest load that `items` items with `rows` rows in all can have.
-
-        Args:
-            rows: Rows of all items.
-            items: Number of items.
-            min_segment_rows: Promised average length of segments, at least.
-        """
+        """Return the largest load of `items` items with `rows` rows, in segments of `min_segment_rows` on average."""
         frames, whole, window = self.by_kind
         segments = longest = 0
         if self.kinds:

@@ -24,11 +24,7 @@ class Padded(LayoutArgument):
     rows_are = "a batch of items, each padded on the right to the same length"
 
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
-        """Check that the items are those of a batch of this shape.
-
-        Raises:
-            LayoutError: The number of items differs, or an item is longer than the batch.
-        """
+        """Check that the items are those of a batch of this shape."""
         check_batch(self.name, layout, shape, rows)
 
 
@@ -48,11 +44,7 @@ class PaddedLengths(Padded):
     columns: tuple[Column, ...] = ()
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
-        """Check `value` and return its items as `(1, 1, length)`.
-
-        Raises:
-            LayoutError: `value` is not integers `[batch]`, is empty, or has a length below 1.
-        """
+        """Check `value`, which must be integers `[batch]` of at least 1, and return its items as `(1, 1, length)`."""
         return Lengths(self.name).parse(value)
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
@@ -178,11 +170,7 @@ class PaddedMask(Padded):
 
 
 def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> None:
-    """Check that the items described by the argument `name` are those of a batch.
-
-    Raises:
-        LayoutError: The number of items differs, or an item is longer than the batch.
-    """
+    """Check that the items described by the argument `name` are those of a batch."""
     if len(layout) != shape[0] or max(layout.rows) > shape[1]:
         raise LayoutError(
             f"{name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
@@ -191,11 +179,7 @@ def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> N
 
 
 def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: Sequence[int]) -> None:
-    """Check that a mask marks exactly the rows of the items described by the argument `name` as real.
-
-    Raises:
-        LayoutError: `value` is not a mask `[batch, length]` of items padded on the right, or it marks other rows.
-    """
+    """Check that a mask marks exactly the rows of the items described by the argument `name` as real."""
     if mask.marks(value, layout.rows, shape[1]):
         return
     marked = mask.parse(value)  # raises a specific error for a malformed mask
@@ -235,11 +219,7 @@ def key_padding_mask(is_real: Tensor, dtype: torch.dtype, real: bool) -> Tensor:
 
 
 def check_mask_dtype(declaration: Any, dtype: torch.dtype) -> None:
-    """Check that a mask can have this dtype.
-
-    Raises:
-        SpecError: `dtype` is neither bool nor an integer dtype.
-    """
+    """Check that a mask can have this dtype."""
     if dtype.is_floating_point or dtype.is_complex:
         raise SpecError(
             f"{declaration!r}: expected torch.bool or an integer dtype; let the module turn the mask into scores"

@@ -9,17 +9,9 @@ from varlen_graphs.layout.segments import Windows
 
 
 def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None) -> Layout:
-    """Return items of nearly equal size that fill `budget`, to warm up, capture and time graphs with.
-
-    Prefers many moderate items to one huge one, and squares to strips, so that a module with a limit of its own, such
-    as the size of a position table, is not driven past it.
-
-    Args:
-        layout: Argument that describes items.
-        budget: Budget to fill, as far as its segments allow.
-        windows: Windows that frames are cut into, if any. Items then consist of whole windows, as most of an image
-            does.
-    """
+    """Return items of nearly equal size that fill `budget`, as far as its segments allow; `windows` are kept whole."""
+    # Many moderate items rather than one huge one, and squares rather than strips: a module with a limit of its own,
+    # such as the size of a position table, is not driven past it.
     side = layout.merge
     if windows is not None:  # a budget smaller than a window gets the largest square that fits
         fits = math.isqrt(min(budget.rows, budget.max_seqlen)) // layout.merge * layout.merge

@@ -35,13 +35,7 @@ items, or a window."""
 
 
 def segments_of(item: Sequence[int], per: Per, merge: int = 1) -> tuple[int, int]:
-    """Return the number of segments of an item, and the rows of the longest.
-
-    Args:
-        item: `(t, h, w, *columns)`.
-        per: Kind of segment.
-        merge: Merge size of the layout.
-    """
+    """Return the number of segments of an item `(t, h, w, *columns)`, and the rows of the longest."""
     t, h, w = item[:3]
     if isinstance(per, Windows):
         side = per.side * merge

@@ -6,27 +6,16 @@ from varlen_graphs.layout.items import Layout
 
 
 class Span(NamedTuple):
-    """Items that adjoin in a call and in a replay, and their place in one of the two.
-
-    Attributes:
-        row: First row.
-        rows: Number of rows.
-        item: First item.
-        items: Number of items.
-        length: In a padded batch, the rows of each item that take part; 0 for packed rows.
-        all_items: All items of the call or the replay; empty if only the GPU has seen them.
-        group: First group.
-        groups: Number of groups; 0 if only the GPU has seen the items.
-    """
+    """Items that adjoin in a call and in a replay: first row, item and group in one of the two, and their numbers."""
 
     row: int
     rows: int
     item: int
     items: int
-    length: int = 0
-    all_items: tuple[tuple[int, ...], ...] = ()
+    length: int = 0  # in a padded batch, the rows of each item that take part
+    all_items: tuple[tuple[int, ...], ...] = ()  # of the call or the replay; empty if only the GPU has seen them
     group: int = 0
-    groups: int = 0
+    groups: int = 0  # 0 if only the GPU has seen the items
 
     @classmethod
     def of(cls, layout: Layout) -> "Span":

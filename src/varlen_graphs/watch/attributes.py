@@ -10,11 +10,7 @@ NUMBERS = (bool, int, float, str)
 
 
 class AttributeSnapshot:
-    """Snapshot of the Python attributes that a graph freezes: class, forward, numbers and strings of each submodule.
-
-    Attributes that the forward itself changes, such as counters, are excluded, and so is `training`, which every call
-    checks.
-    """
+    """Snapshot of the Python attributes that a graph freezes: class, forward, numbers and strings of each submodule."""
 
     def __init__(self, module: nn.Module) -> None:
         owners = [(path, m) for path, m in module.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
@@ -46,7 +42,7 @@ class AttributeSnapshot:
 
 
 def _is_compared(name: str, value: Any) -> bool:
-    return isinstance(value, NUMBERS) and name != "training" and not name.startswith("_")
+    return isinstance(value, NUMBERS) and name != "training" and not name.startswith("_")  # every call checks training
 
 
 def _same(now: Any, value: Any) -> bool:

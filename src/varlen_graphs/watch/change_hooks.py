@@ -12,16 +12,11 @@ from torch import Tensor, nn
 
 
 class ChangeCounter:
-    """Number of registrations on a set of modules and of in-place resizes of a set of storages.
-
-    Args:
-        modules: The modules. Kept alive, so that their ids stay unique.
-        tensors: The tensors whose storages count. The caller keeps them alive.
-    """
+    """Number of registrations on modules and of resizes of the storages of tensors, which the caller keeps alive."""
 
     def __init__(self, modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> None:
         self.count = 0
-        self._held = [*modules]
+        self._held = [*modules]  # so that their ids stay unique
         self._modules = frozenset(map(id, self._held))
         self._storages = frozenset(filter(None, map(_storage_key, tensors)))
 
@@ -37,13 +32,10 @@ class ChangeCounter:
 
 
 class _ChangeHooks:
-    """Notifies counters of registrations and resizes, for as long as they are alive.
+    """Notifies counters of registrations and resizes, for as long as they are alive."""
 
-    Torch has hooks for parameters, buffers and submodules, but none for `UntypedStorage.resize_`, by which sharding
-    frees the memory of weights, nor for `Tensor.resize_`: these are wrapped. A change to a module or storage of others
-    makes no guard look at its memory.
-    """
-
+    # Torch has hooks for parameters, buffers and submodules, but none for `UntypedStorage.resize_`, by which sharding
+    # frees the memory of weights, nor for `Tensor.resize_`: these are wrapped.
     def __init__(self) -> None:
         self._counters: tuple[weakref.ref[ChangeCounter], ...] = ()
         self._lock = threading.Lock()

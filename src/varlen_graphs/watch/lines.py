@@ -24,13 +24,7 @@ _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
 class Line(NamedTuple):
-    """A source line.
-
-    Attributes:
-        file: Path of the file.
-        number: Line number, from 1.
-        function: Name of the enclosing function.
-    """
+    """A source line, numbered from 1, and the name of the enclosing function."""
 
     file: str
     number: int

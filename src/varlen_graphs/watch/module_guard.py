@@ -28,22 +28,9 @@ class ModuleGuard:
     another dtype or shape invalidates a graph. So does a storage that is resized in place, as sharding and offloading
     do: this frees the memory even though references to it are held.
 
-    Memory that graphs read is guarded wherever the module reaches it: in every view of it, and in modules that lie in
-    lists, closures or globals, whose weights count like those of registered submodules.
-
-    Assigning another tensor to a plain attribute is not a change: modules do that with their caches, and graphs go on
-    reading the old tensor.
-
-    Args:
-        module: The module.
-        read: Tensors that graphs read, parameters or not; see `ReadMemory.read`.
-        state: Memory that graphs may read; see `ReadMemory.state`.
-        also: Callables that run in place of or beside the module's forward, by name.
-        attributes: Snapshot of the module's Python attributes, to be compared as well.
-
-    Attributes:
-        unowned: Descriptions of tensors that graphs read and that no reachable object owns.
-        events: Count of registrations and resizes since construction.
+    Memory that graphs read (`read` and `state` as in `ReadMemory`) is guarded wherever the module, or a callable in
+    `also`, reaches it: in every view of it, and in modules that lie in lists, closures or globals. Assigning another
+    tensor to a plain attribute is not a change: modules do that with their caches, and graphs read the old tensor.
     """
 
     def __init__(
@@ -59,16 +46,8 @@ class ModuleGuard:
             for prefix, owner in module.named_modules()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        registries = [
-            (prefix, values)
-            for prefix, owner in owners
-            for values in (owner._parameters, owner._buffers, owner._modules)
-        ]
-        slots = [
-            Slot(f"{prefix}{name}", values, name, value)
-            for prefix, values in registries
-            for name, value in values.items()
-        ]
+        registries = [(p, values) for p, m in owners for values in (m._parameters, m._buffers, m._modules)]
+        slots = [Slot(f"{prefix}{k}", values, k, v) for prefix, values in registries for k, v in values.items()]
         unregistered = UnregisteredMemory([*reachable_values(module, also)], [*read], [*state], slots)
         self.unowned = unregistered.unowned
         outside = unregistered.slots
@@ -107,18 +86,14 @@ class ModuleGuard:
     def find_change_sampled(self) -> str | None:
         """Compare one sample, a different one at each call, and everything if the sample or an event shows a change.
 
-        Changes of all weights (moving, casting or loading the module) are found at once, and so are registrations on a
-        module, as adapters make them, and resized storages. A change of a single tensor (`param.data = ...`) is found
-        within `CALLS` calls: comparing some hundred weights takes longer than the rest of a call. Up to `SAMPLE`
-        weights are all compared in each call. Shapes and strides, modules that are replaced in lists, dicts and
-        closures, and the attribute snapshot are compared by `find_change` only.
+        Changes of all weights (moving, casting or loading the module), registrations and resizes are found at once, a
+        change of a single tensor (`param.data = ...`) within `CALLS` calls: comparing some hundred weights takes longer
+        than the rest of a call. Shapes and strides, modules that are replaced in lists, dicts and closures, and the
+        attribute snapshot are compared by `find_change` only.
         """
         sample = next(self._samples, None)
-        if (
-            self._seen == self.events.count
-            and (sample is None or sample.unchanged())
-            and not any(len(values) != size for values, size in self._growing)
-        ):
+        same = self._seen == self.events.count and (sample is None or sample.unchanged())
+        if same and not any(len(values) != size for values, size in self._growing):
             return None
         return self.find_change()
 

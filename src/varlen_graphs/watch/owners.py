@@ -26,21 +26,13 @@ Access = tuple[Any, tuple[Step, ...]]
 
 
 class ReachableValue(NamedTuple):
-    """Tensor reachable from a module, or module that is reachable but not registered as a part of it.
+    """Tensor reachable from a module, or module that is reachable but not registered as a part of it."""
 
-    Attributes:
-        path: Path for messages.
-        value: The tensor or module.
-        holder: The dict in which a parameter, buffer or submodule is registered, and its key; `None` for other values.
-        module: The module that registers it, or `None`.
-        access: Start object and steps from there, for values without a holder.
-    """
-
-    path: str
+    path: str  # for messages
     value: Any
-    holder: tuple[dict[str, Any], str] | None
-    module: nn.Module | None
-    access: Access
+    holder: tuple[dict[str, Any], str] | None  # dict in which a parameter, buffer or submodule is registered, and key
+    module: nn.Module | None  # that registers it
+    access: Access  # for values without a holder
 
     def still_reachable(self) -> bool:
         """Return True if the access steps, if there are any, still lead to the value."""
@@ -56,21 +48,17 @@ def reachable_values(module: nn.Module, also: Mapping[str, Any] | None = None) -
 
     The search covers parameters and buffers; plain attributes, with lists, dicts, tuples, objects and modules in them;
     caches (`functools.lru_cache`), closures and defaults of functions; attributes of classes; and the globals named by
-    the forward, by methods it calls, or by functions that these call.
-
-    Args:
-        module: The module.
-        also: Callables and objects that run beside the module, by name, to be searched too.
+    the forward, by methods it calls, or by functions that these call. Callables and objects in `also`, by name, are
+    searched too.
     """
     seen: set[int] = set()
-    for prefix, owner in module.named_modules():
+    owners = [(f"{prefix}." if prefix else "", owner) for prefix, owner in module.named_modules()]
+    for start, owner in owners:
         seen.add(id(owner))
-        start = f"{prefix}." if prefix else ""
         yield from _registered(start, owner, seen)
     kinds: dict[type, None] = {}
-    for prefix, owner in module.named_modules():
+    for start, owner in owners:
         if not isinstance(owner, torch.jit.ScriptModule):
-            start = f"{prefix}." if prefix else ""
             yield from _plain(start, owner, DEPTH, seen, (owner, ()))
             kinds[type(owner)] = None
     for name, value in (also or {}).items():
@@ -272,15 +260,13 @@ PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 def describe_with_owners(tensors: Sequence[Tensor], module: nn.Module) -> list[str]:
     """Describe each distinct storage of some tensors, with the path where the module keeps it."""
-    paths = {
-        tensor.untyped_storage().data_ptr(): path
-        for path, tensor in reachable_tensors(module)
-        if type(tensor) in PLAIN_TENSORS
-    }
-    memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-    return [
-        f"{paths[address]!r}, {describe(tensor)}"
-        if address in paths
-        else f"{describe(tensor)}, not reachable from the module"
-        for address, tensor in memory.items()
-    ]
+    reachable = [(path, tensor) for path, tensor in reachable_tensors(module) if type(tensor) in PLAIN_TENSORS]
+    paths = {tensor.untyped_storage().data_ptr(): path for path, tensor in reachable}
+    descriptions = {}
+    for tensor in tensors:
+        address = tensor.untyped_storage().data_ptr()
+        if address in paths:
+            descriptions[address] = f"{paths[address]!r}, {describe(tensor)}"
+        else:
+            descriptions[address] = f"{describe(tensor)}, not reachable from the module"
+    return [*descriptions.values()]

@@ -16,20 +16,14 @@ class ReadMemory(CaptureRulesMode):
     """Dispatch mode that collects the tensors that operations read and that the run itself did not create.
 
     A graph keeps addresses, not tensors, so everything it reads must outlive it: weights, and whatever else the module
-    reaches through caches, plain attributes and closures. Tensors that only a raw Triton launch reads are not seen:
-    wrap the launch in a torch operator.
-
-    Attributes:
-        held: One alias per storage, by address. It keeps the memory alive unless somebody resizes the storage.
-        read: The tensors themselves, by the same address, so that later changes to them can be detected.
-        state: Memory that a watched run left behind and the next run may read, as uint8.
+    reaches through caches, plain attributes and closures. Tensors that only a raw Triton launch reads are not seen.
     """
 
     def __init__(self, device: torch.device, name: str) -> None:
         super().__init__(device, name)
-        self.held: dict[int, Tensor] = {}
-        self.read: dict[int, Tensor] = {}
-        self.state: list[Tensor] = []
+        self.held: dict[int, Tensor] = {}  # an alias per storage, by address: keeps it alive unless it is resized
+        self.read: dict[int, Tensor] = {}  # the tensors themselves, to detect later changes to them
+        self.state: list[Tensor] = []  # uint8: memory that a watched run left behind and the next run may read
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._made_by_host: dict[int, Tensor] = {}  # by storage; keeps it alive, so that the key stays unique
 
@@ -47,10 +41,8 @@ class ReadMemory(CaptureRulesMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """On a GPU, also hold host memory that is uploaded, because a graph reads it at each replay.
-
-        Host memory that the run itself made is refused: the captured run makes its own, and frees it.
-        """
+        # On a GPU, also hold host memory that is uploaded: a graph reads it at each replay. Host memory that the run
+        # itself made is refused: the captured run makes its own, and frees it.
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if self.device.type == "cpu" or result is NotImplemented:
             return result

@@ -56,25 +56,22 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
 
 
 class Violation(NamedTuple):
-    """Operation that cannot be part of a graph.
-
-    Attributes:
-        kind: Key of `EXPLANATIONS`.
-        what: Description of the operation, for messages.
-    """
+    """Operation that cannot be part of a graph, and its description for messages."""
 
     kind: ViolationKind
     what: str
 
 
+_READS: dict[ViolationKind, str] = {
+    "host sync": "item tolist __int__ __float__ __index__ __complex__ __repr__ __format__",
+    "branch": "__bool__ is_nonzero __contains__",
+    "copy to host": "cpu numpy __array__",
+}
 _HOST_READS = {
-    getattr(Tensor, name): f"Tensor.{name}"
-    for name in (
-        "item", "tolist", "__int__", "__float__", "__index__", "__complex__", "__repr__", "__format__",
-    )
-}  # fmt: skip
-_BRANCHES = {getattr(Tensor, name): f"Tensor.{name}" for name in ("__bool__", "is_nonzero", "__contains__")}
-_HOST_COPIES = {getattr(Tensor, name): f"Tensor.{name}" for name in ("cpu", "numpy", "__array__")}
+    getattr(Tensor, name): Violation(kind, f"Tensor.{name} reads a tensor on the host")
+    for kind, names in _READS.items()
+    for name in names.split()
+}
 
 _COND, _WHILE = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop
 _RANGES = {
@@ -90,23 +87,11 @@ IsHost = Callable[[Tensor], bool]
 def function_violation(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], is_host: IsHost
 ) -> Violation | None:
-    """Return the violation by a call of a torch function, before any operator runs.
-
-    Args:
-        function: As passed to `__torch_function__`.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        tensors: Tensors among the arguments.
-        is_host: Returns True for a tensor that is on the host, or would be.
-    """
+    """Return the violation by a call of a torch function, before any operator runs; `tensors` are its arguments."""
     from_host = bool(tensors) and is_host(tensors[0])
     if tensors and not from_host:
-        if name := _named(_HOST_READS, function):
-            return Violation("host sync", f"{name} reads a tensor on the host")
-        if name := _named(_BRANCHES, function):
-            return Violation("branch", f"{name} reads a tensor on the host")
-        if name := _named(_HOST_COPIES, function):
-            return Violation("copy to host", f"{name} reads a tensor on the host")
+        if violation := _host_read(function):
+            return violation
         if _copies_to_host(function, args, kwargs):
             return Violation("copy to host", "it copies a device tensor to the host")
     if _copies_to_device(function, args, kwargs, from_host and not tensors[0].is_pinned()):
@@ -151,8 +136,7 @@ def operator_violation(
             return Violation("copy to device", "it copies a host tensor to the device")
     for tensor in on_host:
         if tensor.dim() and operator is not aten.copy_.default:
-            what = f"{operator} mixes device tensors with a host tensor {list(tensor.shape)}"
-            return Violation("host tensor", what)
+            return Violation("host tensor", f"{operator} mixes device tensors with a host tensor {list(tensor.shape)}")
     if draws_random_numbers(operator, args, kwargs) and kwargs.get("generator") is not None:
         return Violation("own generator", f"{operator} draws from a generator of its own")
     return None
@@ -193,9 +177,9 @@ def named_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return defaults | {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
 
 
-def _named(names: dict[Any, str], function: Any) -> str | None:
+def _host_read(function: Any) -> Violation | None:
     try:
-        return names.get(function)
+        return _HOST_READS.get(function)
     except TypeError:  # an overload that cannot be hashed
         return None
 

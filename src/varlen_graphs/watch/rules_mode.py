@@ -34,26 +34,16 @@ class CaptureRulesMode(TorchDispatchMode):
     they were created: a factory without `device=`, `torch.tensor` and `from_numpy` create host tensors.
 
     Subclasses override the `on_...` methods.
-
-    Args:
-        device: Device of the module.
-        name: Name of the run in messages.
-
-    Attributes:
-        device: As given.
-        made_on_host: Host tensors created on the CPU, by storage. Held, so that the keys stay unique.
-        dispatch_depth: Number of operators that are being executed.
-        thread_id: Thread that entered the mode.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, device: torch.device, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dispatch_depth = 0
+        self.dispatch_depth = 0  # of operators that are being executed
         self.thread_id = threading.get_ident()
         self.device = device
-        self.made_on_host: dict[int, Tensor] = {}
+        self.made_on_host: dict[int, Tensor] = {}  # by storage; held, so that the keys stay unique
         self._name = name
         self._functions: Any = None
         self._stance: Any = None
@@ -80,11 +70,7 @@ class CaptureRulesMode(TorchDispatchMode):
         """Handle an operator on the device that has run. Does nothing by default."""
 
     def on_violation(self, violation: Violation) -> None:
-        """Handle a violation. Raises by default.
-
-        Raises:
-            CaptureError: Names the line of user code.
-        """
+        """Handle a violation. By default, raise an error that names the line of user code."""
         why, remedy = EXPLANATIONS[violation.kind]
         line = next(user_lines(), UNKNOWN_LINE)
         raise CaptureError(

@@ -27,11 +27,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def require_replicated(tensor: Tensor, name: str) -> Tensor:
-    """Return the plain tensor of one that every rank must have in full; waits for a pending collective.
-
-    Raises:
-        SpecError: The tensor is sharded over ranks.
-    """
+    """Return the plain tensor of one that every rank must have in full; waits for a pending collective."""
     if type(tensor) in (Tensor, nn.Parameter):  # nearly always, and all that torch's compiler can follow
         return tensor
     placements = getattr(tensor, "placements", ())

@@ -13,16 +13,9 @@ _DTYPE = attrgetter("dtype")
 
 
 class Slot(NamedTuple):
-    """Entry of a dict that holds a tensor or a submodule, with its value at capture.
+    """Entry of a dict that holds a tensor or a submodule, with its value at capture."""
 
-    Attributes:
-        path: Path for messages.
-        owner: The dict.
-        name: Its key.
-        value: The value at capture.
-    """
-
-    path: str
+    path: str  # for messages
     owner: dict[str, Any]
     name: str
     value: Any

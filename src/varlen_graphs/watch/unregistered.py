@@ -10,22 +10,11 @@ from varlen_graphs.watch.slots import Slot
 
 
 class UnregisteredMemory:
-    """Slots for the memory that graphs read and that their module does not register.
+    """Slots for the memory that graphs read, or may read (`state`), and that their module does not register.
 
-    Args:
-        reached: All values reachable from the module.
-        read: Tensors that graphs read.
-        state: Memory that graphs may read because a warm-up left it behind.
-        known: Slots of the module's own parameters, buffers and submodules.
-
-    Attributes:
-        slots: One slot per tensor. A parameter or buffer of a module that is no part of this one is compared with the
-            entry of that module, and so are the modules around it; any other tensor is compared with itself, whoever
-            holds it.
-        modules: Those other modules.
-        roots: The outermost of them, with the path by which each is reached.
-        unowned: Descriptions of tensors that nothing reaches. They are compared with themselves, which detects little
-            if a tensor was made for one use.
+    A parameter or buffer of a module that is no part of this one is compared with the entry of that module, and so are
+    the modules around it. Any other tensor is compared with itself, whoever holds it; `unowned` describes those that
+    nothing reaches, where this detects little if a tensor was made for one use.
     """
 
     def __init__(
@@ -37,8 +26,8 @@ class UnregisteredMemory:
         held_by = {id(found.value): found for found in reached if isinstance(found.value, nn.Module)}
         owned = {0}
         self.slots: list[Slot] = []
-        self.modules: list[nn.Module] = []
-        self.roots: list[ReachableValue] = []
+        self.modules: list[nn.Module] = []  # the other modules
+        self.roots: list[ReachableValue] = []  # the outermost of them
         for found in reached:
             tensor, inside = found.value, found.module
             if not isinstance(tensor, Tensor) or (address := address_of(tensor)) not in addresses:

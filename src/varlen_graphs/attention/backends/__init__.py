@@ -1,7 +1,7 @@
 """Attention backends, one file each.
 
 A new backend is one new file here with the two functions of `Implementation`, an entry in `BACKENDS` and its name in
-`AttentionBackend`. Every backend keeps the promise of `varlen_graphs.attention.api` about padding rows.
+`AttentionBackend`. Every backend keeps the promise of `varlen_attention` about padding rows.
 """
 
 from typing import Literal, Protocol
@@ -33,11 +33,7 @@ BACKENDS: dict[str, Implementation] = {"triton": triton_kernel, "torch": torch_v
 
 
 def run(inputs: AttentionInputs, backend: str) -> Tensor:
-    """Compute attention with one backend, or for `"auto"` with the fastest one that supports the inputs.
-
-    Raises:
-        InputError: The backend does not support these inputs.
-    """
+    """Compute attention with one backend, or for `"auto"` with the fastest one that supports the inputs."""
     if backend == "auto":
         names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs)]
         names = names or ["reference"]

@@ -23,21 +23,18 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def run(inputs: AttentionInputs) -> Tensor:
-    """Run `varlen_attn`. Padding rows of the output are arbitrary.
-
-    FlashAttention 2 masks the loads of keys and values by the length of their segment, so it never reads padding rows.
-    FA3 and FA4 load whole tiles, past the end of the last segment, and 0 * NaN is NaN: for these two, keys and values
-    in padding rows are zeroed first.
-    """
+    """Run `varlen_attn`. Padding rows of the output are arbitrary."""
     from torch.nn.attention.varlen import varlen_attn
 
+    # FlashAttention 2 masks the loads of keys and values by the length of their segment. FA3 and FA4 load whole tiles,
+    # past the end of the last segment, and 0 * NaN is NaN: for these, keys and values in padding rows are zeroed.
     k, v = inputs.k, inputs.v
     if _flash_implementation() != "FA2":
         row = torch.arange(v.shape[0], device=v.device)
         active = (row < inputs.cu_seqlens_k[-1:])[:, None, None]
         k, v = (torch.where(active, x, 0) for x in (k, v))
-    left, right = inputs.left, inputs.right
-    window: dict[str, Any] = {} if (left, right) == (-1, -1) else {"window_size": (left, right)}
+    sides = inputs.left, inputs.right
+    window: dict[str, Any] = {} if sides == (-1, -1) else {"window_size": sides}
     out = varlen_attn(
         inputs.q, k, v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k,
         scale=inputs.scale, **window,

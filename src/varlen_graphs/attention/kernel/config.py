@@ -6,19 +6,12 @@ import torch
 
 
 class Config(NamedTuple):
-    """Launch parameters of the kernel.
+    """Launch parameters of the kernel."""
 
-    Attributes:
-        keys: Keys per block.
-        warps: Warps per program.
-        stages: Blocks of keys in flight at a time.
-        programs: Programs per multiprocessor.
-    """
-
-    keys: int
-    warps: int
-    stages: int
-    programs: int
+    keys: int  # per block
+    warps: int  # per program
+    stages: int  # blocks of keys in flight at a time
+    programs: int  # per multiprocessor
 
 
 # One entry per range of head dimensions, up to and including the first number, by query rows per tile. Measured on an
@@ -51,18 +44,10 @@ MAX_HEAD_DIM = 256
 
 
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
-    """Return the query rows per tile, 64 or 128.
-
-    Tiles of 128 load keys less often, tiles of 64 keep more loads in flight. On an H200, in half precision, 64 is
-    faster, with two exceptions: large calls at head dimensions 81 to 96, and, at head dimensions 65 to 80, one long
-    segment that needs two rounds of 64-row tiles but only one round of 128-row tiles.
-
-    Args:
-        head_dim: Channels per head.
-        heads: Query heads.
-        rows: Query rows, padding included.
-        longest: Upper bound on the rows of the longest segment.
-    """
+    """Return the query rows per tile, 64 or 128, for `rows` query rows and segments of up to `longest` rows."""
+    # Tiles of 128 load keys less often, tiles of 64 keep more loads in flight. On an H200, in half precision, 64 is
+    # faster, with two exceptions: large calls at head dimensions 81 to 96, and, at head dimensions 65 to 80, one long
+    # segment that needs two rounds of 64-row tiles but only one round of 128-row tiles.
     work = rows * heads
     if 64 < head_dim <= 80:
         large = ROUND[64] < work <= ROUND[128] and 2 * longest > rows
@@ -78,10 +63,8 @@ def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
 
 
 def split(head_dim: int) -> tuple[int, int]:
-    """Split a head dimension into a power of two and a smaller one, or 0: 72 is 64 + 16, 112 is 128 + 0.
-
-    Matrix units take powers of two of at least 16; two products of 64 and 16 channels are faster than one of 128.
-    """
+    """Split a head dimension into a power of two and a smaller one, or 0: 72 is 64 + 16, 112 is 128 + 0."""
+    # Matrix units take powers of two of at least 16; two products of 64 and 16 channels are faster than one of 128.
     whole = max(16, 1 << (head_dim - 1).bit_length())
     if whole == head_dim or whole == 16:
         return whole, 0

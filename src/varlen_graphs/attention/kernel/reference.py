@@ -15,24 +15,10 @@ def varlen_attention(
 ) -> Tensor:
     """Compute softmax attention of each query row over the key rows of its segment. No host sync, on any device.
 
-    Rows after the last boundary belong to no segment: their content, NaN included, affects no other row, and their
-    output is zero. The output of a query that sees no key is zero, too. A value that is not finite affects only its own
-    segment. The arithmetic is float32 (float64 for float64).
-
-    Args:
-        q: Queries, `[rows, heads, head_dim]`.
-        k: Keys, `[rows_k, heads_k, head_dim]`; `heads_k` divides `heads`, and each key head serves
-            `heads / heads_k` query heads.
-        v: Values, `[rows_k, heads_k, head_dim]`.
-        cu_seqlens_q: int32 `[segments + 1]`, ascending from 0; segments may be empty.
-        cu_seqlens_k: Segments of keys and values, int32 `[segments + 1]`.
-        scale: Factor on the scores, above 0.
-        left: Number of keys before its own position that a query sees; -1 means all. The last query of a segment is
-            aligned with the last key.
-        right: Number of keys after its own position that a query sees; -1 means all, 0 is causal attention.
-
-    Returns:
-        `[rows, heads, head_dim]` in the dtype of `q`, contiguous.
+    Arguments as in the public `varlen_attention`, with `window=(left, right)`; segments may be empty. The result is
+    contiguous, in the dtype of `q`. Rows after the last boundary belong to no segment: their content, NaN included,
+    affects no other row, and their output is zero. The output of a query that sees no key is zero, too. A value that is
+    not finite affects only its own segment. The arithmetic is float32 (float64 for float64).
     """
     # The CPU can read the boundaries; on other devices that would sync.
     implementation = by_segment if q.device.type == "cpu" else dense
@@ -46,9 +32,8 @@ def by_segment(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
-    for (start, end), (start_k, end_k) in zip(
-        pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
-    ):
+    segments, segments_k = (pairwise(cu_seqlens.tolist()) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k))
+    for (start, end), (start_k, end_k) in zip(segments, segments_k, strict=True):
         if start < end and start_k < end_k:
             queries = q[start:end].to(wide).transpose(0, 1)
             keys, values = (x[start_k:end_k].to(wide).repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))

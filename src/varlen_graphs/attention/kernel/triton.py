@@ -208,23 +208,10 @@ def _attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int
 ) -> Tensor:
-    """Compute `reference.varlen_attention` over the tile schedule of its segments.
+    """Compute `reference.varlen_attention` over the tile schedule of its segments, for contiguous channels.
 
     A persistent grid reads the number of tiles on the device: the cost follows the active rows, and depends neither on
     `max_seqlen` nor on the capacity for segments. One launch; allocates the output.
-
-    Args:
-        q: Queries, `[rows, heads, head_dim]`, float16, bfloat16 or float32, the last dimension contiguous.
-        k: Keys, `[rows_k, heads_k, head_dim]`.
-        v: Values, `[rows_k, heads_k, head_dim]`.
-        tiles: Result of `tile_schedule`, int32 `[1 + tiles, 5]`.
-        block: Query rows per tile that it was computed for.
-        scale: Factor on the scores, above 0.
-        left: As in the reference.
-        right: As in the reference.
-
-    Returns:
-        `[rows, heads, head_dim]`, contiguous; zeros in rows that belong to no segment.
     """
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)

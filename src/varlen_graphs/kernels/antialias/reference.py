@@ -16,18 +16,11 @@ from varlen_graphs.kernels.items.reference import coordinates, locate
 def antialias(
     entries: Tensor, values: Tensor, rows: int, merge: int, accum_dtype: torch.dtype, add: Tensor | None = None
 ) -> Tensor:
-    """Resample the position table to the grid of each item, and add it to `add`.
+    """Resample the table `entries`, `[side * side, dim]` in raster order, to the grid of each item.
 
-    Args:
-        entries: The position table, `[side * side, dim]`, in raster order.
-        values: An item table, int64 `[items, 3 + columns]`.
-        rows: Rows of the budget, padding included.
-        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
-        accum_dtype: Dtype of weights and products; each sum is rounded to it once, at its end.
-        add: `[rows, dim]`, or `None`. A row of it affects only the same row of the result.
-
-    Returns:
-        `[rows, dim]` in the dtype of the table, 0 in padding rows; with `add`, the sum with it in the promoted dtype.
+    Weights and products have the dtype `accum_dtype`; each sum is rounded to it once, at its end. The result,
+    `[rows, dim]`, is 0 in padding rows and has the dtype of the table. With `add`, `[rows, dim]`, it is the sum
+    with it, row by row, in the promoted dtype.
     """
     side = math.isqrt(entries.shape[0])
     place, active = coordinates(values, rows, merge), locate(values, rows).active

@@ -49,22 +49,9 @@ def weight_sum(first, centre, support, end, taps):
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows"])
 def antialias_kernel(
-    out,
-    entries,
-    add,
-    values,
-    item_stride,
-    column_stride,
-    items,
-    rows,
-    DIM: tl.constexpr,
-    SIDE: tl.constexpr,
-    MERGE: tl.constexpr,
-    ACCUM: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    out, entries, add, values, item_stride, column_stride, items, rows, DIM: tl.constexpr, SIDE: tl.constexpr,
+    MERGE: tl.constexpr, ACCUM: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Resample `entries` `[SIDE * SIDE, DIM]` into `out` `[rows, DIM]`; `add` `[rows, DIM]`. All contiguous.
 
     The arithmetic is in `WIDE`; if `ACCUM` is narrower, factors and sums are rounded to it.
@@ -110,20 +97,8 @@ def antialias(
     out = torch.empty(rows, dim, dtype=dtype, device=entries.device)
     wide = torch.float64 if torch.float64 in (dtype, accum_dtype) else torch.float32
     antialias_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(dim, COLUMNS))](
-        out,
-        entries.contiguous(),
-        None if add is None else add.contiguous(),
-        values,
-        *values.stride(),
-        values.shape[0],
-        rows,
-        DIM=dim,
-        SIDE=math.isqrt(entries.shape[0]),
-        MERGE=merge,
-        ACCUM=triton_dtype(accum_dtype),
-        WIDE=triton_dtype(wide),
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        **OPTIONS,
-    )
+        out, entries.contiguous(), None if add is None else add.contiguous(), values, *values.stride(), values.shape[0],
+        rows, DIM=dim, SIDE=math.isqrt(entries.shape[0]), MERGE=merge, ACCUM=triton_dtype(accum_dtype),
+        WIDE=triton_dtype(wide), ROWS=ROWS, COLUMNS=COLUMNS, **OPTIONS,
+    )  # fmt: skip
     return out

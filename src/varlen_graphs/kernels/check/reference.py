@@ -11,19 +11,9 @@ several, the first in this order is reported.
 
 
 def check_items(
-    header: Tensor,
-    table: Tensor,
-    padding: Tensor,
-    status: Tensor,
-    veil: Tensor,
-    merge: int,
-    multiple: int,
-    segments: int,
-    longest: int,
-    frames: bool,
-    whole: bool,
-    window: int,
-) -> None:
+    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, merge: int, multiple: int,
+    segments: int, longest: int, frames: bool, whole: bool, window: int,
+) -> None:  # fmt: skip
     """Validate the items of a call in place; turn the rest of the table, or all of an invalid one, into padding.
 
     Does nothing if the host has seen the items. Row counts saturate at `rows + 1`, so that no product overflows.
@@ -31,7 +21,7 @@ def check_items(
     Args:
         header: int64 `[4]`: number of the call, number of its items, number of its rows, and 1 if the host has not seen
             the items.
-        table: int64 `[items, 3 + columns]`, of `(t, h, w, *columns)`. Changed in place.
+        table: An item table. Changed in place.
         padding: A padding item, int64 `[3 + columns]`.
         status: int64 `[5]`. Set to `(call, code, item, got, expected)` if the table is invalid, with item -1 for a
             fault of the whole table; unchanged otherwise.
@@ -57,16 +47,9 @@ def check_items(
 
 
 def _first_fault(
-    items: list[list[int]],
-    rows: int,
-    merge: int,
-    multiple: int,
-    segments: int,
-    longest: int,
-    frames: bool,
-    whole: bool,
-    window: int,
-) -> tuple[int, int, int, int] | None:
+    items: list[list[int]], rows: int, merge: int, multiple: int, segments: int, longest: int, frames: bool,
+    whole: bool, window: int,
+) -> tuple[int, int, int, int] | None:  # fmt: skip
     most = rows + 1
     sizes = [[min(max(size, 0), most) for size in item[:3]] for item in items]
     areas = [min(h * w, most) for _, h, w in sizes]

@@ -12,19 +12,9 @@ LONGEST = tl.constexpr(reference.LONGEST)
 
 
 def check_items(
-    header: Tensor,
-    table: Tensor,
-    padding: Tensor,
-    status: Tensor,
-    veil: Tensor,
-    merge: int,
-    multiple: int,
-    segments: int,
-    longest: int,
-    frames: bool,
-    whole: bool,
-    window: int,
-) -> None:
+    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, merge: int, multiple: int,
+    segments: int, longest: int, frames: bool, whole: bool, window: int,
+) -> None:  # fmt: skip
     """Run `reference.check_items` in one launch. The table must be contiguous."""
     capacity, width = table.shape
     _check_items[(1,)](

@@ -7,17 +7,10 @@ from varlen_graphs.kernels.items.reference import item_rows
 
 
 def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
-    """Return the cumulative segment lengths: starts at 0, and the tail repeats the number of active rows.
+    """Return the cumulative segment lengths, int32 `[segments + 1]`; the tail repeats the number of active rows.
 
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        segments: Segments of the budget.
-        by_frame: If True, a segment is a frame, otherwise all rows of an item.
-        begins: Index of a column that is 1 if a segment begins with the item, and 0 if the item continues the previous
-            segment. If `None`, every item is a segment of its own.
-
-    Returns:
-        int32 `[segments + 1]`.
+    If `by_frame` is set, a segment is a frame, otherwise an item. `begins` is the index of a column that is 0 if an
+    item continues the segment of the previous item, and 1 otherwise.
     """
     rows = item_rows(values)
     if by_frame:

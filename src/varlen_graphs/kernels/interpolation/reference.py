@@ -22,20 +22,12 @@ def interpolation_taps(
 ) -> tuple[Tensor, Tensor]:
     """Return the table entries that each row is computed from, and their weights.
 
-    A padding row counts as the only row of a 1 x 1 grid: it reads the middle of the table, or with `align_corners` the
-    first entry.
-
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        rows: Rows of the budget, padding included.
-        side: Side of the position table, which has `side * side` entries in raster order.
-        mode: `"bilinear"` (4 taps) or `"bicubic"` (16).
-        align_corners: If True, the corner rows of the grid lie on the corner entries of the table. If False, positions
-            are pixel centres (`+ 0.5`). Taps beyond the border repeat it.
-        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
+    The table has `side * side` entries in raster order. With `align_corners`, the corner rows of the grid lie on its
+    corner entries; otherwise positions are pixel centres (`+ 0.5`). Taps beyond the border repeat it. A padding row
+    counts as the only row of a 1 x 1 grid: it reads the middle of the table, or with `align_corners` the first entry.
 
     Returns:
-        Indices into the position table, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`.
+        Indices of entries, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`: 4 taps bilinear, 16 bicubic.
     """
     place = coordinates(values, rows, merge)
     y, y_weights = _axis(place.h, place.height, side, mode, align_corners)
@@ -69,32 +61,15 @@ def _far(d: Tensor) -> Tensor:
 
 
 def interpolate(
-    entries: Tensor,
-    values: Tensor,
-    rows: int,
-    mode: str,
-    align_corners: bool,
-    merge: int,
-    accum_dtype: torch.dtype,
+    entries: Tensor, values: Tensor, rows: int, mode: str, align_corners: bool, merge: int, accum_dtype: torch.dtype,
     add: Tensor | None = None,
-) -> Tensor:
-    """Resample the position table to the grid of each item, and add it to `add`.
+) -> Tensor:  # fmt: skip
+    """Resample the table `entries`, `[side * side, dim]`, to the grid of each item, as in `interpolation_taps`.
 
-    Sums one tap after the other, to avoid a `[rows, taps, dim]` temporary.
-
-    Args:
-        entries: The position table, `[side * side, dim]`, in raster order.
-        values: An item table, int64 `[items, 3 + columns]`.
-        rows: Rows of the budget, padding included.
-        mode: As in `interpolation_taps`.
-        align_corners: As in `interpolation_taps`.
-        merge: As in `interpolation_taps`.
-        accum_dtype: Dtype of weights, products and sums. float32 is exact; the dtype of the table reproduces
-            transformers before 5.9 and vLLM.
-        add: `[rows, dim]`, or `None`. A row of it affects only the same row of the result.
-
-    Returns:
-        `[rows, dim]` in the dtype of the table; with `add`, the sum with it in the promoted dtype.
+    Sums one tap after the other, to avoid a `[rows, taps, dim]` temporary. Weights, products and sums have the dtype
+    `accum_dtype`: float32 is exact; the dtype of the table reproduces transformers before 5.9 and vLLM. The result,
+    `[rows, dim]`, has the dtype of the table. With `add`, `[rows, dim]`, it is the sum with it, row by row, in the
+    promoted dtype.
     """
     indices, weights = interpolation_taps(values, rows, math.isqrt(entries.shape[0]), mode, align_corners, merge)
     weights = weights.to(accum_dtype)

@@ -72,19 +72,9 @@ def weight(f, STEP: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows"])
 def interpolation_taps_kernel(
-    indices,
-    weights,
-    values,
-    item_stride,
-    column_stride,
-    items,
-    rows,
-    SIDE: tl.constexpr,
-    TAPS: tl.constexpr,
-    ALIGN_CORNERS: tl.constexpr,
-    MERGE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    indices, weights, values, item_stride, column_stride, items, rows, SIDE: tl.constexpr, TAPS: tl.constexpr,
+    ALIGN_CORNERS: tl.constexpr, MERGE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Write `indices`, int64, and `weights`, float32, both `[rows, TAPS * TAPS]`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
@@ -100,25 +90,10 @@ def interpolation_taps_kernel(
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows", "tiles"])
 def interpolate_kernel(
-    out,
-    entries,
-    add,
-    values,
-    item_stride,
-    column_stride,
-    items,
-    rows,
-    tiles,
-    DIM: tl.constexpr,
-    SIDE: tl.constexpr,
-    TAPS: tl.constexpr,
-    ALIGN_CORNERS: tl.constexpr,
-    MERGE: tl.constexpr,
-    ACCUM: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    out, entries, add, values, item_stride, column_stride, items, rows, tiles, DIM: tl.constexpr, SIDE: tl.constexpr,
+    TAPS: tl.constexpr, ALIGN_CORNERS: tl.constexpr, MERGE: tl.constexpr, ACCUM: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Resample `entries` `[SIDE * SIDE, DIM]` into `out` `[rows, DIM]`; `add` `[rows, DIM]`. All contiguous.
 
     A program takes `tiles` tiles. The arithmetic is in `WIDE`; if `ACCUM` is narrower, every result is rounded to it,
@@ -156,32 +131,16 @@ def interpolation_taps(
     indices = torch.empty(shape, dtype=torch.int64, device=values.device)
     weights = torch.empty(shape, dtype=torch.float32, device=values.device)
     interpolation_taps_kernel[(triton.cdiv(rows, TAP_ROWS),)](
-        indices,
-        weights,
-        values,
-        *values.stride(),
-        values.shape[0],
-        rows,
-        SIDE=side,
-        TAPS=TAPS[mode],
-        ALIGN_CORNERS=align_corners,
-        MERGE=merge,
-        ROWS=TAP_ROWS,
-        **OPTIONS,
-    )
+        indices, weights, values, *values.stride(), values.shape[0], rows, SIDE=side, TAPS=TAPS[mode],
+        ALIGN_CORNERS=align_corners, MERGE=merge, ROWS=TAP_ROWS, **OPTIONS,
+    )  # fmt: skip
     return indices, weights
 
 
 def interpolate(
-    entries: Tensor,
-    values: Tensor,
-    rows: int,
-    mode: str,
-    align_corners: bool,
-    merge: int,
-    accum_dtype: torch.dtype,
+    entries: Tensor, values: Tensor, rows: int, mode: str, align_corners: bool, merge: int, accum_dtype: torch.dtype,
     add: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute `reference.interpolate` in one launch."""
     dtype = entries.dtype if add is None else torch.promote_types(entries.dtype, add.dtype)
     out = torch.empty(rows, entries.shape[1], dtype=dtype, device=entries.device)
@@ -189,23 +148,9 @@ def interpolate(
     wide = torch.float64 if torch.float64 in (dtype, accum_dtype) else torch.float32
     tiles = min(max(row_blocks * column_blocks // PROGRAMS, 1), column_blocks)
     interpolate_kernel[(row_blocks, triton.cdiv(column_blocks, tiles))](
-        out,
-        entries.contiguous(),
-        None if add is None else add.contiguous(),
-        values,
-        *values.stride(),
-        values.shape[0],
-        rows,
-        tiles,
-        DIM=entries.shape[1],
-        SIDE=math.isqrt(entries.shape[0]),
-        TAPS=TAPS[mode],
-        ALIGN_CORNERS=align_corners,
-        MERGE=merge,
-        ACCUM=triton_dtype(accum_dtype),
-        WIDE=triton_dtype(wide),
-        ROWS=ROWS[mode],
-        COLUMNS=COLUMNS,
-        **OPTIONS,
-    )
+        out, entries.contiguous(), None if add is None else add.contiguous(), values, *values.stride(), values.shape[0],
+        rows, tiles, DIM=entries.shape[1], SIDE=math.isqrt(entries.shape[0]), TAPS=TAPS[mode],
+        ALIGN_CORNERS=align_corners, MERGE=merge, ACCUM=triton_dtype(accum_dtype), WIDE=triton_dtype(wide),
+        ROWS=ROWS[mode], COLUMNS=COLUMNS, **OPTIONS,
+    )  # fmt: skip
     return out

@@ -1,7 +1,4 @@
-"""Lookup of the item of a row in plain torch operations: the specification.
-
-`values` is an item table, int64 `[items, 3 + columns]`: `(t, h, w, *columns)`, zeros in padding items.
-"""
+"""Lookup of the item of a row in plain torch operations: the specification."""
 
 from typing import NamedTuple
 
@@ -10,15 +7,9 @@ from torch import Tensor
 
 
 class RowItems(NamedTuple):
-    """Item of each row.
+    """Item of each row, index of the row in its item (0 in padding), and a mask of active rows, `[rows]` each."""
 
-    Attributes:
-        item: Index of the item, int64 `[rows]`; a valid but arbitrary index in padding.
-        within: Index of the row in its item, int64 `[rows]`; 0 in padding.
-        active: True if the row belongs to an item, bool `[rows]`.
-    """
-
-    item: Tensor
+    item: Tensor  # a valid but arbitrary index in padding
     within: Tensor
     active: Tensor
 
@@ -27,20 +18,12 @@ class Coordinates(NamedTuple):
     """Position of each row in the grid of its item, and the size of that grid. All int64 `[rows]`.
 
     A padding row counts as the only row of a 1 x 1 grid: its positions are 0 and its sizes 1.
-
-    Attributes:
-        t: Index of the frame.
-        h: Position in the frame, from the top.
-        w: Position in the frame, from the left.
-        row: Index in the item.
-        height: Height of the frame.
-        width: Width of the frame.
     """
 
     t: Tensor
     h: Tensor
     w: Tensor
-    row: Tensor
+    row: Tensor  # index in the item
     height: Tensor
     width: Tensor
 
@@ -63,12 +46,8 @@ def locate(values: Tensor, rows: int) -> RowItems:
 def coordinates(values: Tensor, rows: int, merge: int, side: int = 0) -> Coordinates:
     """Return the position of each of `rows` rows.
 
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        rows: Rows of the budget, padding included.
-        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
-        side: The blocks of a frame are ordered in windows of `side * side`, which are smaller at the right and the
-            bottom edge; 0 means no windows.
+    If `side` is not 0, the blocks of a frame are ordered in windows of `side * side`, which are smaller at the right
+    and the bottom edge.
     """
     item, within, active = locate(values, rows)
     height, width = (torch.where(active, values[item, size].clamp(min=1), 1) for size in (1, 2))

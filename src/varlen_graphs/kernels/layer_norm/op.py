@@ -7,12 +7,6 @@ from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.operator import operator
 
 
-def _fake(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(
-        x, memory_format=torch.contiguous_format
-    )
-
-
 def _cuda(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     from varlen_graphs.kernels.layer_norm import triton
 
@@ -22,4 +16,4 @@ def _cuda(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
     return triton.add_layer_norm(x, delta, weight, bias, eps)
 
 
-add_layer_norm = operator(reference.add_layer_norm, fake=_fake, cuda=_cuda)
+add_layer_norm = operator(reference.add_layer_norm, cuda=_cuda)

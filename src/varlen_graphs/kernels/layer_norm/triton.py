@@ -31,10 +31,7 @@ def _add_layer_norm(
 
 
 def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute `reference.add_layer_norm` in one launch, one program per row.
-
-    `dim` must be at most `MAX_DIM`, and the last dimensions contiguous.
-    """
+    """Compute `reference.add_layer_norm` of rows up to `MAX_DIM` with contiguous channels, one program per row."""
     rows, dim = x.shape
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))
     if rows:

@@ -6,17 +6,9 @@ from torch import Tensor
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return `x + delta`, and its RMS norm over the last dimension.
+    """Return `x + delta`, `[rows, dim]`, and its RMS norm over the last dimension, both contiguous.
 
-    Args:
-        x: `[rows, dim]`, any float dtype.
-        delta: `[rows, dim]`, dtype of `x`.
-        weight: `[dim]`, dtype of `x`.
-        eps: Added to the mean of squares.
-
-    Returns:
-        The sum and its norm, `[rows, dim]` each in the dtype of `x`, contiguous. The norm is computed from the rounded
-        sum, in float32, and rounded once.
+    All tensors have the same float dtype. The norm is computed from the rounded sum, in float32, and rounded once.
     """
     total = (x + delta).contiguous()
     wide = torch.promote_types(x.dtype, torch.float32)

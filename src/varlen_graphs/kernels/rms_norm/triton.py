@@ -26,10 +26,7 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, X_ROW, DELTA_ROW, DIM: t
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute `reference.add_rms_norm` in one launch, one program per row.
-
-    `dim` must be at most `MAX_DIM`, and the last dimensions contiguous.
-    """
+    """Compute `reference.add_rms_norm` of rows up to `MAX_DIM` with contiguous channels, one program per row."""
     rows, dim = x.shape
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))
     if rows:

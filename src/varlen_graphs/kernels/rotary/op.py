@@ -40,10 +40,6 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return rotated
 
 
-def _fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))  # type: ignore[return-value]
-
-
 def _cuda(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if q.dtype == torch.float64:
         return reference.apply_rotary(q, k, cos, sin)
@@ -56,4 +52,4 @@ def _cuda(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
     return triton.apply_rotary(q, k, cos, sin)
 
 
-_operator = operator(reference.apply_rotary, fake=_fake, cuda=_cuda)
+_operator = operator(reference.apply_rotary, cuda=_cuda)

@@ -5,17 +5,7 @@ from torch import Tensor
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the head dimension of queries and keys: `x * cos + rotate_half(x) * sin`, in float32.
-
-    Args:
-        q: Queries, `[rows, heads, head_dim]`, any float dtype, any strides; `head_dim` even.
-        k: Keys, `[rows, heads_k, head_dim]`.
-        cos: `[rows, head_dim]`, any float dtype.
-        sin: `[rows, head_dim]`.
-
-    Returns:
-        Rotated `q` and `k`, contiguous, each in its own dtype.
-    """
+    """Return `x * cos + rotate_half(x) * sin` of queries and keys, as the public `apply_rotary`, for any strides."""
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 

@@ -9,21 +9,11 @@ from varlen_graphs.kernels.items.reference import coordinates
 def rotary_table(
     values: Tensor, rows: int, inv_freq: Tensor, axes: str, merge: int, side: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the rotation angles, laid out for `apply_rotary`.
+    """Return `cos` and `sin` of the rotation angles for `apply_rotary`, float32 `[rows, 2 * axes * frequencies]`.
 
     Each axis rotates its own part of the head: the frequencies of all axes are concatenated, and that half is repeated
-    (for `h, w`: `[fh, fw, fh, fw]`). Padding rows have position 0: cosines of 1 and sines of 0.
-
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        rows: Rows of the budget, padding included.
-        inv_freq: `[frequencies]`, any float dtype; the arithmetic is float32.
-        axes: Names of the axes, separated by spaces: `"t"`, `"h"`, `"w"` and `"row"` (the index in the item).
-        merge: The rows of a frame are ordered in blocks of `merge * merge`; 1 is raster order.
-        side: The blocks of a frame are ordered in windows of `side * side`; 0 means no windows.
-
-    Returns:
-        `cos` and `sin`, float32 `[rows, 2 * axes * frequencies]` each.
+    (for `h, w`: `[fh, fw, fh, fw]`). Padding rows have position 0: cosines of 1 and sines of 0. If `side` is not 0, the
+    blocks of a frame are ordered in windows of `side * side`.
 
     Source: RoFormer (arXiv 2104.09864), per axis as in Qwen2-VL.
     """

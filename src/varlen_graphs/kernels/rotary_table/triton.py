@@ -13,21 +13,9 @@ ROWS = 4
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "rows"])
 def rotary_table_kernel(
-    cos,
-    sin,
-    inv_freq,
-    values,
-    item_stride,
-    column_stride,
-    items,
-    rows,
-    FREQUENCIES: tl.constexpr,
-    AXES: tl.constexpr,
-    MERGE: tl.constexpr,
-    SIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    cos, sin, inv_freq, values, item_stride, column_stride, items, rows, FREQUENCIES: tl.constexpr, AXES: tl.constexpr,
+    MERGE: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Write `cos` and `sin`, float32 `[rows, 2 * axes * FREQUENCIES]`; `inv_freq` is contiguous."""
     HALF: tl.constexpr = len(AXES) * FREQUENCIES
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -59,19 +47,7 @@ def rotary_table(
     half = len(names) * inv_freq.shape[0]
     cos, sin = (torch.empty(rows, 2 * half, dtype=torch.float32, device=values.device) for _ in range(2))
     rotary_table_kernel[(triton.cdiv(rows, ROWS),)](
-        cos,
-        sin,
-        inv_freq.contiguous(),
-        values,
-        *values.stride(),
-        values.shape[0],
-        rows,
-        FREQUENCIES=inv_freq.shape[0],
-        AXES=names,
-        MERGE=merge,
-        SIDE=side,
-        ROWS=ROWS,
-        COLUMNS=triton.next_power_of_2(half),
-        **OPTIONS,
-    )
+        cos, sin, inv_freq.contiguous(), values, *values.stride(), values.shape[0], rows, FREQUENCIES=inv_freq.shape[0],
+        AXES=names, MERGE=merge, SIDE=side, ROWS=ROWS, COLUMNS=triton.next_power_of_2(half), **OPTIONS,
+    )  # fmt: skip
     return cos, sin

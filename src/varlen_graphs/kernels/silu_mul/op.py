@@ -7,10 +7,6 @@ from varlen_graphs.kernels.operator import operator
 from varlen_graphs.kernels.silu_mul import reference
 
 
-def _fake(gate: Tensor, up: Tensor) -> Tensor:
-    return torch.empty_like(gate, memory_format=torch.contiguous_format)
-
-
 def _cuda(gate: Tensor, up: Tensor) -> Tensor:
     from varlen_graphs.kernels.silu_mul import triton
 
@@ -19,4 +15,4 @@ def _cuda(gate: Tensor, up: Tensor) -> Tensor:
     return triton.silu_mul(gate.contiguous(), up.contiguous())
 
 
-silu_mul = operator(reference.silu_mul, fake=_fake, cuda=_cuda)
+silu_mul = operator(reference.silu_mul, cuda=_cuda)

@@ -7,17 +7,9 @@ from varlen_graphs.kernels.items.reference import coordinates, item_rows
 
 
 def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
-    """Return the cumulative lengths of windows, for rows in window order.
+    """Return the cumulative lengths of windows of `side * side` rows, int32 `[segments + 1]`, for rows in window order.
 
     Starts at 0, and the tail repeats the number of active rows.
-
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        segments: Segments of the budget.
-        side: Rows per side of a window.
-
-    Returns:
-        int32 `[segments + 1]`.
     """
     h, w = values[:, 1], values[:, 2]
     across = (w + side - 1) // side
@@ -37,15 +29,7 @@ def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
 def window_index(values: Tensor, tokens: int, merge: int, side: int, inverse: bool) -> Tensor:
     """Return the merged token at each position of window order, or the inverse permutation; padding stays in place.
 
-    Args:
-        values: An item table, int64 `[items, 3 + columns]`.
-        tokens: Merged tokens of the budget, padding included.
-        merge: The rows of a frame are ordered in blocks of `merge * merge`; each block is one merged token.
-        side: Merged tokens per side of a window.
-        inverse: If True, return the position of each token instead of the token at each position.
-
-    Returns:
-        int64 `[tokens]`, a permutation.
+    int64 `[tokens]`; `tokens` are those of the budget, padding included. A window has `side * side` tokens.
     """
     unit = merge * merge
     place = coordinates(values, tokens * unit, merge, 0 if inverse else side)

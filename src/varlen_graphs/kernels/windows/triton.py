@@ -49,17 +49,9 @@ def cu_window_seqlens_kernel(
 
 @triton.jit(do_not_specialize=["item_stride", "column_stride", "items", "tokens"])
 def window_index_kernel(
-    out,
-    values,
-    item_stride,
-    column_stride,
-    items,
-    tokens,
-    MERGE: tl.constexpr,
-    SIDE: tl.constexpr,
-    INVERSE: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
+    out, values, item_stride, column_stride, items, tokens, MERGE: tl.constexpr, SIDE: tl.constexpr,
+    INVERSE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
     """Write `out`, int64 `[tokens]`."""
     token = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     within, height, width = locate(token * (MERGE * MERGE), values, item_stride, column_stride, items)
@@ -93,15 +85,7 @@ def window_index(values: Tensor, tokens: int, merge: int, side: int, inverse: bo
     """Compute `reference.window_index` in one launch."""
     out = torch.empty(tokens, dtype=torch.int64, device=values.device)
     window_index_kernel[(triton.cdiv(tokens, SLOTS),)](
-        out,
-        values,
-        *values.stride(),
-        values.shape[0],
-        tokens,
-        MERGE=merge,
-        SIDE=side,
-        INVERSE=inverse,
-        SLOTS=SLOTS,
+        out, values, *values.stride(), values.shape[0], tokens, MERGE=merge, SIDE=side, INVERSE=inverse, SLOTS=SLOTS,
         **OPTIONS,
-    )
+    )  # fmt: skip
     return out
