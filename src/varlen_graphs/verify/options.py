@@ -17,7 +17,7 @@ class Verify:
 
     Attributes:
         calls: Number of calls to verify for each budget; 0 verifies none.
-        strict: Raise `VerificationError` at a wrong output instead of disabling the budget.
+        strict: Raise `VerificationError` at a wrong output, besides disabling the budget.
         tolerance: Largest error allowed, relative L2 of each item, here and in `GraphedEncoder.verify`. By default
             1e-5, 5e-3 for float16 and TF32, 3e-2 for bfloat16.
 
