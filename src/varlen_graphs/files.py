@@ -10,11 +10,7 @@ from varlen_graphs.errors import InputError
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file atomically: readers see the old file or the new one, never a part.
-
-    Several processes and threads may write the same file: each writes a temporary file beside it, and the last one to
-    finish wins.
-    """
+    """Write a file atomically: readers see the old file or the new one, and the last of several writers wins."""
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:

@@ -28,10 +28,7 @@ class Metric(NamedTuple):
 
 
 def exposition(metrics: Sequence[Metric], prefix: str, labels: Mapping[str, object]) -> str:
-    """Format metrics, without those that have no samples.
-
-    Raises `InputError` if the prefix or a label is not a valid name, or any metric has the label itself.
-    """
+    """Format metrics, without those that have no samples."""
     if not NAME.fullmatch(prefix):
         raise InputError(f"prefix {prefix!r}: expected letters, digits, '_' and ':', not starting with a digit")
     own = {label for metric in metrics for label in metric.labels}

@@ -86,10 +86,7 @@ class Stats:
                 "eager": dict(self.eager),
                 "budgets": [
                     {
-                        "rows": budget.rows,
-                        "items": budget.items,
-                        "segments": budget.segments,
-                        "max_seqlen": budget.max_seqlen,
+                        **budget._asdict(),
                         "replays": self.replays[budget],
                         "active": self.active[budget],
                         "padding": budget.rows * self.replays[budget] - self.active[budget],

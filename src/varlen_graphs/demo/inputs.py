@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PATCH, MERGE, TEMPORAL_PATCH = 16, 2, 2
+TEMPORAL_PATCH = 2
 
-PHOTOGRAPHS = {
-    "astronaut": [(224, 224)],
-    "chelsea": [(320, 224)],
-    "coffee": [(448, 448)],
-    "rocket": [(672, 448)],
-}
+SIZES: dict[str, Any] = {
+    "patch_size": 16, "merge_size": 2, "temporal_patch_size": TEMPORAL_PATCH,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 2048 * 2048},
+}  # fmt: skip
+"""Options of both processors."""
+
+PHOTOGRAPHS = {"astronaut": [(224, 224)], "chelsea": [(320, 224)], "coffee": [(448, 448)], "rocket": [(672, 448)]}
 """Photographs and their sizes, `(width, height)`."""
 
 LARGE_PHOTOGRAPHS = {"retina": [(896, 896), (1344, 1344)]}
@@ -27,24 +28,17 @@ CLIP = ("rocket", 8, (224, 224))
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of the tower.
+    """One call of the tower."""
 
-    Attributes:
-        name: Description for the table.
-        pixel_values: Float32 `[rows, 3 * 2 * 16 * 16]`, as the processor returns it.
-        grid_thw: int64 `[items, 3]`.
-    """
-
-    name: str
-    pixel_values: Tensor
-    grid_thw: Tensor
+    name: str  # for the table
+    pixel_values: Tensor  # float32 [rows, 3 * 2 * 16 * 16], as the processor returns it
+    grid_thw: Tensor  # int64 [items, 3]
 
 
 def join(name: str, samples: list[Sample]) -> Sample:
     """Concatenate samples into one call."""
-    return Sample(
-        name, torch.cat([sample.pixel_values for sample in samples]), torch.cat([sample.grid_thw for sample in samples])
-    )
+    pixel_values = torch.cat([sample.pixel_values for sample in samples])
+    return Sample(name, pixel_values, torch.cat([sample.grid_thw for sample in samples]))
 
 
 def make_samples(large: bool) -> tuple[list[Sample], str]:
@@ -84,14 +78,7 @@ def _image_processor() -> Any:
 
     # The PIL processor, by its name in transformers 5 and in 4.57.
     name = "Qwen2VLImageProcessorPil" if hasattr(transformers, "Qwen2VLImageProcessorPil") else "Qwen2VLImageProcessor"
-    return getattr(transformers, name)(
-        patch_size=PATCH,
-        merge_size=MERGE,
-        temporal_patch_size=TEMPORAL_PATCH,
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-        size={"shortest_edge": 56 * 56, "longest_edge": 2048 * 2048},
-    )
+    return getattr(transformers, name)(image_mean=[0.5] * 3, image_std=[0.5] * 3, **SIZES)
 
 
 def _encode_image(processor: Any, name: str, image: Any) -> Sample:
@@ -121,12 +108,7 @@ def _video_processor() -> Any:
         from transformers import Qwen3VLVideoProcessor
     except (ImportError, RuntimeError):
         return None
-    return Qwen3VLVideoProcessor(
-        patch_size=PATCH,
-        merge_size=MERGE,
-        temporal_patch_size=TEMPORAL_PATCH,
-        size={"shortest_edge": 56 * 56, "longest_edge": 2048 * 2048},
-    )
+    return Qwen3VLVideoProcessor(**SIZES)
 
 
 def _as_tensor(image: Any) -> Tensor:

@@ -29,43 +29,23 @@ BFLOAT16 = 3e-2
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
-
-    Attributes:
-        call: Name of the sample.
-        rows: Rows of the sample.
-        budget: Rows of the replayed budgets.
-        padding: Share of padding in these, 0 to 1.
-        eager_ms: Median wall time of the tower itself, in ms.
-        graphed_ms: Median wall time of the encoder, in ms.
-        error: Relative L2 of the encoder's outputs to the tower's, maximum over outputs.
-        eager_to_float32: Relative L2 of the tower's outputs, with the encoder's attention, to those of its float32
-            copy; `None` in float32.
-        graphed_to_float32: Relative L2 of the encoder's outputs to the same.
-    """
+    """One line of the table."""
 
     call: str
     rows: int
-    budget: int
-    padding: float
-    eager_ms: float
-    graphed_ms: float
-    error: float
-    eager_to_float32: float | None
+    budget: int  # rows of the replayed budgets
+    padding: float  # share of padding in these, 0 to 1
+    eager_ms: float  # median wall time of the tower itself
+    graphed_ms: float  # median wall time of the encoder
+    error: float  # relative L2 of the encoder's outputs to the tower's, maximum over outputs
+    eager_to_float32: float | None  # of the tower, with the encoder's attention, to its float32 copy; None in float32
     graphed_to_float32: float | None
 
 
 def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None) -> int:
-    """Run the demo, and print the table and the verdict.
+    """Run the demo, print the table and the verdict, and return 0 if all calls agree, else 1.
 
-    Args:
-        device: Device to run on; `None` is CUDA if available, else the CPU.
-        inputs: File of preprocessed samples to use instead of the processors.
-        save_inputs: File to write the samples to.
-        report: File to write the table to, as JSON.
-
-    Returns:
-        0 if all calls agree, else 1.
+    `inputs` is a file of preprocessed samples to use instead of the processors, `report` one to write the table to.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = where.type == "cuda"
@@ -83,13 +63,10 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
     encoder.capture()
     seconds = time.perf_counter() - started
     parameters = sum(p.numel() for p in tower.parameters()) / 1e6
-    print(
-        f"tower: {type(tower).__name__}, {parameters:.1f}M parameters, {next(tower.parameters()).dtype}, random weights"
-    )
+    dtype, graphs = next(tower.parameters()).dtype, "CUDA graphs" if on_gpu else "tapes"
+    print(f"tower: {type(tower).__name__}, {parameters:.1f}M parameters, {dtype}, random weights")
     print(f"inputs: {origin}")
-    print(
-        f"captured {len(encoder.budgets)} {'CUDA graphs' if on_gpu else 'tapes'} in {seconds:.1f} s on {_name(where)}"
-    )
+    print(f"captured {len(encoder.budgets)} {graphs} in {seconds:.1f} s on {_name(where)}")
     if not on_gpu:
         print("on the CPU, the tape computes what CUDA graphs compute, but its times say nothing about a GPU")
     print()

@@ -31,26 +31,14 @@ class Installed:
 
     Until then the model may be moved, cast, put in eval mode or given adapters. A copy or a pickle of the tower gets an
     `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds the encoder in a plain
-    attribute, so the tower's class, hooks, parameter names and state dict keys do not change.
-
-    Args:
-        module: The tower.
-        recipe: Function that makes the encoder.
-        budgets: Budgets for the recipe.
-        options: Options for the recipe.
-        pools: Pools of the model.
-        before: Callable that it replaces, `None` for the forward of the tower's class.
+    attribute, so the tower's class, hooks, parameter names and state dict keys do not change. `before` is the callable
+    that it replaces, `None` for the forward of the tower's class.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        recipe: Recipe,
-        budgets: Budgets | None,
-        options: dict[str, Any],
-        pools: Pools,
+        self, module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: Pools,
         before: Callable[..., Any] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.module = module
         self._recipe = recipe
         self._budgets = budgets

@@ -32,11 +32,9 @@ class Weights(NamedTuple):
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign tasks to ranks, the costliest first, each to the rank with the least load; returns each rank's tasks.
-
-    The largest load is at most `4/3 - 1/(3 * ranks)` of that of an optimal assignment. Tasks of equal cost stay in
-    order from rank to rank, so that the tasks of a rank are adjacent if possible.
-    """
+    """Assign tasks to ranks, the costliest first, each to the rank with the least load; return each rank's tasks."""
+    # The largest load is at most `4/3 - 1/(3 * ranks)` of that of an optimal assignment. Tasks of equal cost stay in
+    # order from rank to rank, so that the tasks of a rank are adjacent if possible.
     tasks: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap
     longest_first = sorted(range(len(costs)), key=lambda task: -costs[task])

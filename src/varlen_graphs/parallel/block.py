@@ -15,27 +15,19 @@ ALIGNMENT = 16
 
 
 class Block:
-    """Memory for the outputs of some items, to be sent as a whole. Uninitialized.
-
-    The tensors of `form` give dtypes and shapes, except for the numbers of entries.
-
-    Attributes:
-        memory: The block, uint8 `[bytes]`.
-        tensors: The outputs, views of the block.
-        failed: 1 if the rank that filled the block failed, uint8 `[1]`; a view of the block.
-    """
+    """Memory for the outputs of some items, uint8 `[bytes]`, to be sent as a whole; `form` gives dtypes and shapes."""
 
     def __init__(self, form: Parts, part: Layout, device: torch.device) -> None:
         span = Span.of(part)
         shapes = [e.resize(like.shape, e.size(span)) for like, e in zip(form.tensors, form.extents, strict=True)]
         sizes = [prod(shape) * like.dtype.itemsize for shape, like in zip(shapes, form.tensors, strict=True)]
         self.memory = torch.empty(sum(map(_aligned, sizes)) + 1, dtype=torch.uint8, device=device)
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # the outputs, views of the block
         start = 0
         for like, shape, size in zip(form.tensors, shapes, sizes, strict=True):
             self.tensors.append(self.memory[start : start + size].view(like.dtype).view(shape))
             start += _aligned(size)
-        self.failed = self.memory[start:]
+        self.failed = self.memory[start:]  # [1]: 1 if the rank that filled the block failed
 
     def fill(self, outputs: Sequence[Tensor] | None) -> None:
         """Copy outputs into the block; `None` fills it with NaN, or with zeros if not floating. No sync."""

@@ -242,12 +242,9 @@ class DataParallelEncoder:
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
     def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
-        """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind.
+        """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind."""
 
-        Every rank encodes the smallest item of the call over padding rows, which captures. So a rank without items
-        knows what to receive.
-        """
-
+        # Every rank encodes the smallest item, which captures: a rank without items then knows what to receive.
         def learn() -> tuple[Parts, Weights]:
             form = self._encode_smallest(call, layout)
             return form, Weights.of(self.encoder.costs)
@@ -257,11 +254,8 @@ class DataParallelEncoder:
         return self._forms[kind]
 
     def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
-        """Return the form of the output for the smallest item of a call, or group, over padding rows.
-
-        Encodes two copies of it as well, if a budget holds them, and raises `SpecError` if Python values of the output
-        differ: they depend on the items, and ranks could not know them.
-        """
+        """Return the form of the output for the smallest item of a call, or group, over padding rows."""
+        # Two copies of it show Python values of the output that depend on the items, which ranks could not know.
         group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
         one = Pack(None, group).layout(layout)
         parts, two = self._encode_padding(call, one), replace(one, items=one.items * 2)
@@ -283,11 +277,7 @@ class DataParallelEncoder:
         return Kind(call.key, row_shape, state, autocast_dtype(device_type))
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
-        """Check that budgets hold all items, those of other ranks too, if an item that none holds is an error.
-
-        Raises:
-            BudgetError: No budget holds an item, with `on_miss="error"`.
-        """
+        """Check that budgets hold all items, those of other ranks too, if an item that none holds is an error."""
         executor = self.encoder.executor
         if executor.mode.backend(call.rows.device) is not None:
             executor.router.check_misses(layout)

@@ -14,16 +14,9 @@ POLLS = 20
 
 
 class Deadline:
-    """Watches calls on a GPU from a thread, which sleeps while no call is pending.
+    """Watches calls on a GPU from a thread; calls `late` there, once, if none ends for some seconds."""
 
-    Polling at the next call is not enough: a caller that waits for the output of a hanging replay makes no next call.
-
-    Args:
-        seconds: Longest time without the end of a call, while calls are pending.
-        device: The GPU.
-        late: Called once, in the thread, when that time has passed.
-    """
-
+    # Polling at the next call is not enough: a caller that waits for the output of a hanging replay makes no next call.
     def __init__(self, seconds: float, device: torch.device, late: Callable[[], None]) -> None:
         self._seconds = seconds
         self._device = device

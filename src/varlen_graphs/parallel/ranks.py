@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,15 +24,7 @@ Sent = TypeVar("Sent")
 
 
 class Ranks:
-    """The processes of a group; `None` is the default group.
-
-    Attributes:
-        own: Rank of this process.
-        count: Number of ranks.
-
-    Raises:
-        SpecError: There is no group, or this process is not in it.
-    """
+    """The processes of a group; `None` is the default group."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -45,12 +38,9 @@ class Ranks:
             raise SpecError(f"process {dist.get_rank()} is not in the group: expected one of its members")
 
     def exchange(self, device: torch.device, compute: Callable[[], tuple[Local, Sent]]) -> tuple[Local, list[Sent]]:
-        """Compute a local value and a value to send on each rank; return the local one and those of all ranks.
+        """Compute a local value and a small one to send, on each rank; return the local one and those of all ranks.
 
-        The value to send is small and has no tensors. Synchronizes with the host.
-
-        Raises:
-            RankError: Another rank raised an error, which the message quotes. An error of this rank propagates.
+        Synchronizes with the host. An error of this rank propagates, that of another rank is a `RankError`.
         """
         local: Any = None
         sent: Any = None
@@ -76,28 +66,16 @@ class Ranks:
         """Gather the outputs of all ranks: one list per rank, empty if it has no items. NCCL queues, without a sync.
 
         Each rank broadcasts its outputs as one block of bytes, so a link carries no more than the outputs however
-        uneven the parts are. Sizes are not sent: they follow from the items.
-
-        Args:
-            own: Outputs of this rank; `None` if it has no items or failed. A rank that failed takes part too, to keep
-                ranks in step: others receive NaN, and `tell` raises there.
-            parts: Items of each rank; `None` if it has none.
-            form: Form of the outputs.
-            device: Device of the outputs.
-
-        Raises:
-            RankError: A rank no longer takes part, as far as the host knows by now.
+        uneven the parts are. `own` is `None` if this rank has no items or failed. A rank that failed takes part too, to
+        keep ranks in step: others receive NaN, and `tell` raises there.
         """
         with on_device(device):
             blocks = {rank: Block(form, part, device) for rank, part in enumerate(parts) if part is not None}
             if self.own in blocks:
                 blocks[self.own].fill(own)
             with _together():
-                sending = [
-                    dist.broadcast(block.memory, group=self._group, group_src=rank, async_op=True)
-                    for rank, block in blocks.items()
-                ]
-                for work in sending:
+                send = partial(dist.broadcast, group=self._group, async_op=True)
+                for work in [send(block.memory, group_src=rank) for rank, block in blocks.items()]:
                     work.wait()
             if own is not None or self.own not in blocks:  # a failed rank raises its own error
                 failed = torch.cat([block.failed for block in blocks.values()]).to("cpu", non_blocking=True)
@@ -105,19 +83,13 @@ class Ranks:
         return [blocks[rank].tensors if rank in blocks else [] for rank in range(self.count)]
 
     def abort(self) -> None:
-        """Abort all collectives of the group, also those that hang on the GPU. The group cannot be used afterwards.
-
-        With NCCL this waits until no graph holds collectives of the group.
-        """
+        """Abort all collectives of the group, for good; with NCCL this waits until no graph holds any."""
         group = self._group or dist.group.WORLD
         if group is not None:
             group.abort()
 
     def tell(self, wait: bool = False) -> None:
-        """Raise `RankError` if other ranks failed in a call, for the first such call known by now.
-
-        With `wait`, wait until the result of all calls is known.
-        """
+        """Raise `RankError` if other ranks failed in a call known to have ended by now, or with `wait` in any call."""
         while self._arriving:
             ranks, failed, ready = self._arriving[0]
             if ready is not None and wait:

@@ -17,12 +17,10 @@ PROJECTIONS = {
 
 
 class FusedHeads(ParallelStyle):
-    """Shards attention with a fused projection `qkv` by heads: each rank has the `qkv` and the `proj` of its heads.
+    """Shards attention with a fused projection `qkv` by heads: each rank has the `qkv` and the `proj` of its heads."""
 
-    A contiguous shard of `qkv` would hold only queries on the first ranks, so its output channels are first reordered
-    by rank. Load weights before that: the global tensor keeps this order.
-    """
-
+    # A contiguous shard of `qkv` would hold only queries on the first ranks, so its output channels are first reordered
+    # by rank. Load weights before that: the global tensor keeps this order.
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         ranks = device_mesh.size()
         if module.num_heads % ranks:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
@@ -25,23 +27,12 @@ RMS_NORMS = (
 )  # fmt: skip
 """Classes of transformers that compute an RMS norm, round it, and multiply it by their weight."""
 
-SWIGLUS = (
-    "Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP",
-)  # fmt: skip
+SWIGLUS = ("Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP")
 """Classes of transformers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
 
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """Return `x + delta` and `norm(x + delta)`, in one pass over memory if `norm` is a plain layer norm or RMS norm.
-
-    Args:
-        x: `[rows, dim]`.
-        delta: `[rows, dim]`.
-        norm: The norm to apply to the sum.
-
-    Returns:
-        The sum and its norm, `[rows, dim]` each.
-    """
+    """Return `x + delta` and `norm(x + delta)`, in one pass over memory if `norm` is a plain layer norm or RMS norm."""
     if is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     elif _is_rms_norm(norm) and _same_dtype(x, delta, norm.weight):
@@ -53,10 +44,7 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """Return `norm(x)` for `x` `[rows, dim]`.
-
-    A plain RMS norm makes one pass over memory and rounds once.
-    """
+    """Return `norm(x)` for `x` `[rows, dim]`; a plain RMS norm makes one pass over memory and rounds once."""
     if _is_rms_norm(norm) and _same_dtype(x, norm.weight):
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
     out: Tensor = norm(x)
@@ -64,10 +52,7 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
 
 
 def swiglu(x: Tensor, mlp: Any) -> Tensor:
-    """Return `mlp(x)` for `x` `[rows, dim]`.
-
-    A plain SwiGLU makes one pass over memory between its matrix products.
-    """
+    """Return `mlp(x)` for `x` `[rows, dim]`; a plain SwiGLU makes one pass over memory between its matrix products."""
     if type(mlp).__name__ in SWIGLUS and _is_called_same_dtype(mlp) and _is_silu(mlp.act_fn):
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
         out: Tensor = mlp.down_proj(silu_mul(gate, up) if _same_dtype(gate, up) else mlp.act_fn(gate) * up)
@@ -77,10 +62,7 @@ def swiglu(x: Tensor, mlp: Any) -> Tensor:
 
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
-    """Return `activation(linear(x))` for `x` `[rows, dim]`.
-
-    A plain linear layer and a tanh GELU become one matrix product.
-    """
+    """Return `activation(linear(x))`; a plain linear layer and a tanh GELU become one matrix product."""
     if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _same_dtype(x, linear.weight, linear.bias):
         out: Tensor = linear_gelu(x, linear.weight, linear.bias)
     else:
@@ -88,16 +70,26 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     return out
 
 
+def siglip_layers(
+    layers: Any, x: Tensor, last: Any, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+    backend: AttentionBackend,
+) -> Tensor:  # fmt: skip
+    """Run the layers of a SigLIP transformer over rows `[rows, dim]`, and return the norm `last` of their output."""
+    normed: Tensor = layers[0].layer_norm1(x)
+    for layer, next_norm in zip(layers, [*(layer.layer_norm1 for layer in layers[1:]), last], strict=True):
+        attn, mlp = layer.self_attn, layer.mlp
+        q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=backend
+        )
+        change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
+        x, normed = add_norm(x, change, layer.layer_norm2)
+        x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
+    return normed
+
+
 def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
-    """Convolve whole patches, for a stride equal to the kernel. A plain convolution becomes one matrix product.
-
-    Args:
-        patches: `[patches, channels * kernel]`, each patch laid out as the weight of the convolution.
-        conv: An `nn.Conv2d` or `nn.Conv3d`, or a module that replaces one.
-
-    Returns:
-        `[patches, out]`.
-    """
+    """Convolve patches `[patches, channels * kernel]` to `[patches, out]`; a plain convolution is a matrix product."""
     if is_plain(conv, nn.Conv2d) or is_plain(conv, nn.Conv3d):
         return F.linear(patches, conv.weight.flatten(1), conv.bias)
     out: Tensor = conv(patches.unflatten(1, conv.weight.shape[1:]))
@@ -105,39 +97,14 @@ def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
 
 
 def split_heads(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a packed projection into queries, keys and values.
-
-    Args:
-        qkv: `[rows, 3 * heads * dim]`.
-        heads: Number of heads.
-        dim: Channels of a head.
-
-    Returns:
-        Queries, keys and values, `[rows, heads, dim]` each, as views of `qkv`.
-
-    Raises:
-        SpecError: The projection has another width, usually because it is sharded and `heads` is not.
-    """
+    """Split a packed projection `[rows, 3 * heads * dim]` into views of queries, keys and values."""
     _check_heads(qkv, 3, heads, dim)
     q, k, v = rearrange(qkv, "rows (three heads dim) -> three rows heads dim", three=3, heads=heads)
     return q, k, v
 
 
 def project_heads(x: Tensor, projections: Sequence[Any], heads: int, dim: int) -> list[Tensor]:
-    """Project rows and split each projection into heads.
-
-    Args:
-        x: `[rows, width]`.
-        projections: Modules that project `x` to `[rows, heads * dim]`.
-        heads: Number of heads.
-        dim: Channels of a head.
-
-    Returns:
-        One tensor `[rows, heads, dim]` per projection.
-
-    Raises:
-        SpecError: A projection has another width, usually because it is sharded and `heads` is not.
-    """
+    """Project rows, and split each projection into heads `[rows, heads, dim]`."""
     projected = [project(x) for project in projections]
     for each in projected:
         _check_heads(each, 1, heads, dim)
@@ -154,10 +121,8 @@ def _check_heads(projected: Tensor, parts: int, heads: int, dim: int) -> None:
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
-    """Return True if a module is exactly of `kind`, with no hooks, no forward of its own, and plain parameters.
-
-    `weight_norm` is a hook. Quantisers keep `nn.Linear` and replace its weight by a tensor subclass.
-    """
+    """Return True if a module is exactly of `kind`, with no hooks, no forward of its own, and plain parameters."""
+    # `weight_norm` is a hook. Quantisers keep `nn.Linear` and replace its weight by a tensor subclass.
     if type(module) is not kind or not _is_called_same_dtype(module):
         return False
     bias = getattr(module, "bias", None)

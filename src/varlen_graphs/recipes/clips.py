@@ -19,32 +19,20 @@ Count = TypeVar("Count", int, Tensor)
 
 
 class Pieces(NamedTuple):
-    """Pieces of spans. Pieces past the last one are empty.
+    """Pieces of spans, int64 `[pieces]` each. Pieces past the last one are empty."""
 
-    Attributes:
-        span: Span of each piece, int64 `[pieces]`; a valid but arbitrary index for empty pieces.
-        start: Entries of the span before the piece, int64 `[pieces]`; 0 for empty pieces.
-        length: Entries of the piece, int64 `[pieces]`; 0 for empty pieces.
-    """
-
-    span: Tensor
-    start: Tensor
-    length: Tensor
+    span: Tensor  # a valid but arbitrary index for empty pieces
+    start: Tensor  # entries of the span before the piece; 0 for empty pieces
+    length: Tensor  # 0 for empty pieces
 
 
 @dataclass(frozen=True)
 class ClipCuts:
-    """Sizes into which a tower cuts clips. A clip is an item, and its frames are the rows.
+    """Sizes into which a tower cuts clips. A clip is an item, and its frames are the rows."""
 
-    Attributes:
-        chunk: Frames per chunk; the last chunk of a clip may have fewer.
-        window_chunks: Chunks per window.
-        stride: Frames per token: 8 after three convolutions of stride 2.
-    """
-
-    chunk: int
-    window_chunks: int = 1
-    stride: int = 8
+    chunk: int  # frames per chunk; the last chunk of a clip may have fewer
+    window_chunks: int = 1  # chunks per window
+    stride: int = 8  # frames per token: 8 after three convolutions of stride 2
 
     @property
     def window(self) -> int:

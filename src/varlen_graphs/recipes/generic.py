@@ -40,9 +40,6 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`, for audio with room for `max(4, rows // 512)` clips.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
-    Returns:
-        The encoder of the tower, nothing captured yet.
-
     Raises:
         SpecError: The tower requests a tensor that no buffer computes, cannot be captured, or returns another output
             with the declared buffers. The message names the argument or the line.

@@ -21,15 +21,8 @@ from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.recipes.vision_tower import (
-    Segments,
-    frame_buffers,
-    item_table,
-    run_block,
-    vision_spec,
-    with_next_norm,
-)
+from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
+from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Outputs
@@ -57,12 +50,8 @@ def glm4v(
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, as processors return them with `do_rescale=False, do_normalize=False` and
-            `.to(torch.uint8)`, and are normalised inside the graph.
+        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
-
-    Returns:
-        The encoder of the tower, nothing captured yet.
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a GLM-4.1V vision tower.
@@ -76,14 +65,9 @@ def glm4v(
     merged = Rows(every=tower.spatial_merge_size**2)
 
     def forward(
-        tower: Any,
-        hidden_states: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
-        position_embeddings: tuple[Tensor, Tensor],
-        table: ItemTable,
-    ) -> Any:
+        tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+        position_embeddings: tuple[Tensor, Tensor], table: ItemTable,
+    ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = _embed(tower, hidden_states, table)
         normed = rms_norm(x, tower.blocks[0].norm1)
@@ -97,7 +81,7 @@ def glm4v(
         pooled = tower.merger(downsampled)
         return pooled if output_type is None else output_type(last_hidden_state=downsampled, pooler_output=pooled)
 
-    buffers = [*frame_buffers(tower), RotaryTable(order="merge_block"), item_table()]
+    buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
     outputs = merged if output_type is None else Outputs(last_hidden_state=merged, pooler_output=merged)
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)

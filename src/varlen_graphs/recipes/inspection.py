@@ -31,18 +31,7 @@ HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 
 
 class Tower:
-    """A tower and the names of its arguments.
-
-    Attributes:
-        module: The tower.
-        forward: Its forward when this object was made.
-        rows: Name of the argument that holds the rows.
-        layout: Name of the argument that describes the items.
-        is_audio: True if items are lengths.
-
-    Raises:
-        SpecError: No argument describes the items, or a further argument is required.
-    """
+    """A tower, its forward at this time, and the names of the arguments that hold the rows and describe the items."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -73,11 +62,7 @@ class Tower:
         return items[:, 2] if self.is_audio else items
 
     def run(self, packed: PackedRows, layout: Layout) -> Any:
-        """Return the output of the tower's own forward for random rows.
-
-        Raises:
-            SpecError: The forward raises one of `RUN_ERRORS`.
-        """
+        """Return the output of the tower's own forward for random rows."""
         try:
             with torch.no_grad():
                 return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
@@ -101,11 +86,7 @@ class Tower:
                     yield PackedRows(self.rows, shape=(1, *shape), rows_dim=1)
 
     def inspect(self, layout: Layout) -> tuple[PackedRows, list[HelperCall]]:
-        """Return the form of the rows and the helper calls of a run on this layout.
-
-        Raises:
-            SpecError: The tower runs on rows of none of the forms.
-        """
+        """Return the form of the rows and the helper calls of a run on this layout."""
         failures = []
         for packed in self.forms():
             calls: list[HelperCall] = []
@@ -123,10 +104,8 @@ class Tower:
 
 @contextmanager
 def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
-    """Append the helper calls that this thread makes inside the block to `calls`, once per settings.
-
-    A helper is a function of transformers, or of a file of the tower, that has a dict argument `kwargs`.
-    """
+    """Append the helper calls that this thread makes inside the block to `calls`, once per settings."""
+    # A helper is a function of transformers, or of a file of the tower, that has a dict argument `kwargs`.
     own = {cls.__module__ for part in module.modules() for cls in type(part).__mro__}
     own = {name for name in own if name.partition(".")[0] not in ("builtins", "torch")}
     pending: dict[FrameType, tuple[dict[str, Any], str]] = {}
@@ -170,18 +149,9 @@ def _line(frame: FrameType | None, own: set[str]) -> str:
 def declare(
     outputs: Sequence[Any], layouts: Sequence[Layout], known: Sequence[CountedExtent]
 ) -> tuple[Declared, list[str]]:
-    """Declare outputs by the way their sizes follow from layouts.
+    """Declare outputs by the way their sizes follow from layouts; `known` are extents to try beside `Rows` and `Items`.
 
-    Args:
-        outputs: Output of the tower for each layout.
-        layouts: The layouts.
-        known: Extents to try beside `Rows` and `Items`.
-
-    Returns:
-        The declaration, and the fields whose sizes follow from none of the extents.
-
-    Raises:
-        SpecError: No field has a known extent.
+    Also returns the fields whose sizes follow from none of the extents.
     """
     fields: dict[str, Any] = {"": outputs}
     if isinstance(outputs[0], Mapping):

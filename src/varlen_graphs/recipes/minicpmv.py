@@ -14,15 +14,15 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
-from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, Lookup, MaxSeqlen
+from varlen_graphs.buffers import Lookup
 from varlen_graphs.buffers.axes import Axis
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.blocks import add_norm, linear_activation, patch_convolution, project_heads
+from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.resampler import (
     Keys,
     check_resampler,
@@ -32,7 +32,7 @@ from varlen_graphs.recipes.resampler import (
     slice_budgets,
     slices,
 )
-from varlen_graphs.recipes.towers import check_parts
+from varlen_graphs.recipes.towers import attention_buffers, check_parts
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.rows import PackedRows
 
@@ -69,48 +69,25 @@ def minicpmv(
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
-    Returns:
-        The encoder, nothing captured yet.
-
     Raises:
         SpecError: A module lacks a submodule or attribute, or the attention of the resampler is adapted.
     """
     check_parts(vpm, ("embeddings", "encoder", "post_layernorm"), "the vision transformer of MiniCPM-V, model.vpm")
     check_resampler(resampler)
-    embeddings, attn = vpm.embeddings, vpm.encoder.layers[0].self_attn
+    embeddings, axes = vpm.embeddings, _axes(vpm)
     side = embeddings.num_patches_per_side
-    axes = _axes(vpm)
 
     def forward(
-        tower: Any,
-        patches: Tensor,
-        tgt_sizes: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
-        buckets: Tensor,
-        cu_queries: Tensor,
-        cu_keys: Tensor,
-        max_keys: int,
-        query_schedule: TileSchedule,
-        key_positions: RowEntries,
-        key_times: RowEntries | None = None,
-    ) -> Tensor:
+        tower: Any, patches: Tensor, tgt_sizes: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+        buckets: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_keys: int, query_schedule: TileSchedule,
+        key_positions: RowEntries, key_times: RowEntries | None = None,
+    ) -> Tensor:  # fmt: skip
         embeddings, layers = tower.vpm.embeddings, tower.vpm.encoder.layers
         position = buckets[:, 0]
         if buckets.shape[1] == 2:
             position = position * embeddings.num_patches_per_side + buckets[:, 1]
         x = patch_convolution(patches, embeddings.patch_embedding) + embeddings.position_embedding(position)
-        normed = layers[0].layer_norm1(x)
-        following = [*(layer.layer_norm1 for layer in layers[1:]), tower.vpm.post_layernorm]
-        for layer, next_norm in zip(layers, following, strict=True):
-            attn = layer.self_attn
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
-            attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, schedule=schedule, backend=attention)
-            change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
-            x, normed = add_norm(x, change, layer.layer_norm2)
-            change = layer.mlp.fc2(linear_activation(normed, layer.mlp.fc1, layer.mlp.activation_fn))
-            x, normed = add_norm(x, change, next_norm)
+        normed = siglip_layers(layers, x, tower.vpm.post_layernorm, cu_seqlens, max_seqlen, schedule, attention)
         keys = Keys(len(tgt_sizes), cu_queries, cu_keys, max_keys, query_schedule, key_positions, key_times)
         return resample(tower.resampler, normed, keys, attention)
 
@@ -118,9 +95,7 @@ def minicpmv(
         rows=PackedRows("patches", shape=(embeddings.patch_embedding.weight[0].numel(),)),
         layout=slices(resampler),
         buffers=[
-            CuSeqlens(per="item"),
-            MaxSeqlen(per="item"),
-            AttentionSchedule(attn.num_heads, attn.head_dim, per="item"),
+            *attention_buffers(vpm.encoder.layers[0].self_attn, "item"),
             Lookup("buckets", lambda size: position_buckets(size, side), axes=axes, largest=LARGEST[axes]),
             *resampler_buffers(resampler),
         ],
@@ -155,11 +130,9 @@ def pack_slices(slices: Sequence[Tensor]) -> Tensor:
 
 
 def position_buckets(size: int, side: int) -> Tensor:
-    """Return the position, 0 to `side - 1`, of each patch along a side of `size` patches, int64 `[size]` on the CPU.
-
-    These are the expressions of the original, in float32, its default dtype: others round differently, and 25 patches,
-    for example, would get other positions.
-    """
+    """Return the position, 0 to `side - 1`, of each patch along a side of `size` patches, int64 `[size]` on the CPU."""
+    # These are the expressions of the original, in float32, its default dtype: others round differently, and 25
+    # patches, for example, would get other positions.
     step = (1 / torch.tensor(size, dtype=torch.float32, device="cpu")).item()
     boundaries = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32, device="cpu")
     coordinates = torch.arange(0, 1 - 1e-6, step, dtype=torch.float32, device="cpu")

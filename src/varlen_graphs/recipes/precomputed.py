@@ -33,18 +33,11 @@ from varlen_graphs.spec.entries import Entries, FrameRows
 
 @dataclass(frozen=True)
 class HelperCall:
-    """Call of a helper by the tower's own forward.
-
-    Attributes:
-        helper: Name of the helper.
-        settings: Its arguments by name.
-        line: Line of the tower that calls it.
-        result: Its result.
-    """
+    """Call of a helper by the tower's own forward."""
 
     helper: str
-    settings: Mapping[str, Any]
-    line: str
+    settings: Mapping[str, Any]  # its arguments by name
+    line: str  # of the tower
     result: Any
 
 
@@ -56,17 +49,11 @@ CountedExtent = Entries | FrameRows
 
 @dataclass(frozen=True)
 class Precomputed:
-    """Declaration that replaces a helper.
+    """Declaration that replaces a helper."""
 
-    Attributes:
-        buffers: Buffers of its tensors, under their standard names.
-        merge: Divisor of the sides of a grid.
-        outputs: Extents that outputs may have because of it.
-    """
-
-    buffers: tuple[Buffer, ...] = ()
-    merge: int = 1
-    outputs: tuple[CountedExtent, ...] = ()
+    buffers: tuple[Buffer, ...] = ()  # under the standard names of its tensors
+    merge: int = 1  # divisor of the sides of a grid
+    outputs: tuple[CountedExtent, ...] = ()  # extents that outputs may have because of it
 
 
 def attention_seqlens(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
@@ -90,14 +77,8 @@ def window_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precompute
     """Return buffers for `window_index`, `cu_window_seqlens` and `max_window_seqlen`."""
     merge = call.settings["spatial_merge_size"]
     windows = Windows(call.settings["window_size"] // merge // call.settings["patch_size"])
-    return Precomputed(
-        (
-            WindowIndex(windows, "window_index"),
-            CuSeqlens("cu_window_seqlens", per=windows),
-            MaxSeqlen("max_window_seqlen", per=windows),
-        ),
-        merge,
-    )
+    segments = CuSeqlens("cu_window_seqlens", per=windows), MaxSeqlen("max_window_seqlen", per=windows)
+    return Precomputed((WindowIndex(windows, "window_index"), *segments), merge)
 
 
 def position_ids(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
@@ -113,17 +94,9 @@ def interpolation(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomput
     if settings.get("padding", "border") != "border":
         raise _unknown(call, f" with padding={settings['padding']!r}")
     order, merge = _order(call)
-    options: dict[str, Any] = {
-        "entries": settings["num_grid_per_side"] ** 2,
-        "mode": settings["mode"],
-        "align_corners": settings["align_corners"],
-        "order": order,
-    }
-    indices, weights = (
-        InterpolationIndices("interp_indices", **options),
-        InterpolationWeights("interp_weights", **options),
-    )
-    return Precomputed((indices, weights), merge)
+    options = settings["num_grid_per_side"] ** 2, settings["mode"], settings["align_corners"], order
+    indices = InterpolationIndices("interp_indices", *options)
+    return Precomputed((indices, InterpolationWeights("interp_weights", *options)), merge)
 
 
 def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
@@ -137,11 +110,9 @@ def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed
 
 
 def temporal_merge_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
-    """Return a buffer for `temporal_merge_index`, int64 `[tokens, frames, rows of a block]`: the rows of each token.
-
-    The tower averages over frames and needs the same number of frames for all items of a call. The buffer uses the
-    least common multiple of all numbers up to `pos_emb_time` and repeats each frame to fill it, which keeps the mean.
-    """
+    """Return a buffer for `temporal_merge_index`, int64 `[tokens, frames, rows of a block]`: the rows of each token."""
+    # The tower averages over frames and needs the same number of frames for all items of a call. The buffer uses the
+    # least common multiple of all numbers up to `pos_emb_time` and repeats each frame to fill it: this keeps the mean.
     side, other = call.settings["kernel_height"], call.settings["kernel_width"]
     if side != other:
         raise _unknown(call, f" with a kernel of {side} by {other}, which is not square")
@@ -167,10 +138,7 @@ def temporal_merge_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Pr
 
 
 def chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
-    """Return all buffers of audio: `padded_feature`, `chunk_lengths`, `valid_indices`, `cu_seqlens` and so on.
-
-    `padded_feature` consists of rows: its buffer holds their indices, and the forward gathers them (see `GATHERED`).
-    """
+    """Return all buffers of audio: `padded_feature` (see `GATHERED`), `chunk_lengths`, `valid_indices` and so on."""
     chunk = 2 * call.settings["n_window"]
     windows = calls["get_audio_cu_seqlens"].settings.get("n_window_infer", chunk) // chunk
     lengths, tokens = call.result[1], len(calls["get_valid_indices"].result)
@@ -219,11 +187,7 @@ GATHERED = ("padded_feature",)
 
 
 def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
-    """Return the declaration that replaces all helpers that a tower calls.
-
-    Raises:
-        SpecError: A helper or one of its settings is unknown, or two calls give one name different settings.
-    """
+    """Return the declaration that replaces all helpers that a tower calls."""
     by_helper = {call.helper: call for call in calls}
     buffers: dict[str, Buffer] = {}
     merges = set()

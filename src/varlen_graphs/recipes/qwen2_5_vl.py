@@ -21,8 +21,8 @@ from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.recipes.vision_tower import Segments, frame_buffers, run_block, vision_spec, with_next_norm
+from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
+from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Outputs
@@ -54,12 +54,8 @@ def qwen2_5_vl(
             quarter of a window (16 rows for windows of 8 x 8 patches), which is enough for all images whose sides are
             at least half a window, 56 pixels.
         attention: The attention backend.
-        normalize: If given, rows are bytes, as processors return them with `do_rescale=False, do_normalize=False` and
-            `.to(torch.uint8)`, and are normalised inside the graph.
+        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
-
-    Returns:
-        The encoder of the tower, nothing captured yet.
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a Qwen2.5-VL or Qwen2.5-Omni vision tower.
@@ -74,18 +70,10 @@ def qwen2_5_vl(
     merged = Rows(every=tower.spatial_merge_unit)
 
     def forward(
-        tower: Any,
-        hidden_states: Tensor,
-        window_index: Tensor,
-        reverse_indices: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
-        cu_window_seqlens: Tensor,
-        max_window_seqlen: int,
-        window_schedule: TileSchedule,
-    ) -> Any:
+        tower: Any, hidden_states: Tensor, window_index: Tensor, reverse_indices: Tensor,
+        position_embeddings: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+        cu_window_seqlens: Tensor, max_window_seqlen: int, window_schedule: TileSchedule,
+    ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         windows = Segments(cu_window_seqlens, max_window_seqlen, window_schedule)
         tokens = rearrange(hidden_states, "(tokens unit) pixels -> tokens unit pixels", unit=tower.spatial_merge_unit)
@@ -107,7 +95,7 @@ def qwen2_5_vl(
         WindowIndex(window),
         WindowIndex(window, "reverse_indices", inverse=True),
         RotaryTable(order=window),
-        *frame_buffers(tower),
+        *attention_buffers(attn, "frame"),
         CuSeqlens("cu_window_seqlens", per=window),
         MaxSeqlen("max_window_seqlen", per=window),
         AttentionSchedule(attn.num_heads, attn.head_dim, "window_schedule", per=window),

@@ -15,8 +15,8 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.recipes.vision_tower import Segments, frame_buffers, run_block, vision_spec, with_next_norm
+from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
+from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Outputs
@@ -43,12 +43,8 @@ def qwen2_vl(
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, as processors return them with `do_rescale=False, do_normalize=False` and
-            `.to(torch.uint8)`, and are normalised inside the graph.
+        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
-
-    Returns:
-        The encoder of the tower, nothing captured yet.
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a Qwen2-VL vision tower.
@@ -58,13 +54,9 @@ def qwen2_vl(
     merged = Rows(every=tower.spatial_merge_size**2)
 
     def forward(
-        tower: Any,
-        hidden_states: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
+        tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor],
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = patch_convolution(hidden_states, tower.patch_embed.proj)
         normed = tower.blocks[0].norm1(x)
@@ -75,7 +67,7 @@ def qwen2_vl(
         pooled = tower.merger(x)
         return pooled if output_type is None else output_type(last_hidden_state=x, pooler_output=pooled)
 
-    buffers = [*frame_buffers(tower), RotaryTable(order="merge_block")]
+    buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block")]
     outputs = merged if output_type is None else Outputs(last_hidden_state=Rows(), pooler_output=merged)
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)

@@ -58,9 +58,6 @@ def qwen3_omni_audio(
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
-    Returns:
-        The encoder, nothing captured yet.
-
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a Qwen3-Omni audio tower.
     """
@@ -80,13 +77,9 @@ def qwen3_omni_audio(
         )
 
     def forward(
-        tower: Any,
-        input_features: Tensor,
-        chunk_frames: tuple[Tensor, Tensor],
-        longest_chunk: Tensor,
-        token_places: Tensor,
-        windows: tuple[Tensor, TileSchedule],
-    ) -> Any:
+        tower: Any, input_features: Tensor, chunk_frames: tuple[Tensor, Tensor], longest_chunk: Tensor,
+        token_places: Tensor, windows: tuple[Tensor, TileSchedule],
+    ) -> Any:  # fmt: skip
         frames, real = chunk_frames
         chunks = torch.where(real, input_features[:, frames], 0)  # no product with 0: padding may hold NaN
         x = _convolve(tower, rearrange(chunks, "mel chunks frames -> chunks 1 mel frames"), longest_chunk[:1])

@@ -18,15 +18,8 @@ from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
-from varlen_graphs.recipes.vision_tower import (
-    Segments,
-    frame_buffers,
-    item_table,
-    run_block,
-    vision_spec,
-    with_next_norm,
-)
+from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
+from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Declared, Outputs
@@ -58,12 +51,8 @@ def qwen3_vl(
             transformers 5.17 `model.thinker.visual`).
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, as processors return them with `do_rescale=False, do_normalize=False` and
-            `.to(torch.uint8)`, and are normalised inside the graph.
+        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
-
-    Returns:
-        The encoder of the tower, nothing captured yet.
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a Qwen3-VL vision tower.
@@ -81,14 +70,9 @@ def qwen3_vl(
     accum_dtype = None if hasattr(tower, "fast_pos_embed_interpolate") else torch.float32
 
     def forward(
-        tower: Any,
-        hidden_states: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
-        position_embeddings: tuple[Tensor, Tensor],
-        table: ItemTable,
-    ) -> Any:
+        tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+        position_embeddings: tuple[Tensor, Tensor], table: ItemTable,
+    ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = interpolate_positions(
             tower.pos_embed.weight,
@@ -120,7 +104,7 @@ def qwen3_vl(
     if output_type is not None:
         fields = {"deepstack_features": merged} if deep else {}
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
-    buffers = [*frame_buffers(tower), RotaryTable(order="merge_block"), item_table()]
+    buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
 

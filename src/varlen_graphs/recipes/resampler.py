@@ -46,25 +46,15 @@ def resampler(
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
-    Returns:
-        The encoder, nothing captured yet.
-
     Raises:
         SpecError: `module` lacks a submodule or attribute of such a resampler, or its attention is adapted.
     """
     check_resampler(module)
 
     def forward(
-        module: Any,
-        x: Tensor,
-        tgt_sizes: Tensor,
-        cu_queries: Tensor,
-        cu_keys: Tensor,
-        max_keys: int,
-        query_schedule: TileSchedule,
-        key_positions: RowEntries,
-        key_times: RowEntries | None = None,
-    ) -> Tensor:
+        module: Any, x: Tensor, tgt_sizes: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_keys: int,
+        query_schedule: TileSchedule, key_positions: RowEntries, key_times: RowEntries | None = None,
+    ) -> Tensor:  # fmt: skip
         keys = Keys(len(tgt_sizes), cu_queries, cu_keys, max_keys, query_schedule, key_positions, key_times)
         return resample(module, x, keys, attention)
 
@@ -78,11 +68,7 @@ def resampler(
 
 
 def check_resampler(module: Any) -> None:
-    """Check that a module has the submodules and attributes that `resample` uses.
-
-    Raises:
-        SpecError: One is missing, or the attention is not a plain `torch.nn.MultiheadAttention`.
-    """
+    """Check that a module has the submodules and attributes that `resample` uses, and a plain attention."""
     check_parts(module, PARTS, "the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5, which is model.resampler")
     check_parts(module.attn, ATTENTION_PARTS, "the torch.nn.MultiheadAttention of such a resampler")
     own = module.attn._parameters
@@ -127,25 +113,15 @@ def resampler_buffers(module: Any) -> list[Buffer]:
 
 
 class Keys(NamedTuple):
-    """Arguments of `resample` beside the rows, from the buffers of `resampler_buffers`.
+    """Arguments of `resample` beside the rows, from the buffers of `resampler_buffers`."""
 
-    Attributes:
-        slots: Capacity in slices, or in groups.
-        cu_queries: Start of the queries of each slot, int32 `[segments + 1]`.
-        cu_keys: Start of the rows of each slot, int32 `[segments + 1]`.
-        max_keys: Upper bound of the rows of a slot.
-        schedule: Tile schedule of queries and keys.
-        positions: Position of each row in its slice.
-        times: Time of the slice of each row; `None` before MiniCPM-V 4.5.
-    """
-
-    slots: int
+    slots: int  # capacity in slices, or in groups
     cu_queries: Tensor
     cu_keys: Tensor
     max_keys: int
     schedule: TileSchedule
-    positions: RowEntries
-    times: RowEntries | None
+    positions: RowEntries  # of each row in its slice
+    times: RowEntries | None  # of the slice of each row; `None` before MiniCPM-V 4.5
 
 
 def resample(module: Any, x: Tensor, keys: Keys, attention: AttentionBackend) -> Tensor:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
-from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, interpolate_positions
+from varlen_graphs.buffers import CuSeqlens, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
+from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
+from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.entries import Items, Rows
 from varlen_graphs.spec.outputs import Outputs
@@ -53,9 +53,6 @@ def siglip2(
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
-    Returns:
-        The encoder, nothing captured yet.
-
     Raises:
         SpecError: `tower` lacks a submodule or attribute of a SigLIP 2 vision tower.
     """
@@ -67,17 +64,11 @@ def siglip2(
         "model",
     )
     output_type = output_class(tower, "BaseModelOutputWithPooling")
-    attn = parts.encoder.layers[0].self_attn
 
     def forward(
-        tower: Any,
-        pixel_values: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        schedule: TileSchedule,
-        table: ItemTable,
+        tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule, table: ItemTable,
         cu_probes: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         parts = _parts(tower)
         x = interpolate_positions(
             parts.embeddings.position_embedding.weight,
@@ -85,18 +76,8 @@ def siglip2(
             antialias=True,
             add=parts.embeddings.patch_embedding(pixel_values),
         )
-        layers = parts.encoder.layers
-        normed = layers[0].layer_norm1(x)
-        following = [*(layer.layer_norm1 for layer in layers[1:]), parts.post_layernorm]
-        for layer, next_norm in zip(layers, following, strict=True):
-            attn, mlp = layer.self_attn, layer.mlp
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
-            attended = varlen_attention(
-                q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=attention
-            )
-            change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
-            x, normed = add_norm(x, change, layer.layer_norm2)
-            x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
+        layers, last = parts.encoder.layers, parts.post_layernorm
+        normed = siglip_layers(layers, x, last, cu_seqlens, max_seqlen, schedule, attention)
         pooled = None
         if cu_probes is not None:
             images = table.values.shape[0]
@@ -109,10 +90,8 @@ def siglip2(
         rows=PackedRows("pixel_values", shape=(parts.embeddings.patch_embedding.in_features,), padded_by=mask),
         layout=GridHW("spatial_shapes"),
         buffers=[
-            CuSeqlens(),
-            MaxSeqlen(),
-            AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim),
-            DeviceBuffer("table", lambda table: table, any_segments=False),
+            *attention_buffers(parts.encoder.layers[0].self_attn, "item"),
+            item_table(),
             *([CuSeqlens("cu_probes", queries=1)] if parts.use_head else []),
         ],
         outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
@@ -127,13 +106,7 @@ def _parts(tower: Any) -> Any:
 
 
 def _pool(
-    head: Any,
-    x: Tensor,
-    images: int,
-    cu_probes: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    attention: AttentionBackend,
+    head: Any, x: Tensor, images: int, cu_probes: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: AttentionBackend
 ) -> Tensor:
     """Pool the rows of each image by the attention of a learned query, the probe: `[images, hidden]`."""
     mha = head.attention
@@ -145,7 +118,7 @@ def _pool(
         F.linear(x, weight, bias), "rows (two heads dim) -> two rows heads dim", two=2, heads=mha.num_heads
     )
     attended = varlen_attention(
-        q, k, v, cu_probes, 1, cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen, backend=attention
+        q, k, v, cu_probes, 1, cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen, backend=backend
     )
     x, mlp = mha.out_proj(rearrange(attended, "images heads dim -> images (heads dim)")), head.mlp
     out: Tensor = x + mlp.fc2(linear_activation(head.layernorm(x), mlp.fc1, mlp.activation_fn))

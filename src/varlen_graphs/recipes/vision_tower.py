@@ -8,7 +8,7 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
-from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
+from varlen_graphs.buffers import Buffer
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.recipes.blocks import add_norm, project_heads, split_heads
@@ -19,13 +19,7 @@ from varlen_graphs.spec.rows import PackedRows
 
 
 class Segments(NamedTuple):
-    """Segments of rows that attend to themselves.
-
-    Attributes:
-        cu_seqlens: Start of each segment, int32 `[segments + 1]`.
-        max_seqlen: Upper bound of the rows of a segment.
-        schedule: Tile schedule of the attention over them.
-    """
+    """Segments of rows that attend to themselves, and the tile schedule of the attention over them."""
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -35,35 +29,13 @@ class Segments(NamedTuple):
 def vision_spec(
     tower: Any, buffers: Sequence[Buffer], outputs: Declared, normalize: Normalize | None = None
 ) -> BufferSpec:
-    """Return the declaration of a tower that takes `hidden_states` `[rows, pixels]` and `grid_thw` `[items, 3]`.
-
-    Args:
-        tower: The tower; its patch convolution sets the pixels of a row, `spatial_merge_size` the merge.
-        buffers: Buffers that its forward takes, in the order in which the graph computes them.
-        outputs: Outputs of its forward.
-        normalize: If given, rows are bytes that are normalised inside the graph.
-    """
+    """Return the declaration of a tower that takes `hidden_states` `[rows, pixels]` and `grid_thw` `[items, 3]`."""
     return BufferSpec(
         rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=outputs,
     )
-
-
-def frame_buffers(tower: Any) -> list[Buffer]:
-    """Return the buffers `cu_seqlens`, `max_seqlen` and `schedule` of attention within frames."""
-    attn = tower.blocks[0].attn
-    return [
-        CuSeqlens(per="frame"),
-        MaxSeqlen(per="frame"),
-        AttentionSchedule(heads=attn.num_heads, head_dim=attn.head_dim, per="frame"),
-    ]
-
-
-def item_table(name: str = "table") -> DeviceBuffer:
-    """Return a buffer that passes the item table itself to the forward."""
-    return DeviceBuffer(name, lambda table: table, any_segments=False)
 
 
 def with_next_norm(blocks: Sequence[Any], last: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -84,20 +56,8 @@ def run_block(
 ) -> tuple[Tensor, Tensor]:
     """Run one block: attention with rotary embeddings, then the MLP, each added to `x`.
 
-    Every addition is fused with the norm that follows it, so a block gets its input normalised by the one before.
-
-    Args:
-        block: The block, with `attn`, `norm2` and `mlp`.
-        x: Input of the block, `[rows, dim]`.
-        normed: `block.norm1(x)`, `[rows, dim]`.
-        next_norm: Norm to apply to the output; `None` for none.
-        mlp: Called as `mlp(x, block.mlp)`.
-        segments: Segments that attend to themselves.
-        rotary: Cosines and sines of the rows.
-        backend: The attention backend.
-
-    Returns:
-        The output of the block and `next_norm` of it, `[rows, dim]` each.
+    Every addition is fused with the norm that follows it: `normed` is `block.norm1(x)`, and the output of the block
+    comes with `next_norm` of it, `[rows, dim]` each. `mlp` is called as `mlp(x, block.mlp)`.
     """
     x, normed = add_norm(x, _attend(block.attn, normed, segments, rotary, backend), block.norm2)
     change = mlp(normed, block.mlp)

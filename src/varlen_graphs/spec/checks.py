@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_types(spec: "BufferSpec") -> None:
-    """Check that rows, layout and buffers are declarations.
-
-    Raises:
-        SpecError: One of them is something else.
-    """
+    """Check that rows, layout and buffers are declarations."""
     if not isinstance(spec.rows, str | PackedRows):
         raise SpecError(f"rows={spec.rows!r}: expected the name of one argument, or a PackedRows")
     if not isinstance(spec.layout, LayoutArgument):
@@ -34,11 +30,7 @@ def check_types(spec: "BufferSpec") -> None:
 
 
 def check_names(spec: "BufferSpec") -> None:
-    """Check that each argument is declared once, by a string.
-
-    Raises:
-        SpecError: A name is no string, declared twice, or two columns describe groups.
-    """
+    """Check that each argument is declared once, by a string, and that at most one column describes groups."""
     names = [spec.packed.name, *spec.describing]
     names += [column.name for column in spec.layout.columns if column.function is not None]
     names += [buffer.name for buffer in spec.buffers]
@@ -54,11 +46,7 @@ def check_names(spec: "BufferSpec") -> None:
 
 
 def check_rows(spec: "BufferSpec") -> None:
-    """Check that buffers and outputs suit the rows: packed ones, or those of a padded batch.
-
-    Raises:
-        SpecError: One does not.
-    """
+    """Check that buffers and outputs suit the rows: packed ones, or those of a padded batch."""
     if spec.layout.padded and spec.packed.padded_by:
         raise SpecError(
             f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
@@ -80,11 +68,7 @@ def check_rows(spec: "BufferSpec") -> None:
 
 
 def check_segments(spec: "BufferSpec") -> None:
-    """Check that the layout has the segments, windows and groups that buffers and outputs use.
-
-    Raises:
-        SpecError: It does not, or windows have several sizes.
-    """
+    """Check that the layout has the segments and groups that buffers and outputs use, and windows have one size."""
     for buffer in spec.segmented:
         if buffer.per not in ("frame", "item", "clip", "group") and not isinstance(buffer.per, Windows):
             raise SpecError(f"{buffer!r}: expected per='frame', 'item', 'clip', 'group' or Windows(side)")
@@ -105,12 +89,7 @@ def check_segments(spec: "BufferSpec") -> None:
 
 
 def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
-    """Check that some item could use each budget.
-
-    Raises:
-        BudgetError: `max_seqlen` is below the shortest segment an item can have; or batches are padded, and a budget
-            does not describe one.
-    """
+    """Check that some item could use each budget, and that budgets of padded batches describe one."""
     if spec.layout.padded:
         for budget in budgets:
             if budget.rows != budget.items * budget.max_seqlen:

@@ -16,8 +16,8 @@ from varlen_graphs.errors import SpecError
 class Normalize:
     """Normalisation of integer pixels: `(pixels * rescale - mean) / std` for each channel.
 
-    Computed inside the graph, in float32. Rows of bytes take a quarter of the bandwidth of float32 rows to upload and
-    copy.
+    Computed inside the graph, in float32. Rows of bytes, as processors return them with `do_rescale=False,
+    do_normalize=False` and `.to(torch.uint8)`, take a quarter of the bandwidth of float32 rows to upload and copy.
 
     Attributes:
         mean: Mean of each channel, `image_mean` of a Hugging Face processor.
@@ -45,11 +45,7 @@ class Normalize:
         object.__setattr__(self, "constants", DeviceConstants(self._compute))
 
     def check(self, shape: Sequence[int] | None) -> None:
-        """Check that rows of this shape consist of whole channels, channel after channel.
-
-        Raises:
-            SpecError: `shape` is None or empty, or its first size is not a multiple of the channels.
-        """
+        """Check that rows of this shape consist of whole channels, channel after channel."""
         if not shape or shape[0] % len(self.mean):
             raise SpecError(
                 f"rows of shape {shape} cannot be normalised by {len(self.mean)} channels: expected a shape whose "

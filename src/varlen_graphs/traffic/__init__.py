@@ -3,8 +3,4 @@
 from varlen_graphs.traffic.planning import Plan, plan
 from varlen_graphs.traffic.trace import Trace
 
-__all__ = [
-    "Plan",
-    "Trace",
-    "plan",
-]
+__all__ = ["Plan", "Trace", "plan"]

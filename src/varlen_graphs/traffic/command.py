@@ -10,11 +10,7 @@ from varlen_graphs.traffic.trace import Trace
 
 
 def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Path | None, figure: Path | None) -> int:
-    """Print the plan for a trace, and plot it to `figure` if given.
-
-    `costs_from` is another trace to take the costs from. Returns the exit status: 1, with a message on stderr, if there
-    is no plan.
-    """
+    """Print the plan for a trace, and plot it to `figure` if given; return the exit status."""
     try:
         trace = Trace.load(path)
         costs = (trace if costs_from is None else Trace.load(costs_from)).costs or ASSUMED

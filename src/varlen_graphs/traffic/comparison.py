@@ -12,17 +12,11 @@ BAR = 40
 
 
 def compare(trace: Trace, plan: Plan, costs: Costs) -> dict[str, Plan]:
-    """Return the plan, the default ladder and a ladder of powers of two, by name.
-
-    All have room for the items and segments of the trace, so they differ only in their row counts.
-    """
+    """Return the plan, the default ladder and a ladder of powers of two, by name, with room for the same items."""
     smallest, largest = (pick(size.rows for size in trace.calls) for pick in (min, max))
     powers = [2**exponent for exponent in range((smallest - 1).bit_length(), (largest - 1).bit_length() + 1)]
-    return {
-        "plan": plan,
-        "Ladder()": evaluate(trace, [*Ladder().row_counts()], costs),
-        "powers of two": evaluate(trace, powers, costs),
-    }
+    ladders = {"Ladder()": [*Ladder().row_counts()], "powers of two": powers}
+    return {"plan": plan} | {name: evaluate(trace, rows, costs) for name, rows in ladders.items()}
 
 
 def table(trace: Trace, plans: Mapping[str, Plan]) -> str:

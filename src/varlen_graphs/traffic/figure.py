@@ -12,10 +12,7 @@ DPI = 160
 
 
 def draw(plans: Mapping[str, Plan], path: Path) -> None:
-    """Draw padding, cost and memory of all plans, and the replayed rows of the first plan by budget.
-
-    The suffix of the path selects the format: .png, .svg or .pdf.
-    """
+    """Draw padding, cost and memory of all plans, and the replayed rows of the first plan by budget."""
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 3), squeeze=False).flat
     first = next(iter(plans.values()))

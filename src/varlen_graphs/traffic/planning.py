@@ -160,12 +160,10 @@ def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
 
 
 def _parts(size: Size, most: int) -> list[tuple[Load, int]]:
-    """Return the loads of the replays of a call, of at most `most` rows each, and their counts; none if it runs eager.
-
-    A trace has only the largest item and the total rows of the others, which are assumed to have equal sizes: as many
-    as fit join the largest, and the others fill further replays. It is not known which items share a replay, so each
-    has room for the items and segments of the whole call.
-    """
+    """Return the loads of the replays of a call, of at most `most` rows each, and their counts; none if eager."""
+    # A trace has only the largest item and the total rows of the others, which are assumed to have equal sizes: as many
+    # as fit join the largest, and the others fill further replays. It is not known which items share a replay, so each
+    # has room for the items and segments of the whole call.
     if size.largest > most:
         return []
     if size.rows <= most:
@@ -187,10 +185,7 @@ def _budget(rows: int, parts: Sequence[Load]) -> Budget:
 
 
 def _cheapest(replays: Mapping[int, int], price: Callable[[int], float], most: int) -> list[int]:
-    """Choose the cheapest row counts, at most `most`, and no more than pay off.
-
-    `replays` counts the replays by the smallest row count that holds them; `price` is the cost of a replay by rows.
-    """
+    """Choose the cheapest row counts, at most `most`; `replays` counts by the smallest row count that holds them."""
     rows = sorted(replays)
     before = [*accumulate((replays[count] for count in rows), initial=0)]
     prices = [price(count) for count in rows]

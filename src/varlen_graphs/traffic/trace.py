@@ -14,21 +14,13 @@ from varlen_graphs.routing.costs import Costs
 
 
 class Size(NamedTuple):
-    """Size of a call.
-
-    Attributes:
-        rows: Rows of all items.
-        items: Number of items.
-        segments: Number of segments.
-        longest: Rows of the longest segment.
-        largest: Rows of the largest item, or group of items, which is never split.
-    """
+    """Size of a call."""
 
     rows: int
     items: int
     segments: int
-    longest: int
-    largest: int
+    longest: int  # rows of the longest segment
+    largest: int  # rows of the largest item, or group of items, which is never split
 
 
 COLUMNS = [*Size._fields, "calls"]
@@ -81,13 +73,7 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, with the costs measured so far. Replaces an existing file atomically.
 
-        Calls may be recorded meanwhile.
-
-        Args:
-            path: The file.
-
-        Raises:
-            OSError: The file cannot be written.
+        Calls may be recorded meanwhile. Raises `OSError` if the file cannot be written.
         """
         now = self.copy()
         costs = now.costs
@@ -102,9 +88,6 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
         """Read a file written by `save`.
-
-        Args:
-            path: The file.
 
         Raises:
             InputError: The file is not a valid trace.

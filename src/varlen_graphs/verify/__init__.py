@@ -2,6 +2,4 @@
 
 from varlen_graphs.verify.verifier import Verified
 
-__all__ = [
-    "Verified",
-]
+__all__ = ["Verified"]

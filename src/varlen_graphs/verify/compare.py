@@ -42,14 +42,11 @@ class Expected:
         self._length = length
 
     def differences(self, actual: Parts, layout: Layout, items: Sequence[int], length: int = 0) -> list[Difference]:
-        """Return the difference of each item of a run, in the worst of its tensors. Syncs with the device.
-
-        An error is relative to the item's own output, or to an average item of its size if that is larger: outputs near
-        zero hold nothing but rounding. One wrong row hardly changes the error of an item of many rows, so an eighth of
-        the error of the worst row counts as well, relative to an average row. Non-finite values that agree count as
-        equal; other ones, and other shapes, are an infinite error. `items` are the indices of the run's items in the
-        call.
-        """
+        """Return the difference of each item of a run, whose indices in the call are `items`, in the worst tensor."""
+        # An error is relative to the item's own output, or to an average item of its size if that is larger: outputs
+        # near zero hold nothing but rounding. One wrong row hardly changes the error of an item of many rows, so an
+        # eighth of the error of the worst row counts as well, relative to an average row. Non-finite values that agree
+        # count as equal; other ones, and other shapes, are an infinite error.
         found = [Difference(0.0, item, "output") for item in items]
         own_spans, spans = _item_spans(self._layout), _item_spans(layout)
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):

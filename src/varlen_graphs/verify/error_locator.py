@@ -46,14 +46,7 @@ class ErrorLocator:
     Leaves NaN in the padding of the arena.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        arena: Arena,
-        call: Call,
-        pack: Pack,
-        filling: Tensor,
-    ) -> None:
+    def __init__(self, forward: Forward, arena: Arena, call: Call, pack: Pack, filling: Tensor) -> None:
         layout, budget = call.layout, pack.budget
         assert layout is not None  # noqa: S101 - the call was bound for verification
         assert budget is not None  # noqa: S101 - it was replayed
@@ -83,15 +76,12 @@ class ErrorLocator:
             return FROZEN
         if not is_right(self._exact(), clear=False):
             return DECLARED
-        found = first_difference(
-            self._forward.module, self._exact, self._exact, partial(self._at_budget, 1), partial(close, limit=limit)
-        )
+        at_budget, same = partial(self._at_budget, 1), partial(close, limit=limit)
+        found = first_difference(self._forward.module, self._exact, self._exact, at_budget, same)
         if found is None:
             return self.explain_padding()
-        return (
-            "Without padding the output is right. The first operation with a wrong result at the budget is "
-            f"{found}\n{REMEDY}"
-        )
+        right = "Without padding the output is right. The first operation with a wrong result at the budget is"
+        return f"{right} {found}\n{REMEDY}"
 
     def explain_padding(self) -> str:
         """Explain why a replay depends on the contents of padding."""

@@ -26,10 +26,7 @@ def permuted(call: Call, layout: Layout) -> tuple[list[int], Call]:
 
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:
-    """Return the arguments of a call with other values in its rows, as likely as its own.
-
-    Floating rows: halves, with the entries of each row reversed. Integers: between the smallest and the largest.
-    """
+    """Return the arguments of a call with other values in its rows, as likely as its own."""
     packed = spec.packed
     rows = arguments[packed.name]
     if not isinstance(rows, Tensor):

@@ -34,23 +34,12 @@ class VerifyingExecutor(Executor):
 
     A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
     is wrong eager too, all budgets are disabled.
-
-    Args:
-        signature, mode, router, store, stats, lends: As for `Executor`.
-        options: Number of calls to compare, and how.
     """
 
     def __init__(
-        self,
-        signature: Signature,
-        mode: Mode,
-        router: Router,
-        store: GraphStore,
-        stats: Stats,
-        *,
-        lends: bool,
+        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool,
         options: Verify,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(signature, mode, router, store, stats, lends=lends)
         self._options = options
         self._distrusted = -1  # the release after which the forward itself was found wrong
@@ -59,14 +48,9 @@ class VerifyingExecutor(Executor):
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
         """Replay a call, and compare its output if its graphs are still to be verified, which syncs.
 
-        Returns:
-            The output of the replay; the module's own if that is wrong.
-
-        Raises:
-            VerificationError: The output is wrong, with `strict`.
+        Returns the module's own output if that of the replay is wrong.
         """
-        due = any(self._done[self._graph(call, graphs, pack.budget)] < self._options.calls for pack in route.packs)
-        if not due:
+        if all(self._done[self._graph(call, graphs, pack.budget)] >= self._options.calls for pack in route.packs):
             return super().run(call, route, graphs)
         call = self._with_own_rows(call) if call.staged else call
         output = super().run(call, route, graphs)

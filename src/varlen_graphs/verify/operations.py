@@ -47,8 +47,7 @@ def first_difference(module: nn.Module, exact: Run, one: Run, other: Run, same: 
     """Find the first operation whose active results differ between two runs at a budget; `one` may be `exact` instead.
 
     `exact` runs the items without padding and shows which entries are active: the leading ones, as many as the same
-    operation returns there. Operations missing from that run are skipped. Both runs are repeated for each `MOST_BYTES`
-    of results.
+    operation returns there. Both runs are repeated for each `MOST_BYTES` of results.
     """
     without, padded = _OutlineRecorder(), _OutlineRecorder()
     without.watch(exact)

@@ -38,10 +38,6 @@ class Verify:
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Check that a tolerance is a relative error.
-
-    Raises:
-        SpecError: It is not.
-    """
+    """Check that a tolerance is a relative error."""
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
         raise SpecError(f"tolerance={tolerance!r}: expected a relative error of at least 0, or None")

@@ -52,10 +52,7 @@ class Verified:
 class Verifier:
     """Replays calls over NaN and over the rows of others, and compares with the module itself.
 
-    Args:
-        executor: The executor whose graphs to verify; it counts nothing of this.
-        tolerance: Largest error of an output; `None` takes that of the dtype.
-        examples: The calls, each with another one of the same items and other rows; the host knows their items.
+    Each example is a call and another one of the same items and other rows; the host knows their items.
     """
 
     def __init__(self, executor: Executor, tolerance: float | None, examples: Sequence[tuple[Call, Call]]) -> None:
@@ -72,13 +69,7 @@ class Verifier:
         self._error = 0.0  # the largest so far
 
     def verify(self) -> Verified:
-        """Verify the calls, from the smallest to the largest.
-
-        Raises:
-            InputError: A call that no budget holds.
-            VerificationError: Something is wrong; the message has the evidence.
-            StaleGraphError: Weights were moved or replaced since the capture.
-        """
+        """Verify the calls, from the smallest to the largest."""
         checked = set[Budget]()
         with torch.no_grad(), self._store.pool.exclusive():
             self._store.check_memory()
