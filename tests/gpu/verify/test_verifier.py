@@ -68,7 +68,7 @@ def test_a_number_that_the_graph_froze_is_told():
 
     encoder = encoder_on_gpu(Scaled(8, 8)).capture()
     encoder.module.scale = 2.0
-    assert "so the graph holds something that is another one now" in refused(encoder, calls_of([5, 9], device="cuda"))
+    assert "since the capture: a Python number or branch" in refused(encoder, calls_of([5, 9], device="cuda"))
 
 
 def test_memory_that_a_replay_reads_and_does_not_write_is_told():
