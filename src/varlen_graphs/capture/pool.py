@@ -221,5 +221,5 @@ _NO_CHANGE = nullcontext()
 
 def on_device(device: torch.device) -> Any:
     """Make `device` current where it is a GPU."""
-    current = device.type != "cuda" or device.index == torch.cuda.current_device()
+    current = device.type != "cuda" or device.index == torch._C._cuda_getDevice()
     return _NO_CHANGE if current else torch.cuda.device(device)

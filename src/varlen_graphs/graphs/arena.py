@@ -50,6 +50,7 @@ class Arena:
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self._rows_at: dict[Budget, Tensor] = {}
+        self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
         self._pads = not dtype.is_floating_point and not spec.row_extent.gaps  # the graph itself clears gaps
         padding = (0, 0, 0, *spec.layout.pads)
@@ -82,11 +83,9 @@ class Arena:
         Raises:
             InputError: A row has another shape than was captured.
         """
-        captured = self.rows.shape[1:]
-        if shape[len(self._extent.dims) :] != captured:
-            packed = self._spec.packed
-            dims = len(self._extent.dims)
-            came = packed.argument_shape(shape[:dims], shape[dims:])
+        if shape[self._dims :] != self._row_shape:
+            packed, captured = self._spec.packed, self._row_shape
+            came = packed.argument_shape(shape[: self._dims], shape[self._dims :])
             raise InputError(
                 f"{packed.name} is {came}: expected {packed.describe(self._extent.dims, captured)}, as captured"
             )

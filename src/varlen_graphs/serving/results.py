@@ -72,8 +72,9 @@ def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None
         veils: Scalars to add to floating tensors, by dtype; float32 stands for dtypes that are missing.
     """
     made: list[Tensor] = [*tensors]
-    for at in _by_dtype(tensors):
-        some = [tensors[i] for i in at]
+    groups = _by_dtype(tensors)
+    for at in groups:
+        some = [tensors[i] for i in at] if len(groups) > 1 else made
         floating, dtype = some[0].is_floating_point(), some[0].dtype
         if veils is not None and floating:
             veil = veils[dtype] if dtype in veils else veils[torch.float32]
@@ -85,6 +86,8 @@ def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None
             new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
         else:
             new = [tensor.clone(memory_format=torch.contiguous_format) for tensor in some]
+        if len(groups) == 1:
+            return [*new]
         for i, tensor in zip(at, new, strict=True):
             made[i] = tensor
     return made
@@ -92,8 +95,12 @@ def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
     """Return the indices of tensors of each dtype."""
-    if len(tensors) == 1:
-        return [range(1)]
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype:
+            break
+    else:  # nearly always
+        return [range(len(tensors))]
     indices: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
         indices.setdefault(tensor.dtype, []).append(index)
