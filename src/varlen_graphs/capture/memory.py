@@ -62,3 +62,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error says that a GPU or the host is out of memory."""
     short = ("out of memory", "not enough memory")  # torch raises its own class for some of these only
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in short)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Return memory that torch's allocator keeps unused to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

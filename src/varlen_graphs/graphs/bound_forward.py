@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from varlen_graphs.capture.mode import Mode
-from varlen_graphs.errors import SpecError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
@@ -65,8 +63,6 @@ class BoundForward:
         """Run a few rows without padding. Errors of the module, which may be about their shape, say so."""
         try:
             return self(*probe, compiled=False)
-        except SpecError:
-            raise
         except Exception as error:
             error.add_note(
                 f"varlen_graphs ran the module with rows {list(probe[0].shape)}, items {probe[1].budget.items}, before "
@@ -79,9 +75,3 @@ class BoundForward:
 def outputs_of(parts: Parts) -> list[Tensor]:
     """Return the outputs of a graph, as memory that a replay writes."""
     return [tensor.detach().resolve_conj().resolve_neg() for tensor in parts.tensors]
-
-
-def empty_cache(device: torch.device) -> None:
-    """Return memory that torch's allocator keeps unused to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -11,10 +11,10 @@ from tqdm import tqdm
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
-from varlen_graphs.capture.memory import forget_frames
+from varlen_graphs.capture.memory import empty_cache, forget_frames
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.bound_forward import BoundForward, empty_cache, outputs_of
+from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
 from varlen_graphs.layout.budgets import Budget

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
+from varlen_graphs.capture.memory import empty_cache
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.bound_forward import empty_cache
 from varlen_graphs.graphs.capturer import CaptureInputs, Capturer, Key
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet

@@ -9,6 +9,11 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 
 
+def _of_module(name: str) -> Any:
+    """Return a property for an attribute of the module; `nn.Module.__init__`, which sets it, changes nothing."""
+    return property(lambda self: getattr(self.module, name), lambda self, value: None)
+
+
 class StandIn(nn.Module):
     """A module with the submodules, parameters, buffers and attributes of another one.
 
@@ -27,8 +32,6 @@ class StandIn(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module  # not registered: its parts are found through the properties below
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"):
-            vars(self).pop(name, None)
 
     @property
     def training(self) -> bool:
@@ -40,29 +43,9 @@ class StandIn(nn.Module):
         if "module" in vars(self):  # nn.Module sets it before
             self.module.training = mode
 
-    @property
-    def _parameters(self) -> Any:
-        return self.module._parameters
-
-    @_parameters.setter
-    def _parameters(self, value: Any) -> None:
-        pass
-
-    @property
-    def _buffers(self) -> Any:
-        return self.module._buffers
-
-    @_buffers.setter
-    def _buffers(self, value: Any) -> None:
-        pass
-
-    @property
-    def _non_persistent_buffers_set(self) -> Any:
-        return self.module._non_persistent_buffers_set
-
-    @_non_persistent_buffers_set.setter
-    def _non_persistent_buffers_set(self, value: Any) -> None:
-        pass
+    _parameters: Any = _of_module("_parameters")
+    _buffers: Any = _of_module("_buffers")
+    _non_persistent_buffers_set: Any = _of_module("_non_persistent_buffers_set")
 
     @property
     def _modules(self) -> Any:
