@@ -32,6 +32,7 @@ from varlen_graphs.stats import Stats
 from varlen_graphs.verify.examples import with_other_rows
 from varlen_graphs.verify.in_service import VerifyingExecutor
 from varlen_graphs.verify.options import Verify, check_tolerance
+from varlen_graphs.verify.proof import Prover
 from varlen_graphs.verify.verifier import Verified, Verifier
 
 
@@ -80,7 +81,8 @@ class GraphedEncoder(OperatedEncoder):
             until `release`; with `Capture(lazy=True)` those below the largest one come back when calls request them
             more than others. A capture in progress may exceed it. A shared pool counts in full.
         capture: Options of captures: lazy, compiled, what to do when memory changes, warm-up files.
-        verify: Number of first calls of each budget to compare with the module itself, or a `Verify` with more options.
+        verify: Number of first calls of each budget to compare with the module itself, or a `Verify` with more options,
+            among them those of the proof of new graphs.
 
     Attributes:
         module: As given.
@@ -142,6 +144,8 @@ class GraphedEncoder(OperatedEncoder):
         )
         super().__init__(module, executor, (capture.compile, getattr(forward, "__qualname__", None)))
         self._tolerance = verify.tolerance
+        if verify.prove:
+            store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
         if capture.warmup is not None:
             self._warm_start.load(capture.warmup)
         weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it

@@ -103,6 +103,7 @@ def test_sizes_without_entries_are_refused_and_captures_do_not_meet_them():
 
 def test_the_host_looks_at_items_on_the_device_only_where_one_may_be_too_large(monkeypatch):
     encoder = limited(largest=30)
+    encoder(torch.zeros(30, 4), tgt_sizes=torch.tensor([(5, 6)]))  # captures
     looked = []
     monkeypatch.setattr(reading, "parse", lambda *args, parse=reading.parse: looked.append(1) or parse(*args))
     encoder(torch.zeros(30, 4), tgt_sizes=torch.tensor([(5, 6)]))

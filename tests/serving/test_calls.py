@@ -13,7 +13,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_outputs_of_all_kinds
-from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture import memory
@@ -381,7 +381,7 @@ def grid_encoder(budgets=GRID_BUDGETS, **options):
     def forward(module, x, cu_seqlens, max_seqlen, scale):
         return {"x": module(x, cu_seqlens, max_seqlen, scale), "whole": torch.arange(len(x), device=x.device)}
 
-    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, backend="tape", **options)
+    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, backend="tape", verify=UNPROVEN, **options)
 
 
 WRONG = {

@@ -11,7 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.clips import clips_encoder
-from tests.support.encoders import BUDGETS, Attention, attention_encoder, attention_spec, encoder_of, rows_for
+from tests.support.encoders import BUDGETS, UNPROVEN, Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, siglip2_tower
 from tests.support.verifying import CALLS, WrongAt64, calls_of, refused
@@ -206,7 +206,7 @@ class Unmasked(Attention):
 
 
 def test_attention_over_all_rows_is_named():
-    message = refused(encoder_of(Unmasked()))
+    message = refused(encoder_of(Unmasked(), verify=UNPROVEN))
     assert "output of item 0, (1, 1, 2), differs by inf from the module's own output (tolerance 1e-05)" in message
     assert "The first operation with a wrong result at the budget is aten._softmax" in message
     assert "weights = (q @ k.mT).softmax(-1)" in message
@@ -332,7 +332,7 @@ def test_state_that_changes_from_call_to_call_is_told():
             self.calls.add_(1)
             return x * self.calls
 
-    assert refused(encoder_of(Counts())).startswith("the module changes calls in place")
+    assert refused(encoder_of(Counts(), verify=UNPROVEN)).startswith("the module changes calls in place")
 
     class Python(nn.Module):
         calls = 0
@@ -341,7 +341,9 @@ def test_state_that_changes_from_call_to_call_is_told():
             self.calls += 1
             return x * self.calls
 
-    assert "The module itself gives a different output when the same call is repeated" in refused(encoder_of(Python()))
+    assert "The module itself gives a different output when the same call is repeated" in refused(
+        encoder_of(Python(), verify=UNPROVEN)
+    )
 
 
 def test_state_in_a_closure_is_named():
@@ -380,7 +382,7 @@ def test_what_only_other_rows_of_the_same_items_show_is_found():
         def forward(self, x, lengths):
             return x
 
-    encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x))
+    encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x), verify=UNPROVEN)
     with pytest.raises(vg.VerificationError, match="from the module's own output"):
         encoder.verify([{"x": torch.ones(5, 8), "lengths": [5]}])
 
@@ -456,7 +458,7 @@ def right(module, call):
 
 
 def test_a_budget_that_is_wrong_is_out_of_use(caplog):
-    encoder = encoder_of(WrongAt64(), verify=2)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(2, prove=False))
     call = CALLS[1]
     with caplog.at_level(logging.WARNING, "varlen_graphs"):
         for _ in range(5):
@@ -475,7 +477,7 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog):
 
 
 def test_after_so_many_calls_nothing_is_compared():
-    encoder = encoder_of(WrongAt64(), budgets=[128], verify=2)
+    encoder = encoder_of(WrongAt64(), budgets=[128], verify=vg.Verify(2, prove=False))
     encoder.capture()
     before = encoder.module.runs
     for _ in range(5):
@@ -484,7 +486,7 @@ def test_after_so_many_calls_nothing_is_compared():
 
 
 def test_each_set_of_graphs_is_compared():
-    encoder = attention_encoder(budgets=[64], verify=1)
+    encoder = attention_encoder(budgets=[64], verify=vg.Verify(1, prove=False))
     for scale in (1.0, 2.0, 1.0, 2.0):
         encoder(**CALLS[1], scale=scale)
     assert encoder.stats.checked.total() == 2
@@ -492,7 +494,7 @@ def test_each_set_of_graphs_is_compared():
 
 @pytest.mark.parametrize("on_miss", ["eager", "error"])
 def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
-    encoder = encoder_of(WrongAt64(), budgets=[64], verify=1, on_miss=on_miss)
+    encoder = encoder_of(WrongAt64(), budgets=[64], verify=vg.Verify(1, prove=False), on_miss=on_miss)
     for call in (CALLS[1], CALLS[1], CALLS[2]):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     with encoder.stage([5, 9]) as stage:
@@ -505,14 +507,14 @@ def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
 
 
 def test_strict_calls_raise():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, strict=True))
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, strict=True, prove=False))
     with pytest.raises(vg.VerificationError, match="is wrong and now disabled: output of item"):
         encoder(**CALLS[1])
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
 
 
 def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=1)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     call = calls_of([120, 60])[0]
     for _ in range(2):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
@@ -521,12 +523,12 @@ def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
 
 
 def test_items_that_only_the_device_has_seen_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=1)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     call = CALLS[1] | {"lengths": torch.tensor(CALLS[1]["lengths"])}
     for _ in range(3):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.replays == {BUDGETS[0]: 1, BUDGETS[1]: 2}
-    fresh = encoder_of(WrongAt64(), verify=1)
+    fresh = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     assert fresh(CALLS[1]["x"], lengths=torch.tensor([5, 8])).isnan().all()
     with pytest.raises(vg.LayoutError, match="an earlier call"):
         fresh.check()
@@ -534,7 +536,7 @@ def test_items_that_only_the_device_has_seen_are_compared():
 
 
 def test_what_is_lent_was_compared_before():
-    encoder = encoder_of(WrongAt64(), verify=1, outputs="borrowed")
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False), outputs="borrowed")
     wrong, sound = encoder(**CALLS[1]), encoder(**CALLS[1])
     assert sound.valid
     encoder(**CALLS[2])
@@ -543,7 +545,7 @@ def test_what_is_lent_was_compared_before():
 
 
 def test_stages_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=1)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     for _ in range(3):
         with encoder.stage([5, 9]) as stage:
             stage.rows.copy_(CALLS[1]["x"])
@@ -562,7 +564,7 @@ class Doubled(nn.Module):
 
 
 def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(caplog):
-    encoder = encoder_of(Doubled(), verify=1, forward=lambda module, x: module.linear(x))
+    encoder = encoder_of(Doubled(), verify=vg.Verify(1, prove=False), forward=lambda module, x: module.linear(x))
     for call in CALLS:
         assert distance(encoder(**call), right(encoder.module, call) * 2) < 1e-6
     with encoder.stage(torch.tensor([5, 9])) as stage:
@@ -574,7 +576,7 @@ def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(cap
 
 
 def test_nan_of_the_callers_own_is_no_mistake():
-    encoder = encoder_of(nn.Linear(8, 8), verify=1, forward=lambda m, x: m(x))
+    encoder = encoder_of(nn.Linear(8, 8), verify=vg.Verify(1, prove=False), forward=lambda m, x: m(x))
     rows = rows_for([5, 9]).index_fill(0, torch.tensor([3]), torch.nan)
     assert encoder(rows, lengths=[5, 9]).isnan().any(1).tolist() == [i == 3 for i in range(14)]
     assert not encoder.stats.wrong.total()
@@ -588,15 +590,15 @@ def test_a_call_that_cannot_be_compared_is_answered_and_told(caplog):
     def forward(module, x):
         return module.linear(x)
 
-    encoder = encoder_of(Refuses(), verify=1, forward=forward)
+    encoder = encoder_of(Refuses(), verify=vg.Verify(1, prove=False), forward=forward)
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
     assert "could not be compared with the module itself: no memory" in caplog.text
     with pytest.raises(RuntimeError, match="no memory"):
-        encoder_of(Refuses(), verify=vg.Verify(1, strict=True), forward=forward)(**CALLS[1])
+        encoder_of(Refuses(), verify=vg.Verify(1, strict=True, prove=False), forward=forward)(**CALLS[1])
 
 
 def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=2)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(2, prove=False))
     expected, worst = right(encoder.module, CALLS[1]), []
 
     def work(number):
@@ -611,7 +613,7 @@ def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
 @given(st.lists(st.lists(st.integers(1, 128), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_whatever_calls_come_none_is_answered_wrongly(layouts):
     assume(all(sum(lengths) != 64 for lengths in layouts))  # of which the module itself gives the double
-    encoder = encoder_of(WrongAt64(), verify=1)
+    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     for call in calls_of(*layouts):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.wrong.total() == len(encoder.disabled)
@@ -619,11 +621,11 @@ def test_whatever_calls_come_none_is_answered_wrongly(layouts):
 
 def test_recipes_take_the_options():
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.Verify(1, strict=True))
+    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.Verify(1, strict=True, prove=False))
     grid = [(1, 6, 12)]
     encoder(pixels(grid), grid_thw=torch.tensor(grid))
     assert encoder.stats.checked.total() == 1
-    model = vg.wrap(tower, [256], backend="tape", verify=vg.Verify(1, strict=True))
+    model = vg.wrap(tower, [256], backend="tape", verify=vg.Verify(1, strict=True, prove=False))
     model(pixels(grid), grid_thw=torch.tensor(grid))
     assert vg.encoders(model)[""].stats.checked.total() == 1
 

@@ -162,11 +162,24 @@ class Pool:
 
     def poison(self) -> None:
         """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale."""
+        with self.exclusive():
+            for memory in self.memory():
+                memory.fill_(0xFF)
+
+    def memory(self, live: bool = False) -> list[Tensor]:
+        """Return the memory of the pool, uint8 `[bytes]` each: all of it, or that of tensors that are alive alone.
+
+        Valid until the next capture or release. Empty on the CPU.
+        """
         if not self._handles:
-            return
-        with self.exclusive(), torch.cuda.device(self.device):
-            for segment in self._segments(self._handles):
-                device_bytes(segment["address"], segment["total_size"]).fill_(0xFF)
+            return []
+        segments = self._segments(self._handles)
+        places = [(segment["address"], segment["total_size"]) for segment in segments]
+        if live:
+            blocks = [block for segment in segments for block in segment["blocks"]]
+            places = [(block["address"], block["size"]) for block in blocks if block["state"] == "active_allocated"]
+        with torch.cuda.device(self.device):
+            return [device_bytes(*place) for place in places]
 
     def bytes(self) -> int:
         """Return the memory that graphs of all encoders hold in the pool, in bytes; 0 on the CPU."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,10 @@ Key = tuple[StaticKey, Hashable]
 """Key of a set of graphs: static arguments, and the active adapters."""
 
 
+Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget]], None]
+"""Replays new graphs of these budgets, compares them with the module, and refuses those that are wrong."""
+
+
 class CaptureInputs(NamedTuple):
     """Inputs that a set of graphs is captured for, with any adapters."""
 
@@ -54,6 +58,7 @@ class Capturer:
         checks: Validates layouts on the GPU; kept when graphs are dropped.
         dependencies: Watches what the graphs depend on.
         agreement: Agreement with other ranks that capture the module.
+        prove: Proves new graphs; `None` trusts them.
         seconds: Duration of each part of the first captures.
         failure: Reason why the last capture gave no graph at all, if it did not.
     """
@@ -65,6 +70,7 @@ class Capturer:
         self.checks: GpuChecks | None = None
         self.dependencies = Dependencies(forward)
         self.agreement = Agreement()
+        self.prove: Prove | None = None
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
         self._forward = forward
@@ -104,6 +110,11 @@ class Capturer:
                 self._count_seconds("captured, kernels compiled, in", start)
                 if is_first and compiled is not None and compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = compiled.seconds
+            if self.prove is not None:
+                start = time.perf_counter()
+                self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
+                self._count_seconds("proven in", start)
+            if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
         if is_new and len(self.sets) == MANY_KEYS:
             warn(

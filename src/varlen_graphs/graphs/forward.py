@@ -38,6 +38,7 @@ class Forward:
         function: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
+        wrong: True if it was found to differ from the module itself, which then runs in its place; until a release.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Forward:
         self.function = function
         self.spec = spec
         self._signature = signature
+        self.wrong = False
         self.compiled = CompiledForward(self._run) if compile else None
 
     @property
@@ -122,7 +124,9 @@ class Forward:
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
     def eager(self, call: Call, hooked: bool) -> Any:
-        """Run a call eager: by the original module if the function in its place would miss something."""
+        """Run a call eager: by the original module if the function in its place is wrong or would miss something."""
+        if self.wrong and not call.beyond:
+            return self.reference(call)
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if hooked and self.function is not None:
@@ -132,12 +136,21 @@ class Forward:
             )
         return self.exact(call.rows, read_layout(self.spec, call), call.statics, call.beyond, call.length)
 
+    @property
+    def is_module(self) -> bool:
+        """True if the module itself runs, with no computed argument."""
+        return self.function is None and not self.spec.buffers
+
+    def answers_itself(self, call: Call) -> bool:
+        """Return True if the module itself can run with the arguments of a call."""
+        return self._signature.original_answers(call)
+
     def reference(self, call: Call) -> Any:
         """Return the correct output of a call: by the module itself if it takes the call, else by the forward.
 
         The rows are copied first: the module may write into them.
         """
-        if not self._signature.original_answers(call):
+        if not self.answers_itself(call):
             return self.exact(call.rows, read_layout(self.spec, call), call.statics, length=call.length)
         name = self.spec.packed.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}))

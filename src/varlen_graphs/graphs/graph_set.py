@@ -37,7 +37,10 @@ class GraphSet:
     Attributes:
         arena: As given.
         checks: As given.
+        agreement: As given.
         failed: Reasons why budgets could not be captured.
+        refused: Reasons why graphs failed the proof at their capture; these budgets are not captured again.
+        against: The outputs that replays were compared with in the proof, in words for the report.
         extents: Extent of each tensor of the output.
         per_square: Milliseconds of our own attention for each squared row of a segment.
         state: Memory that runs before the captures left behind, and that graphs may read.
@@ -54,14 +57,16 @@ class GraphSet:
     def __init__(self, arena: Arena, checks: GpuChecks, agreement: Agreement, timed: bool) -> None:
         self.arena = arena
         self.checks = checks
+        self.agreement = agreement
         self.failed: dict[Budget, str] = {}
+        self.refused: dict[Budget, str] = {}
+        self.against: set[str] = set()
         self.times: Counter[Budget] = Counter()
         self.complete_for: Costs | None = None
         self.timed = timed
         self.state: list[Tensor] = []
         self._usable: tuple[Costs, Costs, int] | None = None
         self._changes = 0
-        self._agreement = agreement
         self._graphs: dict[Budget, Graph] = {}
         self._constants: Sequence[Any] | None = None
         self._form: OutputForm | None = None
@@ -91,7 +96,7 @@ class GraphSet:
             CaptureError: There is no graph, and no budget could be captured.
             Exception: The error of the forward at the largest budget and at the smallest.
         """
-        agreement = self._agreement
+        agreement = self.agreement
         if self._constants is None:
             with agreement.attempt() as attempt, agreement.rehearsal():
                 self._constants = forward.probe(self.arena)
@@ -143,7 +148,7 @@ class GraphSet:
 
     def _capture(self, budget: Budget, forward: BoundForward, backend: Backend, memory: ReadMemory) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
-        arena, checks, agreement, device = self.arena, self.checks, self._agreement, self.arena.rows.device
+        arena, checks, agreement, device = self.arena, self.checks, self.agreement, self.arena.rows.device
         attention = AttentionCost()
 
         def run() -> list[Tensor]:
@@ -192,6 +197,15 @@ class GraphSet:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
         self._changes += 1
+
+    def lacks(self, budget: Budget) -> bool:
+        """Return True if a budget has no graph, and none was refused."""
+        return budget not in self._graphs and budget not in self.refused
+
+    def refuse(self, budget: Budget, reason: str) -> None:
+        """Drop the graph of a budget, if there is one, and never capture it again."""
+        self.refused[budget] = reason
+        self.drop(budget)
 
     def clear(self) -> None:
         """Drop all graphs."""

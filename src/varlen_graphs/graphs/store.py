@@ -30,12 +30,14 @@ class Usable(NamedTuple):
         costs: The budgets that the call may use, and their costs.
         timed: True if costs were measured for calls like this one.
         complete: True if nothing is to be captured before the call.
+        refused: Budgets whose graphs failed the proof, which the call must not use.
     """
 
     graphs: GraphSet | None
     costs: Costs
     timed: bool
     complete: bool
+    refused: Collection[Budget] = ()
 
 
 class GraphStore:
@@ -53,7 +55,7 @@ class GraphStore:
         forward, mode, pool, budgets, limit: As given.
         capturer: Captures the graphs and holds them with the arena.
         staged: True while a caller writes rows into the arena; only its own thread can interfere then.
-        releases, losses: Number of releases; number of times that all graphs were dropped, recaptures included.
+        losses: Number of times that all graphs were dropped.
         lazy: True if calls never capture.
     """
 
@@ -73,7 +75,6 @@ class GraphStore:
         self.limit = limit
         self.capturer = Capturer(forward, mode, pool, budgets)
         self.staged = False
-        self.releases = 0
         self.losses = 0
         self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
         self._sets = self.capturer.sets
@@ -119,8 +120,8 @@ class GraphStore:
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False, self.lazy)
         if self.lazy or graphs.complete_for is costs:
-            return Usable(graphs, graphs.usable(costs), graphs.timed, True)
-        return Usable(graphs, costs, graphs.timed, False)
+            return Usable(graphs, graphs.usable(costs), graphs.timed, True, graphs.refused)
+        return Usable(graphs, costs.without(graphs.refused), graphs.timed, False, graphs.refused)
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
@@ -154,7 +155,7 @@ class GraphStore:
         budgets = enabled if requested is None else [budget for budget in enabled if budget in requested]
         if graphs is None and enabled[-1] not in budgets:
             budgets.append(enabled[-1])
-        missing = [budget for budget in budgets if graphs is None or budget not in graphs]
+        missing = [budget for budget in budgets if graphs is None or graphs.lacks(budget)]
         if missing:
             self.capturer.capture(key, inputs, missing)
             if self.limit is not None:
@@ -179,10 +180,9 @@ class GraphStore:
                 self._recapture_all()
             finally:
                 self._keep_to_limit()
-        if not self.lazy:
-            for key, inputs in [*self._inputs.items()]:
-                if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
-                    self.capture(inputs)
+        for key, inputs in [] if self.lazy else [*self._inputs.items()]:
+            if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
+                self.capture(inputs)
 
     def drop(self, budget: Budget) -> None:
         """Remove a budget, and drop its graphs once they have run.
@@ -269,7 +269,7 @@ class GraphStore:
         """Drop everything, once the last replay has run, and enable all budgets."""
         self.check_not_staged()
         self._forget_all()
-        self.releases += 1
+        self.forward.wrong = False
         self.budgets.enable_all()
 
     def _forget_all(self) -> None:

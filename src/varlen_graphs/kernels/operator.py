@@ -1,6 +1,8 @@
 """Registration of kernels as torch operators: opaque to `torch.compile`, and visible to the tape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -8,6 +10,23 @@ import torch
 from torch import Tensor
 
 _LIBRARY = torch.library.Library("varlen_graphs", "FRAGMENT")
+
+_references = ContextVar("varlen_graphs_references", default=False)
+
+
+@contextmanager
+def references() -> Iterator[None]:
+    """Run the references of operators on CUDA too, for calls of this thread inside the block."""
+    token = _references.set(True)
+    try:
+        yield
+    finally:
+        _references.reset(token)
+
+
+def uses_references() -> bool:
+    """Return True inside `references`."""
+    return _references.get()
 
 
 def operator(
@@ -34,7 +53,7 @@ def operator(
     _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=changes))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     if cuda is not None:
-        _LIBRARY.impl(name, _on_device_of_first(cuda), "CUDA")
+        _LIBRARY.impl(name, _on_device_of_first(cuda, function), "CUDA")
     torch.library.register_fake(f"varlen_graphs::{name}", fake or function, lib=_LIBRARY)
     overload: Callable[..., Any] = getattr(torch.ops.varlen_graphs, name).default
     return overload
@@ -52,9 +71,11 @@ def launcher(package: str, name: str) -> Callable[..., Any]:
     return launch
 
 
-def _on_device_of_first(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_device_of_first(cuda: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
     def run(first: Tensor, *args: Any) -> Any:
+        if _references.get():
+            return reference(first, *args)
         with torch.cuda.device_of(first):
-            return function(first, *args)
+            return cuda(first, *args)
 
     return run

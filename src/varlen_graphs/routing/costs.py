@@ -74,6 +74,8 @@ class Costs:
 
     def without(self, out: Collection[Budget]) -> "Costs":
         """Return these costs without some budgets; there may be none left."""
+        if not out:
+            return self
         replays = {budget: cost for budget, cost in self.replays.items() if budget not in out}
         same = len(replays) == len(self.replays)
         return self if same else Costs(replays, self.per_square, self.host, self._eager_factor, self.bytes_per_row)

@@ -1,6 +1,6 @@
 """Choose how a call runs: as packs of items with their budgets, or eager."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from varlen_graphs.spec.reading import read_layout
 TOO_LARGE = "larger than every budget"
 TOO_LARGE_ENABLED = "larger than every enabled budget"
 EAGER_IS_FASTER = "faster without padding"
+REFUSED = "its graphs failed the proof at their capture"
 
 
 _BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
@@ -65,7 +66,7 @@ class Router:
         """Return the reason why a call must not wait for the pool, but run eager; `None` if it may wait."""
         return None
 
-    def route(self, call: Call, costs: Costs, timed: bool) -> Route:
+    def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
         """Choose packs at the least cost.
 
         Items that only the GPU has seen stay there if one budget holds them whatever they are; else they are copied to
@@ -75,6 +76,7 @@ class Router:
             call: The call.
             costs: The budgets it may use, and their costs.
             timed: True if costs were measured for calls like this one.
+            refused: Budgets that failed the proof with these static arguments; `costs` has none of them.
 
         Raises:
             BudgetError: An item that no budget holds, enabled or not, with `on_miss="error"`; or staged rows that no
@@ -94,10 +96,12 @@ class Router:
         assert layout is not None  # noqa: S101 - it was just read
         if call.staged:
             budget = self.single_budget(layout, costs)
-            return Route(reason=self.too_large) if budget is None else Route((Pack(budget, range(len(layout.items))),))
+            if budget is None:
+                return Route(reason=REFUSED if refused else self.too_large)
+            return Route((Pack(budget, range(len(layout.items))),))
         packs = self._packs(layout, costs)
         if not any(map(_BUDGET, packs)):
-            return Route(reason=self.too_large)
+            return Route(reason=REFUSED if refused else self.too_large)
         if timed and costs.measured and self._eager_is_faster(packs, layout, costs):
             return Route(reason=EAGER_IS_FASTER)
         return Route(packs)

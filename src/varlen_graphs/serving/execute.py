@@ -90,11 +90,11 @@ class Executor:
     def route(self, call: Call) -> tuple[Usable, Route]:
         """Choose the packs of a call, after capturing what it needs and calls capture."""
         usable = self.store.usable(call.key)
-        route = self.router.route(call, usable.costs, usable.timed)
+        route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if route.packs and not usable.complete:
             self.store.capture(self.store.inputs(call))
             usable = self.store.usable(call.key)
-            route = self.router.route(call, usable.costs, usable.timed)
+            route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         return usable, route
 
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:

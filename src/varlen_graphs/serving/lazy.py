@@ -137,24 +137,26 @@ class LazyRouter(Router):
         """Request the budgets of a call and return a reason, if the pool is busy with a capture."""
         if not self.requests.store.pool.busy:
             return None
-        route = super().route(call, self.budgets.costs, False)
+        graphs = self.requests.store.find(call.key)
+        refused = () if graphs is None else graphs.refused
+        route = super().route(call, self.budgets.costs.without(refused), False, refused)
         if not route.packs:
             return route.reason
-        graphs = self.requests.store.find(call.key)
         self._request(call, route, () if graphs is None else graphs.budgets)
         return CAPTURING
 
-    def route(self, call: Call, costs: Costs, timed: bool) -> Route:
+    def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
         """Choose packs among all enabled budgets; if some have no graph, among those in `costs`."""
-        best = super().route(call, self.budgets.costs, timed)
+        enabled = self.budgets.costs.without(refused)
+        best = super().route(call, enabled, timed, refused)
         if not best.packs or not self._request(call, best, costs.replays):
             return best
-        other = super().route(call, costs, timed)
+        other = super().route(call, costs, timed, refused)
         if not other.packs or any(pack.budget is None for pack in other.packs):
             return Route(reason=NOT_CAPTURED)
         if timed and costs.measured:  # then the router has compared it with eager
             return other
-        close = total_cost(other.packs, costs) <= LITTLE_MORE * total_cost(best.packs, self.budgets.costs)
+        close = total_cost(other.packs, costs) <= LITTLE_MORE * total_cost(best.packs, enabled)
         return other if close else Route(reason=NOT_CAPTURED)
 
     def _request(self, call: Call, route: Route, captured: Collection[Budget]) -> bool:

@@ -42,6 +42,11 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} active rows, "
         f"{stats.padding_share:.1%} padding",
     ]
+    for graphs in store.sets:
+        lines += [f"proven against {against}" for against in sorted(graphs.against)]
+        lines += [
+            f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
+        ]
     if stats.checked:
         lines += [f"{stats.checked.total()} replays verified against the module itself, {stats.wrong.total()} wrong"]
     lines += [f"{count} eager runs: {reason}" for reason, count in stats.eager.most_common()]

@@ -163,10 +163,15 @@ class Signature:
         return statics, beyond
 
     def original_answers(self, call: Call) -> bool:
-        """Return True if something else is captured, and the module itself can run with the arguments of this call."""
+        """Return True if something else is captured, and the module itself can run with the arguments of this call.
+
+        Something else is a function in its place, or the module with buffers that it computes from the items if it does
+        not get them: then it has no default for the argument that describes these.
+        """
         names = call.original.keys()
-        takes = self._replaced and self._declared <= self._module_takes and self._module_needs <= names
-        return takes and (self._module_takes_any or names <= self._module_takes)
+        computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
+        takes = self._declared <= self._module_takes and self._module_needs <= names
+        return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
 
     def _original_takes(self, name: str) -> bool:
         """Return True if an argument that the captured forward lacks could go to the module itself."""

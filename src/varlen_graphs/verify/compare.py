@@ -1,6 +1,6 @@
 """Compare the outputs of a run with the expected outputs of a call, item by item."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import pack_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.outputs import Parts, at, name_of
+from varlen_graphs.spec.outputs import Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed relative error by dtype of the computation. TF32 rounds as float16 does."""
@@ -48,19 +48,32 @@ class Expected:
         # eighth of the error of the worst row counts as well, relative to an average row. Non-finite values that agree
         # count as equal; other ones, and other shapes, are an infinite error.
         found = [Difference(0.0, item, "output") for item in items]
+        for path, errors in self._errors(actual, layout, items, length):
+            wheres = [f"{name_of(path)} of item {item}, {self._layout.items[item]}," for item in items]
+            found = [max(pair) for pair in zip(found, map(Difference, errors.tolist(), items, wheres), strict=True)]
+        return found
+
+    def largest(self, actual: Parts, layout: Layout, items: Sequence[int]) -> Tensor:
+        """Return the largest error of a run of these items, float64 `[]`. No sync."""
+        errors = self._errors(actual, layout, items, self._length)
+        return torch.stack([own.max() for _, own in errors]).max()
+
+    def _errors(
+        self, actual: Parts, layout: Layout, items: Sequence[int], length: int
+    ) -> Iterator[tuple[Path, Tensor]]:
+        """Yield the errors of all items in each tensor, float64 `[items]`."""
         own_spans, spans = _item_spans(self._layout), _item_spans(layout)
+        missing = [at(self.output, path) is None for path in actual.paths]
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
             expected = at(self.output, path)
-            errors = [torch.inf] * len(items)
             if isinstance(expected, Tensor):
                 if isinstance(extent, Rows):
                     expected = pack_rows(expected, self._layout.rows) if self._length else expected
                     tensor = pack_rows(tensor, layout.rows) if length else tensor
                 expected_parts = [extent.part(expected, own_spans[item]) for item in items]
-                errors = _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
-            wheres = [f"{name_of(path)} of item {item}, {self._layout.items[item]}," for item in items]
-            found = [max(pair) for pair in zip(found, map(Difference, errors, items, wheres), strict=True)]
-        return found
+                yield path, _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
+            elif expected is not None or all(missing):  # a field that the module leaves empty may hold something
+                yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
 
     def furthest(self, actual: Parts, layout: Layout, items: Sequence[int], length: int = 0) -> Difference:
         """Return the largest of the `differences`."""
@@ -77,17 +90,25 @@ class Expected:
 
 def equal(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have the same values, NaN included. Syncs with the device."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    same = one == other
-    if one.is_floating_point() or one.is_complex():
-        same |= one.isnan() & other.isnan()
-    return bool(same.all())
+    return bool(all_equal([one], [other]))
+
+
+def all_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return True, as bool `[]`, if tensors have the same values, NaN included. No sync."""
+    flags = []
+    for one, other in zip(some, others, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return torch.zeros((), dtype=torch.bool, device=one.device)
+        same = one == other
+        if one.is_floating_point() or one.is_complex():
+            same |= one.isnan() & other.isnan()
+        flags.append(same.all())
+    return torch.stack(flags).all()
 
 
 def close(one: Tensor, other: Tensor, limit: float) -> bool:
     """Return True if tensors are within a relative L2, or are not floating. Syncs with the device."""
-    return not one.is_floating_point() or _errors([one], [other])[0] <= limit
+    return not one.is_floating_point() or float(_errors([one], [other])) <= limit
 
 
 def limit_of(given: float | None, forward: Forward, device: torch.device) -> float:
@@ -122,8 +143,8 @@ def _item_spans(layout: Layout) -> list[Span]:
     ]
 
 
-def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int = 0) -> list[float]:
-    """Return the error of each pair of tensors, as `Expected.differences` defines it."""
+def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int = 0) -> Tensor:
+    """Return the error of each pair of tensors, float64 `[pairs]`, as `Expected.differences` defines it. No sync."""
     norms, worst = [], []
     for one, other in zip(actual, expected, strict=True):
         a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
@@ -133,9 +154,9 @@ def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int 
         norms.append(torch.stack([apart.norm(), b.nan_to_num(0.0, 0.0, 0.0).norm()]))
         rows = apart.movedim(rows_dim, 0).flatten(1) if apart.dim() > 1 else apart.reshape(1, -1)
         worst.append(rows.norm(dim=1).max() * max(1, len(rows)) ** 0.5 if rows.numel() else rows.new_zeros(()))
-    numbers = [*zip(torch.stack(norms).tolist(), [one.numel() for one in actual], strict=True)]
-    square = sum(norm**2 for (_, norm), _ in numbers) / max(1, sum(numel for _, numel in numbers))
-    scales = [max(norm, (square * numel) ** 0.5, 1e-30) for (_, norm), numel in numbers]
-    of_rows = [row / ONE_ROW for row in torch.stack(worst).tolist()]
-    errors = [max(apart, row) / scale for ((apart, _), _), row, scale in zip(numbers, of_rows, scales, strict=True)]
-    return [error if error == error else torch.inf for error in errors]
+    whole, own = torch.stack(norms).double().unbind(1)
+    sizes = own.new_tensor([one.numel() for one in actual])
+    mean = own.square().sum() / sizes.sum().clamp(min=1)
+    scale = torch.maximum(own, (mean * sizes).sqrt()).clamp(min=1e-30)
+    errors = torch.maximum(whole, torch.stack(worst).double() / ONE_ROW) / scale
+    return errors.nan_to_num(torch.inf, torch.inf)

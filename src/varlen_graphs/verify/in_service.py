@@ -42,7 +42,6 @@ class VerifyingExecutor(Executor):
     ) -> None:  # fmt: skip
         super().__init__(signature, mode, router, store, stats, lends=lends)
         self._options = options
-        self._distrusted = -1  # the release after which the forward itself was found wrong
         self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recaptured graph begins again
 
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
@@ -63,12 +62,6 @@ class VerifyingExecutor(Executor):
         if right is returned:
             return output
         return Borrowed(right) if isinstance(output, Borrowed) else right
-
-    def run_eager(self, call: Call) -> Any:
-        """Return the output of a call run eager: by the module itself if the forward was found wrong."""
-        if self._distrusted == self.store.releases:
-            return self.forward.reference(call)
-        return super().run_eager(call)
 
     def _with_own_rows(self, call: Call) -> Call:
         """Copy rows that lie in the arena, which the replay may overwrite."""
@@ -127,7 +120,7 @@ class VerifyingExecutor(Executor):
                 LOGGER.error("%s is disabled: %s; %s", budget, why, MORE)
             budgets.disable(budget, why)
         if not forward_is_right:
-            self._distrusted = self.store.releases
+            self.forward.wrong = True
             why = next(iter(wrong.values()))
             LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*budgets.costs.replays, *wrong]:

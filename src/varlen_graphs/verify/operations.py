@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.watch.rules import draws_random_numbers
 
 MOST_BYTES = 1 << 30
 """Bytes of results of one run to keep at a time for comparison with another run."""
@@ -66,6 +67,35 @@ def first_difference(module: nn.Module, exact: Run, one: Run, other: Run, same: 
             return comparer.found
         begin = recorder.end
     return None
+
+
+def random_draw(module: nn.Module, run: Run) -> DifferingOperation | None:
+    """Find the first operation of a run that draws random numbers."""
+    finder = _DrawFinder(
+        {id(part): f"{path or 'the module'} ({type(part).__name__})" for path, part in module.named_modules()}
+    )
+    with finder:
+        run()
+    return finder.found
+
+
+class _DrawFinder(TorchDispatchMode):
+    """Finds the first operation that draws random numbers."""
+
+    def __init__(self, paths: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: DifferingOperation | None = None
+        self._paths = paths
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.found is None and draws_random_numbers(func, args, kwargs or {}):
+            self._find(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def _find(self, name: str) -> None:
+        self.found = DifferingOperation(name, *_where(self._paths))
 
 
 class _OperationMode(TorchDispatchMode):

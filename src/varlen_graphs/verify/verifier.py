@@ -104,7 +104,11 @@ class Verifier:
         """Return the ways to replay a call: whole in every budget that holds it, and split if its route splits it."""
         layout, costs = layout_of(call), self._store.budgets.costs
         load, everything = self._spec.needs.load(layout), range(len(layout))
+        graphs = self._store.find(call.key)
+        refused = {} if graphs is None else graphs.refused
         budgets = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+        if failed := [refused[budget] for budget in budgets if budget in refused]:
+            raise VerificationError(failed[0])
         ways: list[Packs] = [[Pack(budget, everything)] for budget in budgets]
         packs = self._router.route(call, costs, timed=False).packs
         return [packs, *ways] if len(packs) > 1 else ways

@@ -1,0 +1,137 @@
+"""Calls with made-up items and random rows, for the proof of new graphs."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.padded import pad_rows
+from varlen_graphs.layout.samples import sample_item, sample_layout
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call, static_key
+
+Sizes = Sequence[tuple[int, int]]
+"""Frames, and rows a frame, of some items."""
+
+SMALL: Sequence[Sizes] = [
+    [(1, 32), (1, 24), (1, 12)],
+    [(1, 12), (1, 8)],
+    [(1, 1), (1, 1)],
+    [(1, 32)],
+    [(1, 8)],
+    [(1, 1)],
+]
+"""Small items, no larger than those of warm-up: a module may have a limit of its own, such as a table of positions."""
+
+MIXED: Sequence[Sizes] = [
+    [(1, 24), (3, 12), (1, 35), (2, 16), (1, 8), (1, 32)],
+    [(1, 24), (1, 12), (1, 35), (1, 16), (1, 8), (1, 32)],
+    [(3, 12), (1, 24)],
+    [(1, 24), (1, 12)],
+]
+"""Items of several sizes and numbers of frames; poorer ones where a budget or a module takes no richer ones."""
+
+ID_LIMIT = 1024
+"""Integer rows are below this, and below the size of every table of the module, which they may index."""
+
+
+def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield layouts of a few small items that leave padding in a budget, then any that it holds."""
+    layouts = [_layout(spec, sizes) for sizes in SMALL]
+    fitting = [layout for layout in layouts if _fits(spec, layout, budget)]
+    yield from (layout for layout in fitting if layout.size < budget.rows)
+    yield from (layout for layout in fitting if layout.size >= budget.rows)
+    yield sample_layout(spec.layout, budget, spec.needs.windows)
+
+
+def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield layouts of several kinds of items that a budget holds, the richest first."""
+    for sizes in MIXED:
+        if spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
+            layout = _layout(spec, sizes)
+            if _fits(spec, layout, budget):
+                yield layout
+    yield from small_layouts(spec, budget)
+
+
+def _layout(spec: BufferSpec, sizes: Sizes) -> Layout:
+    unit, items = spec.row_multiple, []
+    for at, (frames, rows) in enumerate(sizes):
+        _, *rest = sample_item(spec.layout, max(1, round(rows / unit)) * unit, spec.layout.merge)
+        items.append((frames, *rest))
+        if spec.layout.grouped and at % 3 == 2:  # two of three items are groups of their own
+            items[-1] = (*items[-1][:-1], 0)
+    length = max(t * h * w for t, h, w, *_ in items) if spec.layout.padded else 0
+    return Layout(tuple(items), length, spec.layout.grouped)
+
+
+def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
+    return budget.holds(*spec.needs.load(layout))
+
+
+def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs) -> Iterator[Call]:
+    """Yield calls of these items as a user makes them, with all arguments by name.
+
+    The first has random rows. If these are integers, another one has the declared pad in all rows.
+    """
+    shape = [*forward.spec.row_extent.size(Span.of(layout)), *inputs.row_shape]
+    dtype = forward.row_dtype
+    yield _call(forward, layout, inputs, _random(shape, forward, inputs.device))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        pads = torch.full(shape, forward.spec.packed.pad, dtype=dtype, device=inputs.device)
+        yield _call(forward, layout, inputs, pads)
+
+
+def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, rows: Tensor) -> Call:
+    spec, packed = forward.spec, forward.spec.packed
+    statics, _, device = inputs
+    description = _describe(spec, layout, device)
+    if packed.padded_by is not None:
+        length = max(layout.rows)
+        rows = pad_rows(rows, layout.rows, length)
+        lengths = torch.tensor(layout.rows, device=device)
+        description[packed.padded_by] = torch.arange(length, device=device) < lengths[:, None]
+    argument = packed.as_argument(rows)
+    original = {packed.name: argument, **description, **statics}
+    return Call(rows, description, dict(statics), static_key(statics), original, None)
+
+
+def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[str, Any]:
+    """Return the arguments that describe the items."""
+    table = torch.tensor(layout.items, device=device)
+    description: dict[str, Any] = {spec.layout.name: spec.layout.argument(table, spec.exact_budget(layout))}
+    for at, column in enumerate(spec.layout.columns, start=3):
+        if column.function is None:
+            values = [item[at] for item in layout.items]
+            nested = [[values[i] for i in group] for group in layout.groups]
+            description[column.name] = nested if column.groups else values
+    return description
+
+
+def _random(shape: Sequence[int], forward: Forward, device: torch.device) -> Tensor:
+    """Return random rows of the dtype that calls bring; the default generator is left alone."""
+    dtype, generator = forward.row_dtype, torch.Generator(device).manual_seed(0)
+    if dtype.is_floating_point or dtype.is_complex:
+        drawn = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(*shape, generator=generator, device=device, dtype=drawn).to(dtype)
+    low, end = _valid_ids(forward)
+    return torch.randint(low, end, tuple(shape), generator=generator, device=device).to(dtype)
+
+
+def _valid_ids(forward: Forward) -> tuple[int, int]:
+    """Return the range of integers that rows may hold: the declared pad is valid, and so are ids below all tables."""
+    packed = forward.spec.packed
+    if packed.normalize is not None or packed.dtype in (torch.bool, torch.uint8):
+        return 0, 2 if packed.dtype == torch.bool else 128
+    tensors = chain(forward.module.parameters(), forward.module.buffers())
+    end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
+    if packed.pad + 2 <= end:
+        return max(0, packed.pad), end
+    return (0, end) if 0 <= packed.pad < end else (packed.pad, packed.pad + 1)

@@ -1,0 +1,186 @@
+"""The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.capture.mode import Mode
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.errors import SpecError, VerificationError, warn
+from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.kernels.operator import references
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.verify.checked_indices import CheckedIndices
+from varlen_graphs.verify.compare import Expected, limit_of
+from varlen_graphs.verify.made_up_calls import make_calls, mixed_layouts, small_layouts
+from varlen_graphs.verify.options import Verify
+from varlen_graphs.verify.trial import Example, Trial
+
+MODULE = "the module itself"
+DECLARATION = (
+    "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
+    "means, such as per='item' or per='frame', was not proven"
+)
+
+
+class Prover:
+    """Proves new graphs of an encoder before calls use them.
+
+    Every graph replays a few small items, and the largest of a new set also items of several sizes and numbers of
+    frames, as they are and in another order. Each is replayed with NaN in the pool and in all padding, and with other
+    values. Outputs must equal those of the module itself, run eager without padding, and must not change with the
+    padding. A graph that fails is refused: its calls run eager.
+
+    Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
+    forward runs in its place, with the references of all kernels.
+
+    Args:
+        forward: The forward of the encoder.
+        mode: The mode that graphs hold for.
+        pool: The pool of the graphs.
+        budgets: The budgets.
+        options: `strict` and `tolerance`.
+    """
+
+    def __init__(self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets, options: Verify) -> None:
+        self._forward = forward
+        self._spec = forward.spec
+        self._mode = mode
+        self._pool = pool
+        self._budgets = budgets
+        self._options = options
+
+    def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
+        """Prove the graphs of these budgets, and refuse those that fail. Syncs; leaves NaN in the padding.
+
+        Raises:
+            VerificationError: A graph failed, with `strict`.
+            SpecError: The declaration does not match the module.
+        """
+        if not budgets:
+            return
+        is_new, largest, refused = len(graphs) == len(budgets), max(budgets), dict[Budget, str]()
+        with self._mode.autocast(inputs.device.type), self._live_memory_restored():
+            pool, known = self._pool.memory(), dict[Layout, Example]()
+            layouts = dict[Budget, Iterable[Layout]]({largest: mixed_layouts(self._spec, largest)} if is_new else {})
+            if failures := self._failures(graphs, inputs, layouts, pool, known, reorder=True):
+                refused = dict.fromkeys(self._budgets.enabled, failures[largest])
+            else:
+                layouts = {budget: small_layouts(self._spec, budget) for budget in sorted(budgets, reverse=True)}
+                refused = self._failures(graphs, inputs, layouts, pool, known)
+        graphs.against |= {example.against for example in known.values()}
+        count = len(graphs)
+        for budget, failure in refused.items():
+            graphs.refuse(budget, failure)
+        if refused:
+            self._report(refused, max(count, len(refused)))
+
+    def _report(self, refused: dict[Budget, str], graphs: int) -> None:
+        message = (
+            f"{type(self._forward.module).__name__}: {len(refused)} of {graphs} graphs failed the proof at their "
+            f"capture and are not used; calls that need them run eager.\n{next(iter(refused.values()))}"
+        )
+        if self._options.strict:
+            raise VerificationError(message)
+        warn(message)
+
+    def _failures(
+        self,
+        graphs: GraphSet,
+        inputs: CaptureInputs,
+        layouts: dict[Budget, Iterable[Layout]],
+        pool: list[Tensor],
+        known: dict[Layout, Example],
+        reorder: bool = False,
+    ) -> dict[Budget, str]:
+        """Return the budgets whose graphs are wrong on the first of their layouts that the module takes, and why."""
+        failures, verdicts = dict[Budget, str](), list[Tensor]()
+        trials = dict[Budget, Trial]()
+        for budget, some in layouts.items():  # queued without a sync: the device is busy while the host goes on
+            with graphs.agreement.attempt() as attempt:
+                example = self._example(some, inputs, known)
+            if (failure := attempt.take()) is not None:
+                if isinstance(failure.error, SpecError):
+                    raise failure.error
+                failures[budget] = f"{budget} could not be proven, because made-up calls fail: {failure.error}"
+                continue
+            limit = self._limit(inputs.device)
+            trials[budget] = Trial(self._forward, graphs, budget, pool, example, limit, reorder)
+            verdicts.append(trials[budget].run())
+        right = torch.stack(verdicts).tolist() if verdicts else []
+        for (budget, trial), is_right in zip(trials.items(), right, strict=True):
+            with graphs.agreement.attempt() as attempt:
+                if not is_right:
+                    raise VerificationError(f"wrong in {budget}")
+            if attempt.take() is None:
+                continue
+            with graphs.agreement.attempt() as attempt:
+                trial.find_evidence()
+            if (failure := attempt.take()) is not None:
+                failures[budget] = str(failure.error)
+                self._forward.wrong |= not trial.example.forward_is_right
+        return failures
+
+    def _limit(self, device: torch.device) -> float:
+        return limit_of(self._options.tolerance, self._forward, device)
+
+    @contextmanager
+    def _live_memory_restored(self) -> Iterator[None]:
+        """Save what tensors of the pool hold, which others may need, because the proof overwrites the whole pool."""
+        live = self._pool.memory(live=True)
+        saved = [memory.clone() for memory in live]
+        try:
+            yield
+        finally:
+            for memory, before in zip(live, saved, strict=True):
+                memory.copy_(before)
+
+    def _example(self, layouts: Iterable[Layout], inputs: CaptureInputs, known: dict[Layout, Example]) -> Example:
+        """Return a call of the first layout that the module takes.
+
+        Raises:
+            Exception: The error of the first layout, if it takes none.
+        """
+        first: Exception | None = None
+        for layout in layouts:
+            if layout in known:
+                return known[layout]
+            for call in make_calls(self._forward, layout, inputs):
+                tried = self._try(call)
+                if isinstance(tried, Example):
+                    known[layout] = tried
+                    return tried
+                first = first or tried
+        assert first is not None  # noqa: S101 - there is always a layout
+        raise first
+
+    def _try(self, call: Call) -> Example | Exception:
+        """Return a call with the output of the module itself, or of the forward if it cannot run with these arguments.
+
+        The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
+        function in the declaration.
+        """
+        checked = CheckedIndices if call.rows.is_cuda else nullcontext
+        try:
+            layout = read_layout(self._spec, call)
+            with references(), checked():
+                output = self._forward.exact(call.rows, layout, call.statics, length=call.length)
+                if self._forward.answers_itself(call):
+                    with suppress(Exception):  # it may need more than these arguments
+                        own = Expected(self._forward.reference(call), layout, call.length)
+                        parts, items = flatten(output, self._spec.declared), range(len(layout))
+                        error = own.furthest(parts, layout, items, call.length).error
+                        return Example(call, layout, own, MODULE, error <= self._limit(call.rows.device))
+            against = MODULE if self._forward.is_module else DECLARATION
+            return Example(call, layout, Expected(output, layout, call.length), against)
+        except Exception as error:
+            return error

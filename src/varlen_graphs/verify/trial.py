@@ -1,0 +1,183 @@
+"""One trial of the proof: an example replayed in one graph, and the evidence if that is wrong."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.errors import VerificationError
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import GraphSet, reason_of
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.serving.replayed_items import HostItems
+from varlen_graphs.serving.results import Collected
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import Parts, flatten, with_padding
+from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.verify.compare import Expected, all_equal, few
+from varlen_graphs.verify.error_locator import PADDING, REPEATED, ErrorLocator
+from varlen_graphs.verify.examples import permuted
+from varlen_graphs.verify.operations import random_draw
+
+TOGETHER = (
+    "The items of a call act on each other, so an item would change with the others that share its replay. Compute "
+    "what they share outside of the module, or let items that belong together form a group."
+)
+
+NOISE = 8
+"""Ratio of an accepted error to the change of the output when rows change by a rounding error."""
+
+
+MOST_NOISE = 5e-2
+"""Largest error that is accepted for this reason."""
+
+
+class Example(NamedTuple):
+    """A call of made-up items, and its expected output.
+
+    Attributes:
+        call: The call.
+        layout: Its items.
+        expected: The expected output.
+        against: What computed that, in words.
+        forward_is_right: True if the declared forward, run eager without padding, gives it too.
+    """
+
+    call: Call
+    layout: Layout
+    expected: Expected
+    against: str
+    forward_is_right: bool = True
+
+
+class Trial:
+    """Replays of an example in one graph.
+
+    Args:
+        forward: The forward of the graph.
+        graphs: Its set.
+        budget: Its budget.
+        pool: The memory of the pool.
+        example: The example.
+        limit: Largest error allowed.
+        reorder: If True, the example is also replayed with its items in another order.
+
+    Attributes:
+        example: As given.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        graphs: GraphSet,
+        budget: Budget,
+        pool: list[Tensor],
+        example: Example,
+        limit: float,
+        reorder: bool,
+    ) -> None:
+        self._forward = forward
+        self._graphs = graphs
+        self._budget = budget
+        self._pool = pool
+        self.example = example
+        self._limit = limit
+        self._reorder = reorder
+
+    def run(self) -> Tensor:
+        """Return True, as bool `[]`, if all replays are right. No sync."""
+        call, layout, expected, *_ = self.example
+        over_nan, over_rows = self._replay(call), self._replay(call, clean=True)
+        error = expected.largest(over_nan, layout, range(len(layout)))
+        right = all_equal(over_nan.tensors, over_rows.tensors) & (error <= self._limit)
+        if self._reorder:
+            order, shuffled = permuted(call, layout)
+            error = expected.largest(self._replay(shuffled), read_layout(self._forward.spec, shuffled), order)
+            right &= error <= self._limit
+        return right
+
+    def find_evidence(self) -> None:
+        """Replay the example again, and raise what is wrong. Sums whose order is not fixed are not wrong. Syncs.
+
+        Raises:
+            VerificationError: A replay is wrong; the message says where and why.
+        """
+        call, layout, expected, against, _ = self.example
+        items, limit = range(len(layout)), self._limit
+        where = f"wrong in {self._budget}, replaying items {few(layout)}"
+        over_nan = self._replay(call)
+        found = expected.furthest(over_nan, layout, items, call.length)
+        if found.error > limit:
+            limit = max(limit, min(MOST_NOISE, NOISE * self._sensitivity(over_nan)))
+        if found.error > limit:
+            what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
+            raise VerificationError(f"{where}: {what}\n{self._cause(limit)}")
+        over_rows = self._replay(call, clean=True)
+        first = Expected(over_nan.rebuild(over_nan.tensors), layout, call.length)
+        found = first.furthest(over_rows, layout, items, call.length)
+        repeats = all_equal(over_nan.tensors, self._replay(call).tensors)
+        repeats &= all_equal(over_rows.tensors, self._replay(call, clean=True).tensors)
+        if found.error > (0.0 if repeats else limit):
+            what = f"{PADDING if repeats else REPEATED}: {found.where} differs by {found.error:.1e}"
+            raise VerificationError(f"{where}: {what}\n{self._cause(None)}")
+        if self._reorder:
+            order, shuffled = permuted(call, layout)
+            shuffled_layout = read_layout(self._forward.spec, shuffled)
+            found = expected.furthest(self._replay(shuffled), shuffled_layout, order, call.length)
+            if found.error > limit:
+                what = f"with its items in another order, {found.where} differs by {found.error:.1e}"
+                raise VerificationError(f"{where}: {what} (tolerance {limit:.0e})\n{TOGETHER}")
+
+    def _replay(self, call: Call, clean: bool = False) -> Parts:
+        """Replay a call over NaN in the pool and in all padding, or over zeros in the pool and rows as padding."""
+        arena, graphs, spec = self._graphs.arena, self._graphs, self._forward.spec
+        for memory in self._pool:
+            memory.fill_(0 if clean else 0xFF)
+        if clean:
+            arena.fill(call.rows.flip(0))
+        else:
+            arena.poison()
+        items, pack = HostItems(read_layout(spec, call)), Pack(self._budget, range(call.items))
+        spans, collected = items.spans(pack), Collected(items.everything)
+        arena.load_rows(call.rows, spans, self._budget)
+        items.load(arena, pack)
+        collected.take(graphs.replay(self._budget), graphs.extents, spans)
+        tensors = with_padding(collected.tensors, graphs.extents, items.layout.rows, call.length)
+        return flatten(graphs.rebuild(tensors), spec.declared)
+
+    def _sensitivity(self, form: Parts) -> float:
+        """Return the change of the output when rows change by a rounding error.
+
+        It is large for modules that round activations, such as quantised ones.
+        """
+        call, layout, *_ = self.example
+        rows = call.rows
+        if not rows.is_floating_point():
+            return 0.0
+        noise = torch.randn(rows.shape, generator=torch.Generator(rows.device).manual_seed(1), device=rows.device)
+        nudged = (rows * (1 + 2 * torch.finfo(rows.dtype).eps * noise)).to(rows.dtype)
+        runs = [self._forward.exact(some, layout, call.statics, length=call.length) for some in (rows, rows, nudged)]
+        one, again, other = (Expected(output, layout, call.length) for output in runs)
+        repeats = one.differs_from(again, form) <= self._limit  # random numbers are no rounding
+        return one.differs_from(other, form) if repeats else 0.0
+
+    def _cause(self, limit: float | None) -> str:
+        """Locate the cause of a wrong replay by running eager; without a limit, why two replays differ."""
+        if not self._graphs.agreement.alone:  # ranks may take another course each, and then wait for each other
+            return "The cause is not located where ranks share a module."
+        call, layout, expected, *_ = self.example
+        try:
+            if draw := random_draw(self._forward.module, partial(self._forward.exact, call.rows, layout, call.statics)):
+                return f"The module draws random numbers, so no two runs agree: {draw}\nCall module.eval() first."
+            pack = Pack(self._budget, range(len(layout)))
+            locator = ErrorLocator(self._forward, self._graphs.arena, call, pack, call.rows.flip(0))
+            return (
+                locator.explain_padding()
+                if limit is None
+                else locator.explain_error(expected, range(len(layout)), limit)
+            )
+        except Exception as error:  # of the module's own code, or the device's memory
+            return f"The cause could not be located: {reason_of(error)}"

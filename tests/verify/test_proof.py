@@ -1,0 +1,261 @@
+"""The proof of new graphs, which is on by default: what is wrong runs eager, and says why."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import Attention, attention_encoder, encoder_of, rows_for
+from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
+from tests.support.verifying import WrongAt64
+
+REFUSED = "its graphs failed the proof at their capture"
+
+
+class Attends(nn.Module):
+    """A plain encoder: every row attends to all rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Wrong(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.linear, self.conv = function, nn.Linear(8, 8), nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return self.function(self, self.linear(x))
+
+
+def ramp(x):
+    return torch.linspace(0, 1, len(x), device=x.device)[:, None]
+
+
+WRONG = {
+    "a convolution over rows": lambda module, x: module.conv(x.T[None])[0].T,
+    "the order reversed": lambda module, x: x.flip(0),
+    "a difference to the last row": lambda module, x: x - x[-1],
+    "a difference to the first row": lambda module, x: x - x[:1],
+    "a ramp over all rows": lambda module, x: x + ramp(x),
+    "the number of rows": lambda module, x: x * (len(x) // 4),
+    "its root": lambda module, x: x / len(x) ** 0.5,
+    "pooling": lambda module, x: x + nn.functional.adaptive_avg_pool1d(x.T, 4).mean(-1),
+    "two halves": lambda module, x: (x.view(2, -1, 8) - x.view(2, -1, 8).mean(0)).view(-1, 8),
+    "a mean": lambda module, x: x - x.mean(0),
+    "a sum so far": lambda module, x: x.cumsum(0),
+    "a softmax over rows": lambda module, x: x.softmax(0),
+    "ranks": lambda module, x: x.argsort(0).argsort(0).to(x.dtype),
+    "a maximum": lambda module, x: x / x.amax(),
+    "neighbours": lambda module, x: x + x.roll(1, 0),
+    "every second row": lambda module, x: x * (torch.arange(len(x), device=x.device) % 2)[:, None],
+}
+
+
+@pytest.mark.parametrize("function", WRONG.values(), ids=WRONG.keys())
+def test_what_mixes_rows_runs_eager_with_one_warning(function):
+    module = Wrong(function)
+    encoder = encoder_of(module)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        for lengths in ([20, 10], [6], [40, 3, 3]):
+            rows = rows_for(lengths)
+            assert distance(encoder(rows, lengths=lengths), module(rows)) < 1e-6
+    (warning,) = caught
+    assert "2 of 2 graphs failed the proof at their capture" in str(warning.message)
+    assert encoder.stats.eager == {REFUSED: 3}
+    assert not encoder.stats.replays
+    assert "refused: wrong in " in encoder.report()
+
+
+def test_attention_over_all_rows_is_refused_with_its_line():
+    encoder, rows = encoder_of(Attends()), rows_for([20, 10])
+    line = r"at .*test_proof.py:\d+, in forward: return nn.functional.scaled_dot_product_attention\(q, k, v\)"
+    with pytest.warns(UserWarning, match=f"(?s)differs by inf from the module itself.*{line}"):
+        assert distance(encoder(rows, lengths=[20, 10]), encoder.module(rows)) < 1e-6
+
+
+def test_no_row_of_an_earlier_call_reaches_a_later_one():
+    encoder, rows = encoder_of(Attends()), rows_for([20])
+    with pytest.warns(UserWarning, match="failed the proof"):
+        alone = encoder(rows, lengths=[20])
+    for seed in range(3):
+        encoder(100 * rows_for([60, 50], seed), lengths=[60, 50])
+        assert equal_bits(encoder(rows, lengths=[20]), alone)
+
+
+def test_only_the_budget_that_is_wrong_is_refused():
+    encoder = encoder_of(WrongAt64())
+    with pytest.warns(UserWarning, match="1 of 2 graphs failed the proof"):
+        encoder.capture()
+    for lengths in ([60], [100]):
+        rows = rows_for(lengths)
+        assert distance(encoder(rows, lengths=lengths), encoder.module.linear(rows)) < 1e-5
+    assert encoder.stats.replays.total() == 2
+    assert not encoder.stats.eager
+    assert {budget.rows for budget in encoder.stats.replays} == {128}
+
+
+def test_a_refused_set_of_static_arguments_leaves_the_others_alone():
+    class Scaled(nn.Module):
+        def forward(self, x, mean=False):
+            return x - x.mean(0) if mean else 2 * x
+
+    encoder, rows = encoder_of(Scaled()), rows_for([20])
+    for _ in range(2):
+        assert equal_bits(encoder(rows, lengths=[20]), 2 * rows)
+    with pytest.warns(UserWarning, match="failed the proof"):
+        assert distance(encoder(rows, lengths=[20], mean=True), rows - rows.mean(0)) < 1e-6
+    encoder(rows, lengths=[20])
+    assert encoder.stats.replays.total() == 3
+    assert encoder.stats.eager == {REFUSED: 1}
+
+
+def test_segments_of_the_wrong_kind_are_found_where_the_module_takes_the_items():
+    class Videos(Attention):
+        """Attends within frames; takes the segments, or computes them from the items."""
+
+        def forward(self, x, grid_thw, cu_seqlens=None, max_seqlen=None):
+            if cu_seqlens is None:
+                frames = (grid_thw[:, 1] * grid_thw[:, 2]).repeat_interleave(grid_thw[:, 0])
+                cu_seqlens = nn.functional.pad(frames.cumsum(0), (1, 0)).int()
+                max_seqlen = int(frames.max())
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    for per, replays in (("frame", 1), ("item", 0)):
+        buffers = [vg.CuSeqlens(per=per), vg.MaxSeqlen(per=per)]
+        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers)
+        module, rows = Videos(), rows_for([24])
+        encoder = vg.GraphedEncoder(module, [vg.Budget(256, items=8, segments=32)], spec, backend="tape")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            output = encoder(rows, grid_thw=[(2, 3, 4)])
+        assert len(caught) == 1 - replays
+        assert distance(output, module(rows, torch.tensor([(2, 3, 4)]))) < 1e-5
+        assert encoder.stats.replays.total() == replays
+        assert "proven against the module itself" in encoder.report()
+
+
+def test_the_report_says_where_the_declaration_itself_was_not_proven():
+    encoder = attention_encoder()
+    encoder(rows_for([6]), lengths=[6])
+    assert "what the declaration means, such as per='item' or per='frame', was not proven" in encoder.report()
+
+
+def test_a_recipe_is_proven_against_its_tower():
+    tower = qwen3_vl_tower()
+    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape")
+    grid = [(1, 4, 6)]
+    encoder(pixels(grid), grid_thw=torch.tensor(grid))
+    assert encoder.stats.replays.total() == 1
+    assert "proven against the module itself" in encoder.report()
+
+
+def test_a_function_that_is_not_what_the_module_computes_never_answers():
+    class Doubled(nn.Module):
+        def forward(self, x, lengths):
+            return 2 * x
+
+    encoder, rows = encoder_of(Doubled(), forward=lambda module, x: 3 * x), rows_for([6])
+    with pytest.warns(UserWarning, match="compute something other than the module itself"):
+        assert equal_bits(encoder(rows, lengths=[6]), 2 * rows)
+    assert equal_bits(encoder(rows, lengths=torch.tensor([6])), 2 * rows)
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: nn.functional.dropout(x, 0.5, training=True)])
+def test_random_numbers_are_named(draw):
+    encoder = encoder_of(Wrong(lambda module, x: x + draw(x)))
+    with pytest.warns(
+        UserWarning, match=r"(?s)The module draws random numbers, so no two runs agree: aten\..*at .*py:\d"
+    ):
+        encoder(rows_for([6]), lengths=[6])
+    assert encoder.stats.eager == {REFUSED: 1}
+
+
+def test_strict_raises_and_then_runs_eager():
+    encoder, rows = encoder_of(Attends(), verify=vg.Verify(strict=True)), rows_for([6])
+    with pytest.raises(vg.VerificationError, match="failed the proof at their capture"):
+        encoder(rows, lengths=[6])
+    assert distance(encoder(rows, lengths=[6]), encoder.module(rows)) < 1e-6
+
+
+def test_it_can_be_switched_off():
+    encoder, rows = encoder_of(Attends(), verify=vg.Verify(prove=False)), rows_for([6])
+    encoder(rows, lengths=[6])
+    assert encoder.stats.replays.total() == 1
+
+
+def test_lazy_encoders_request_no_refused_budget_again():
+    encoder, rows = encoder_of(WrongAt64(), capture=vg.Capture(lazy=True)), rows_for([6])
+    encoder(rows, lengths=[6])
+    with pytest.warns(UserWarning, match="failed the proof"):
+        encoder.capture_wanted(None)
+    for _ in range(2):
+        assert distance(encoder(rows, lengths=[6]), encoder.module.linear(rows)) < 1e-5
+        assert encoder.capture_wanted(None) == []
+
+
+def test_verify_tells_why_a_budget_was_refused():
+    encoder = encoder_of(Attends())
+    with pytest.warns(UserWarning, match="failed the proof"):
+        encoder.capture()
+    with pytest.raises(vg.VerificationError, match="scaled_dot_product_attention"):
+        encoder.verify([{"x": rows_for([6]), "lengths": [6]}])
+
+
+def test_made_up_calls_that_the_module_refuses_are_replaced_by_simpler_ones():
+    class Images(Attention):
+        def forward(self, x, grid_thw, cu_seqlens, max_seqlen):
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    def images_only(layout):
+        if any(t > 1 for t, *_ in layout.items):
+            raise ValueError("images only")
+        return torch.zeros(1)
+
+    buffers = [vg.CuSeqlens(), vg.MaxSeqlen(), vg.HostBuffer("only", images_only, (1,), torch.float32)]
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers)
+    encoder = vg.GraphedEncoder(
+        Images(), [vg.Budget(256, items=8)], spec, backend="tape",
+        forward=lambda module, x, grid_thw, cu_seqlens, max_seqlen, only: module(x, grid_thw, cu_seqlens, max_seqlen),
+    )  # fmt: skip
+    encoder(rows_for([24]), grid_thw=[(1, 4, 6)])
+    assert encoder.stats.replays.total() == 1
+
+
+def test_a_module_whose_made_up_calls_all_fail_is_not_trusted():
+    def fails(layout):
+        if layout.items != ((1, 1, 7),):
+            raise ValueError("never seen")
+        return torch.zeros(1)
+
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.HostBuffer("only", fails, (1,), torch.float32)])
+    encoder = vg.GraphedEncoder(nn.Identity(), [64], spec, backend="tape", forward=lambda module, x, only: x + only)
+    with pytest.warns(UserWarning, match="could not be proven, because made-up calls fail: never seen"):
+        encoder(rows_for([7]), lengths=[7])
+    assert encoder.stats.eager == {REFUSED: 1}
+
+
+def test_token_ids_are_valid_for_every_table():
+    class Tokens(nn.Module):
+        def __init__(self, pad):
+            super().__init__()
+            self.words, self.kinds = nn.Embedding(50, 8, padding_idx=pad), nn.Embedding(5, 8)
+
+        def forward(self, ids):
+            return self.words(ids) + self.kinds(ids % 5)
+
+    for pad in (0, 3, 49):
+        spec = vg.BufferSpec(vg.PackedRows("ids", (), torch.int64, pad=pad), vg.Lengths())
+        encoder = vg.GraphedEncoder(Tokens(pad), [64], spec, backend="tape")
+        encoder(torch.arange(20), lengths=[20])
+        assert encoder.stats.replays.total() == 1
