@@ -39,6 +39,21 @@ CALLS = {
     "a negative size": ((ROWS,), {"grid_thw": [(1, 4, -6)]}, vg.LayoutError, "grid_thw[0] is (1, 4, -6): every size"),
     "a size past int64": ((ROWS,), {"grid_thw": [(2**62, 4, 6)]}, vg.LayoutError, "but hidden_states has 32 rows"),
     "an empty list": ((ROWS[:0],), {"grid_thw": []}, vg.LayoutError, "grid_thw is empty: expected at least one item"),
+    "sparse rows": (
+        (ROWS.to_sparse(),), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is a sparse or nested tensor: expected a dense one, [rows, 96]; try hidden_states.to_dense()",
+    ),
+    "nested rows": (
+        (torch.nested.nested_tensor([ROWS], layout=torch.jagged),), {"grid_thw": GRID}, vg.InputError, "sparse or nested",
+    ),
+    "grids that do not make one tensor": (
+        (ROWS,), {"grid_thw": [torch.tensor([1, 4, 6]), torch.tensor([1, 2])]}, vg.LayoutError,
+        "grid_thw is a list of tensors that do not make one",
+    ),
+    "grids of floats": ((ROWS,), {"grid_thw": [torch.ones(3)]}, vg.LayoutError, "grid_thw is a torch.float32 tensor: exp"),
+    "a range without end": (
+        (ROWS,), {"grid_thw": range(10**30)}, vg.LayoutError, "numbers, which cannot describe the items of",
+    ),
     "the wrong device": (
         (ROWS.to("meta"),), {"grid_thw": GRID}, vg.InputError,
         "hidden_states is on meta, the module on cpu; move it first, for example hidden_states.to('cpu')",
@@ -94,6 +109,72 @@ def test_more_frames_than_any_budget_has_run_eager(encoder, tower):
     assert encoder.stats.eager["larger than every budget"] == before + 1
 
 
+@pytest.mark.parametrize("make", [torch.tensor, numpy.array])
+def test_a_grid_may_come_item_by_item(encoder, tower, make):
+    with torch.no_grad():
+        expected = tower(ROWS, grid_thw=torch.tensor(GRID))
+    assert distance(encoder(ROWS, grid_thw=[make(item) for item in GRID]), expected) < 1e-5
+    hidden = encoder(ROWS, grid_thw=[make(item) for item in GRID], output_hidden_states=True)  # by the tower itself
+    assert distance(hidden, tower(ROWS, grid_thw=torch.tensor(GRID), output_hidden_states=True)) < 1e-5
+
+
+@pytest.mark.parametrize("lengths", [range(2, 4), [torch.tensor(2), torch.tensor(3)], (numpy.array(2), 3)])
+def test_lengths_may_be_a_range_or_come_one_by_one(lengths):
+    encoder, rows = attention_encoder(), torch.randn(5, 8)
+    assert torch.equal(encoder(rows, lengths=lengths), encoder(rows, lengths=[2, 3]))
+
+
+def test_an_item_that_no_budget_holds_is_described_in_words():
+    encoder = attention_encoder(on_miss="error")
+    with pytest.raises(
+        vg.BudgetError,
+        match=re.escape("item 0 is (1, 1, 200) and needs 1 item of 200 rows in 1 segment of at most 200"),
+    ):
+        encoder(torch.zeros(200, 8), lengths=[200])
+
+
+def test_counts_have_their_plurals():
+    encoder = attention_encoder([vg.Budget(64)])
+    encoder(torch.zeros(1, 8), lengths=[1])
+    assert repr(encoder) == "GraphedEncoder(Attention, 1 budget of 64..64 rows, 1 captured)"
+    assert "1 call of 1 item; 1 replay of 1 active row, 98.4% padding" in encoder.report()
+    encoder(torch.zeros(65, 8), lengths=[65])
+    assert "2 calls of 2 items; 1 replay of 1 active row," in encoder.report()
+    assert "1 eager run: larger than every budget" in encoder.report()
+    with pytest.raises(
+        vg.LayoutError, match=re.escape("lengths describes 1 item of 1 row in all, but x has 2 rows of")
+    ):
+        encoder(torch.zeros(2, 8), lengths=[1])
+
+
+def test_a_report_of_the_tape_speaks_of_no_kernels():
+    assert (
+        attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", (8,))))
+        .capture()
+        .report()
+        .splitlines()[1]
+        .startswith("captured in ")
+    )
+
+
+def test_a_size_that_fits_no_budget_comes_with_what_ran():
+    class Naive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(256, 8))
+
+        def forward(self, x):
+            return x + self.positions
+
+    encoder = vg.GraphedEncoder(Naive(), [512], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(\d+\)") as raised:
+        encoder(torch.zeros(256, 8), lengths=[256])
+    (note,) = raised.value.__notes__
+    assert re.match(
+        r"varlen_graphs ran the module with rows \[\d+, 8\], items \d+, for a capture: if the error is about", note
+    )
+
+
 def test_unknown_arguments_are_refused():
     encoder = attention_encoder()
     with pytest.raises(
@@ -107,13 +188,13 @@ def test_unknown_arguments_are_refused():
 def test_columns_need_one_integer_an_item():
     spec = attention_spec(layout=vg.Lengths(columns=(vg.Column("kind"),)))
     encoder = attention_encoder(spec=spec)
-    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1, 2]: expected one integer for each of the 1 items")):
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1, 2]: expected one integer for each of 1 item")):
         encoder(torch.zeros(2, 8), lengths=[2], kind=[1, 2])
-    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1.5]: expected one integer for each of the 1 items")):
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1.5]: expected one integer for each of 1 item")):
         encoder(torch.zeros(2, 8), lengths=[2], kind=[1.5])
     for kind, message in (
         (3, "kind is 3: expected integers"),
-        ([2**70], "expected one integer for each of the 1 items"),
+        ([2**70], "expected one integer for each of 1 item"),
     ):
         with pytest.raises(vg.LayoutError, match=re.escape(message)):
             encoder(torch.zeros(2, 8), lengths=[2], kind=kind)
@@ -160,7 +241,7 @@ DECLARATIONS = {
     ),
     "an unknown kind of segment": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(per="word")]), vg.SpecError,
-        "expected per='frame', 'item', 'clip', 'group' or Windows(side)",
+        "CuSeqlens(per='word'): expected 'frame', 'item', 'clip', 'group' or a Windows",
     ),
     "an argument the module does not have": (
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.buffers.RowPositions()])),
@@ -228,7 +309,7 @@ DECLARATIONS = {
     ),
     "a layout by its class": (lambda: attention_spec(layout=vg.Lengths), vg.SpecError, "layout=<class 'varlen_graphs.layout.g"),
     "a layout without a name": (
-        lambda: attention_spec(layout=vg.GridTHW(2)), vg.SpecError, "[2] declared as arguments: expected their names, as",
+        lambda: attention_spec(layout=vg.GridTHW(2)), vg.SpecError, "GridTHW(name=2): expected the name of an argument",
     ),
     "a merge size that is no integer": (
         lambda: vg.GridTHW("grid_thw", merge=2.0), vg.SpecError, "GridTHW(merge=2.0): expected an integer of at least 1",
@@ -244,7 +325,7 @@ DECLARATIONS = {
         lambda: vg.PaddedMask(columns=("kind",)), vg.SpecError, "columns=('kind',): expected a tuple of columns, such as",
     ),
     "a column with a pad that is no integer": (
-        lambda: vg.Column("kind", pad=0.5), vg.SpecError, "expected pad to be an integer, and default an integer or None",
+        lambda: vg.Column("kind", pad=0.5), vg.SpecError, "Column(pad=0.5): expected an integer",
     ),
     "a buffer without a list": (
         lambda: attention_spec(buffers=vg.CuSeqlens()), vg.SpecError,
@@ -387,5 +468,5 @@ def test_a_capture_that_gives_something_else_than_the_run_before_it():
     runs_before_the_capture = 4  # two probes, a warm-up, and one that is watched
     spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths())
     encoder = vg.GraphedEncoder(Fickle(4, 4), [64], spec, backend="tape")
-    with pytest.raises(vg.CaptureError, match=r"the capture returned 1 tensors .* the run before it 2 with"):
+    with pytest.raises(vg.CaptureError, match=r"the capture returned 1 tensor .* the run before it 2 with"):
         encoder.capture()

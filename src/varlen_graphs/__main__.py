@@ -2,12 +2,16 @@
 
 import argparse
 import sys
+from importlib.metadata import version
 from pathlib import Path
+
+from varlen_graphs import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m varlen_graphs", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"varlen_graphs {__version__}, torch {version('torch')}")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="run photographs and a clip through a Qwen3-VL tower, eager and graphed")
     demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda if available")

@@ -10,10 +10,11 @@ from torch import nn
 from varlen_graphs.capture.mode import BackendName, Mode
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budgets, Ladder, resolve_budgets
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import Memory, MemoryLimit
@@ -122,6 +123,11 @@ class GraphedEncoder(OperatedEncoder):
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
         _check_choice("outputs", outputs, ("owned", "borrowed"))
+        for name, function in (("forward", forward), ("off", off)):
+            if function is not None and not callable(function):
+                raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
+        if pool is not None and not isinstance(pool, Pool):
+            raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.Pool(), or None")
         if not isinstance(capture, Capture):
             raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
         verify = verify if isinstance(verify, Verify) else Verify(verify)
@@ -130,7 +136,7 @@ class GraphedEncoder(OperatedEncoder):
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory
         memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
-        pool, stats, enabled = pool or Pool(), Stats(), EnabledBudgets(Costs.in_rows(resolved))
+        pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
         signature = Signature(module, forward, buffer_spec, off)
         mode = Mode(module, backend, pool)
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
@@ -232,6 +238,8 @@ class GraphedEncoder(OperatedEncoder):
         check_tolerance(tolerance)
         if isinstance(calls, Mapping):
             raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
+        if not isinstance(calls, Iterable):
+            raise InputError(f"verify came with {quoted(calls)}: expected a list of calls")
         calls = [*calls]
         if odd := [type(call).__name__ for call in calls if not isinstance(call, Mapping)]:
             raise InputError(f"verify came with a {odd[0]} as a call: expected a dict of its arguments by name")
@@ -265,9 +273,11 @@ class GraphedEncoder(OperatedEncoder):
     def __repr__(self) -> str:
         budgets = self.budgets
         name, rows = type(self.module).__name__, f"{budgets[0].rows}..{budgets[-1].rows} rows"
-        return f"GraphedEncoder({name}, {len(budgets)} budgets of {rows}, {len(self.executor.store)} captured)"
+        return (
+            f"GraphedEncoder({name}, {counted(len(budgets), 'budget')} of {rows}, {len(self.executor.store)} captured)"
+        )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise SpecError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+    if not isinstance(value, str) or value not in allowed:
+        raise SpecError(f"{name}={quoted(value)}: expected one of {', '.join(map(repr, allowed))}")

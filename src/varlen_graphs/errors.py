@@ -22,6 +22,11 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 call", "2 calls"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class VarlenGraphsError(Exception):
     """Base class of the errors that this library raises."""
 

@@ -115,12 +115,12 @@ def test_the_host_looks_at_items_on_the_device_only_where_one_may_be_too_large(m
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.buffers.Lookup("n", squares, largest=0), "expected largest to be at least 1"),
+        (lambda: vg.buffers.Lookup("n", squares, largest=0), "(largest=0): expected an integer of at least 1"),
         (
             lambda: vg.buffers.Lookup("n", squares, axes=("z",)),
             "axes=('z',): expected one or more of 't', 'h', 'w', 'row'",
         ),
-        (lambda: vg.buffers.SinCos("p", frequencies(4), largest=0), "expected largest to be at least 1"),
+        (lambda: vg.buffers.SinCos("p", frequencies(4), largest=0), "(largest=0): expected an integer of at least 1"),
     ],
 )
 def test_bad_declarations_raise_named_errors(make, message):

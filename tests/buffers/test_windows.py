@@ -120,7 +120,7 @@ def test_items_of_too_many_windows_go_to_a_larger_budget():
     encoder(torch.ones(256, 1), grid_thw=[(1, 16, 16)])  # four whole windows
     encoder(torch.ones(20 * 12, 1), grid_thw=[(1, 12, 20)])  # fewer rows, but six windows
     assert {budget.rows: count for budget, count in encoder.stats.replays.items()} == {256: 1, 512: 1}
-    with pytest.raises(vg.BudgetError, match=r"needs Demand\(rows=512, segments=64, longest=8, items=1\)"):
+    with pytest.raises(vg.BudgetError, match="needs 1 item of 512 rows in 64 segments of at most 8 rows, but"):
         encoder(torch.ones(512, 1), grid_thw=[(64, 2, 4)])
 
 
@@ -157,7 +157,7 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: vg.Windows(0), "Windows(side=0): expected an integer of at least 1, in merged tokens"),
+        (lambda: vg.Windows(0), "Windows(side=0): expected an integer of at least 1"),
         (
             lambda: spec_of(vg.Windows(4), vg.Windows(2)),
             "got [Windows(side=2), Windows(side=4)]: expected windows of one size",
@@ -172,7 +172,7 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
             lambda: vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per=vg.Windows(4))]),
             "needs items with frames, which Lengths does not describe; use per='item'",
         ),
-        (lambda: spec_of(4), "expected per='frame', 'item', 'clip', 'group' or Windows(side)"),
+        (lambda: spec_of(4), "CuSeqlens(per=4): expected 'frame', 'item', 'clip', 'group' or a Windows"),
     ],
 )
 def test_what_makes_no_sense_is_refused(declare, message):

@@ -107,7 +107,7 @@ def test_what_is_no_memory_says_so(memory):
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),
         (lambda: vg.Budget(True), "Budget(rows=True)"),
-        (lambda: vg.Ladder(rows_per_item=0), "expected rows_per_item and rows_per_segment to be at least 1"),
+        (lambda: vg.Ladder(rows_per_item=0), "Ladder(rows_per_item=0): expected an integer of at least 1"),
         (lambda: vg.Ladder(512, 256), "Ladder(512, 256): expected 1 <= min <= max"),
         (
             lambda: vg.Ladder(step=1.0),

@@ -144,8 +144,8 @@ def test_nested_and_flat_say_the_same():
     ("times", "message"),
     [
         ([[4], []], "times[1] is empty: expected at least one item in every group; drop it"),
-        ([[4], [5]], "times is [4, 5]: expected one integer for each of the 3 items"),
-        ([[4], [[5, 6]]], "times is [4, [5, 6]]: expected one integer for each of the 3 items"),
+        ([[4], [5]], "times is [4, 5]: expected one integer for each of 3 items"),
+        ([[4], [[5, 6]]], "times is [4, [5, 6]]: expected one integer for each of 3 items"),
         ([[4], [5, 6.0]], "times is [4, 5, 6.0]: expected one integer"),
         (7, "times is 7: expected integers, one for each item, or a list of them for each group"),
     ],
@@ -157,9 +157,7 @@ def test_bad_groups_say_what_was_expected(times, message):
 
 def test_a_column_without_a_default_has_to_come():
     column = vg.Column("kind")
-    with pytest.raises(
-        vg.LayoutError, match=re.escape("kind is [1, None]: expected one integer for each of the 2 items")
-    ):
+    with pytest.raises(vg.LayoutError, match=re.escape("kind is [1, None]: expected one integer for each of 2 items")):
         column.parse([1, None], 2)
     spec = vg.BufferSpec("x", vg.Lengths(columns=(column, vg.Column("mark", default=3))))
     encoder = vg.GraphedEncoder(

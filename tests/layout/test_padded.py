@@ -334,7 +334,7 @@ CALLS = {
     "an empty item": (X, [[0] * 5, [1] * 5], "[1] marks no row as real (0): expected at least one real row in each item; drop empty items"),
     "other values": (X, [[0] * 5, [0, 0, 2, 2, 2]], "[1] has values other than 0 and 1: expected a key padding mask"),
     "another length": (X, PADDING[:, :4], "src_key_padding_mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
-    "another batch": (X, PADDING[:1], "describes 1 items, the longest of 3 rows, but x is [2, 5, 8]: expected [batch, len"),
+    "another batch": (X, PADDING[:1], "describes 1 item, the longest of 3 rows, but x is [2, 5, 8]: expected [batch, len"),
     "no batch": (X[:0], PADDING[:0], "src_key_padding_mask is empty: expected a key padding mask"),
     "scores": (X, PADDING.float(), "is a torch.float32 tensor: expected a key padding mask [batch, length] of bool"),
     "four dimensions": (X, PADDING[:, None, None], "is [2, 1, 1, 5]: expected a key padding mask [batch, length]"),
@@ -354,7 +354,7 @@ def test_bad_masks_say_what_was_expected(shared, x, mask, message):
     ("lengths", "message"),
     [
         ([3, 6], "lengths describes 2 items, the longest of 6 rows, but x is [2, 5, 8]: expected [batch, length, ...]"),
-        ([3], "lengths describes 1 items, the longest of 3 rows, but x is [2, 5, 8]"),
+        ([3], "lengths describes 1 item, the longest of 3 rows, but x is [2, 5, 8]"),
         ([3, 0], "lengths[1] is 0: every size must be at least 1"),
         ([[3, 5]], "lengths[0] is [3, 5]: expected integers"),
     ],

@@ -162,7 +162,7 @@ CALLS = {
         {"lengths": [4, 5]}, vg.LayoutError,
         "mask marks [3, 5] rows as real, but lengths describes items of [4, 5] rows: expected the same rows",
     ),
-    "another batch": ({"lengths": [3]}, vg.LayoutError, "lengths describes 1 items, the longest of 3 rows, but x is [2, 5"),
+    "another batch": ({"lengths": [3]}, vg.LayoutError, "lengths describes 1 item, the longest of 3 rows, but x is [2, 5"),
     "an item longer than the batch": ({"lengths": [3, 6]}, vg.LayoutError, "the longest of 6 rows, but x is [2, 5, 8]"),
     "another mask": ({"mask": MASK[:, :4]}, vg.LayoutError, "mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
     "a mask of fewer items": ({"mask": MASK[1:]}, vg.LayoutError, "mask marks [5] rows as real, but lengths describes items of"),

@@ -314,11 +314,9 @@ def test_other_modules_are_refused():
 
 def test_wrong_sizes_get_named_errors():
     rows = patches((SIZES,))
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes describes 1 items of 35 rows in all")):
+    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes describes 1 item of 35 rows in all")):
         SHARED["2.6"](rows, tgt_sizes=SIZES[:1])
     with pytest.raises(vg.InputError, match=re.escape("'temporal_ids'")):
         SHARED["2.6"](rows, tgt_sizes=SIZES, temporal_ids=TIMES)
-    with pytest.raises(
-        vg.LayoutError, match=re.escape("temporal_ids is [-1, 3]: expected one integer for each of the 5")
-    ):
+    with pytest.raises(vg.LayoutError, match=re.escape("temporal_ids is [-1, 3]: expected one integer for each of 5")):
         SHARED["4.5"](rows, tgt_sizes=numpy.array(SIZES), temporal_ids=[[-1], [3]])

@@ -193,7 +193,7 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "takes at least 9.00 ms" in text
     assert "take 56,000 bytes per row" in text
     assert "2.3% padding" in text
-    assert "1 eager runs: larger than every budget" in text
+    assert "1 eager run: larger than every budget" in text
     new = attention_encoder([small]).report().splitlines()
     assert new[3].split() == ["512", "8", "8", "-", "0"]
 

@@ -246,7 +246,11 @@ def test_a_stage_runs_eager_where_calls_do():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (([64, 65],), vg.BudgetError, "a stage is one replay, but no budget holds Load(rows=129, items=2, segments=2"),
+        (
+            ([64, 65],),
+            vg.BudgetError,
+            "a stage is one replay, but no budget holds 2 items of 129 rows in 2 segments of at most 65 rows:",
+        ),
         (([0],), vg.LayoutError, "every size must be at least 1"),
         (([5], {"scales": 1}), vg.InputError, "Attention has no argument 'scales'"),
         (([5], {"x": 1}), vg.InputError, "x came with a stage, which hands out the rows to write; leave it out"),
@@ -472,7 +476,7 @@ def test_a_broken_promise_about_segments_is_told():
 
 def test_columns_on_the_host_keep_a_layout_there():
     encoder = grid_encoder()
-    with pytest.raises(vg.LayoutError, match="describes 1 items of 4 rows in all, but x has 8 rows"):
+    with pytest.raises(vg.LayoutError, match="describes 1 item of 4 rows in all, but x has 8 rows"):
         encoder(rows_for([8]), grid_thw=torch.tensor([(1, 2, 2)]), kind=[0])
 
 

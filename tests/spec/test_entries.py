@@ -61,5 +61,5 @@ def test_a_column_with_a_function_is_no_argument():
 def test_a_column_needs_one_integer_for_each_item():
     spec = vg.BufferSpec("x", vg.Lengths(columns=(vg.Column("half", function=lambda call: [0.5]),)))
     encoder = vg.GraphedEncoder(nn.Identity(), [128], spec, forward=lambda module, x: module(x), backend="tape")
-    with pytest.raises(vg.LayoutError, match=re.escape("half is [0.5]: expected one integer for each of the 1 items")):
+    with pytest.raises(vg.LayoutError, match=re.escape("half is [0.5]: expected one integer for each of 1 item")):
         encoder(torch.zeros(2, 1), lengths=[2])

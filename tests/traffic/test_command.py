@@ -145,3 +145,16 @@ def test_what_goes_wrong_is_said_in_a_line(traces, capsys, monkeypatch):
         "a plot needs matplotlib: pip install matplotlib"
         in printed(capsys, traces / "measured.json", "--plot", "plan.png")[1]
     )
+
+
+def test_an_amount_of_memory_that_is_none_names_its_unit(traces, capsys):
+    for trace in ("bare", "measured"):
+        _, error = printed(capsys, traces / f"{trace}.json", "--max-memory", "2XB")
+        assert error.startswith("memory '2XB' has the unit 'XB': expected a number of bytes, or one with a unit")
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"varlen_graphs {vg.__version__}, torch ")

@@ -302,7 +302,7 @@ def test_what_no_segment_is_counted_for_has_room_for_its_items():
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
             vg.BudgetError,
-            "max_graphs=0: expected at",
+            "max_graphs=0: expected an integer of at",
         ),
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_memory="1GiB"),

@@ -46,7 +46,7 @@ def test_a_sound_encoder_is_verified():
     assert not encoder.stats.replays
     few = encoder.verify(CALLS[:1])
     assert few.unchecked == (BUDGETS[0], vg.Budget(256, items=1))
-    assert "in 1 budgets (2 unchecked): " in str(few)
+    assert "in 1 budget (2 unchecked): " in str(few)
 
 
 def test_calls_that_are_split_are_verified_as_they_are_split():

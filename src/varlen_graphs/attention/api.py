@@ -127,6 +127,8 @@ def varlen_attention(
     max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
     _check_shapes(q, k, v)
     _check_boundaries(cu_seqlens, cu_seqlens_k, q.device)
+    if not isinstance(max_seqlen, int | torch.SymInt) or not isinstance(max_seqlen_k, int | torch.SymInt):
+        raise InputError(f"max_seqlen={max_seqlen!r}, max_seqlen_k={max_seqlen_k!r}: expected integers")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     left, right = window
     if causal:
@@ -145,7 +147,14 @@ def varlen_attention(
     return out
 
 
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} is of type {type(value).__name__}: expected a tensor")
+
+
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x)
     same = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]
     alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.is_floating_point()
     if not same or not alike or 0 in (q.shape[1], q.shape[2], k.shape[1]) or q.shape[1] % k.shape[1]:
@@ -159,6 +168,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_boundaries(cu_seqlens: Tensor, cu_seqlens_k: Tensor, device: torch.device) -> None:
     for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
+        _check_tensor(name, x)
         if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1 or x.device != device:
             raise InputError(
                 f"{name} is {x.dtype} {list(x.shape)} on {x.device}: expected int32 [segments + 1] on {device}; "

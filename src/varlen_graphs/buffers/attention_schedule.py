@@ -7,6 +7,7 @@ from torch import nn
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.cu_seqlens import check_queries
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
@@ -24,7 +25,8 @@ class AttentionSchedule(Buffer):
             self-attention within each segment.
 
     Raises:
-        SpecError: `queries` is below 1, or `per` is a kind with possibly more segments than items.
+        SpecError: `heads`, `head_dim` or `queries` is below 1, `per` is no kind of segment, or one with possibly more
+            segments than items.
     """
 
     any_segments = False
@@ -36,6 +38,8 @@ class AttentionSchedule(Buffer):
     queries: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least(self, 1, "heads", "head_dim")
         check_queries(self, self.queries, self.per)
 
     def produce(self, table: ItemTable, module: nn.Module) -> TileSchedule:

@@ -11,7 +11,7 @@ Axis = Literal["t", "h", "w", "row"]
 
 def axis_names(axes: tuple[Axis, ...]) -> str:
     """Check the axes, and return them in the form that the kernels take."""
-    if not axes or not set(axes) <= set(get_args(Axis)):
+    if not isinstance(axes, tuple | list) or not axes or not all(axis in get_args(Axis) for axis in axes):
         raise SpecError(f"axes={axes!r}: expected one or more of 't', 'h', 'w', 'row'")
     return " ".join(axes)
 

@@ -56,9 +56,3 @@ def resolve_tensor(source: TensorSource, module: nn.Module) -> Tensor:
         f"{source!r} {what} in {type(module).__name__}: expected the dotted path of a parameter or buffer, for example "
         "'pos_embed.weight'"
     )
-
-
-def check_largest(buffer: Buffer, largest: int) -> None:
-    """Check that `largest` is a size."""
-    if largest < 1:
-        raise SpecError(f"{buffer!r}: expected largest to be at least 1")

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
@@ -22,7 +23,7 @@ class CuSeqlens(Buffer):
             counts, `[0, queries, 2 * queries, ...]`, up to `items * queries`.
 
     Raises:
-        SpecError: `queries` is below 1, or `per` is a kind with possibly more segments than items.
+        SpecError: `queries` is below 1, `per` is no kind of segment, or one with possibly more segments than items.
     """
 
     any_segments = False
@@ -32,6 +33,7 @@ class CuSeqlens(Buffer):
     queries: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_queries(self, self.queries, self.per)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

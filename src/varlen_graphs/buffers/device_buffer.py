@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 
@@ -19,11 +20,17 @@ class DeviceBuffer(Buffer):
         function: Maps an `ItemTable` to a tensor or a tuple of tensors whose shapes depend on `table.budget` only, and
             does not sync. `lambda table: table` passes the table itself to a custom forward.
         any_segments: False if the function uses no segments, so that it does not count segments against budgets.
+
+    Raises:
+        SpecError: `function` is no function.
     """
 
     name: str
     function: Callable[[ItemTable], Any]
     any_segments: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Any:
         """Return the result of `function`."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.axes import Axis, axis_names
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.positions.op import positions
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 
@@ -20,6 +21,9 @@ class GridPositions(Buffer):
         name: Argument to fill.
         order: Order of the rows of a frame: `"raster"`, or `"merge_block"` with the merge size of the layout.
         axes: Coordinates to compute, such as `("h", "w")` or `("t", "h", "w")`.
+
+    Raises:
+        SpecError: `axes` is empty or has an unknown axis, or `order` is unknown.
     """
 
     any_segments = False
@@ -28,10 +32,10 @@ class GridPositions(Buffer):
     order: Order = "raster"
     axes: tuple[Axis, ...] = ("h", "w")
 
-    def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
-        """Return the coordinates, int64 `[rows, axes]`.
+    def __post_init__(self) -> None:
+        axis_names(self.axes)
+        check_fields(self)
 
-        Raises:
-            SpecError: `axes` is empty or has an unknown axis, or `order` is unknown.
-        """
+    def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
+        """Return the coordinates, int64 `[rows, axes]`."""
         return cast(Tensor, positions(table.values, table.budget.rows, axis_names(self.axes), table.merge(self.order)))

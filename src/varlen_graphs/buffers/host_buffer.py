@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.fields import check_fields, check_pad, is_integer
 from varlen_graphs.layout.items import Layout
 
 Capacity = Literal["rows", "items", "segments"]
@@ -32,20 +33,21 @@ class HostBuffer:
         pad: Value of the entries past `n`.
 
     Raises:
-        SpecError: `shape` is empty or has other entries than integers and capacities, or `dtype` is not a dtype.
+        SpecError: `shape` is empty or has other entries than integers and capacities, `dtype` is not a dtype, or
+            it cannot hold `pad`.
     """
 
     name: str
     function: Callable[[Layout], Tensor]
     shape: tuple[Dim, ...]
     dtype: torch.dtype
-    pad: float = 0
+    pad: bool | float = 0
     any_segments: ClassVar[bool] = True
     for_rows: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         names = get_args(Capacity)
-        sound = isinstance(self.shape, tuple | list) and all(isinstance(d, int) or d in names for d in self.shape)
+        sound = isinstance(self.shape, tuple | list) and all(_is_dim(d) for d in self.shape)
         if not sound or not self.shape:
             raise SpecError(
                 f"HostBuffer({self.name!r}, shape={self.shape!r}): expected at least one dimension, such as ('items',)"
@@ -56,6 +58,8 @@ class HostBuffer:
             raise SpecError(
                 f"HostBuffer({self.name!r}, dtype={self.dtype!r}): expected a torch.dtype, such as torch.float32"
             )
+        check_fields(self)
+        check_pad(self, self.dtype)
 
     def capacity(self, budget: Budget) -> tuple[int, ...]:
         """Return the static shape at a budget."""
@@ -78,3 +82,7 @@ class HostBuffer:
         padded = torch.full(capacity, self.pad, dtype=self.dtype, device="cpu")
         padded[: value.shape[0]] = value
         return padded
+
+
+def _is_dim(dim: Any) -> bool:
+    return (is_integer(dim) and dim >= 0) or (isinstance(dim, str) and dim in get_args(Capacity))

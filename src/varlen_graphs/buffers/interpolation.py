@@ -12,6 +12,7 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate
 from varlen_graphs.kernels.interpolation.reference import Mode
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 from varlen_graphs.watch.sharded import require_replicated
@@ -74,13 +75,18 @@ def interpolate_positions(
         )
     merge, accum_dtype = table.merge(order), accum_dtype or entries.dtype
     if antialias:
-        if mode != "bilinear" or align_corners:
-            raise SpecError(
-                f"antialias=True with mode={mode!r}, align_corners={align_corners}: expected mode='bilinear' and "
-                "align_corners=False"
-            )
+        check_antialias(mode, align_corners)
         return cast(Tensor, antialias_op(entries, table.values, rows, merge, accum_dtype, add))
     return cast(Tensor, interpolate(entries, table.values, rows, mode, align_corners, merge, accum_dtype, add))
+
+
+def check_antialias(mode: Mode, align_corners: bool) -> None:
+    """Check that the interpolation can be antialiased."""
+    if mode != "bilinear" or align_corners:
+        raise SpecError(
+            f"antialias=True with mode={mode!r}, align_corners={align_corners}: expected mode='bilinear' and "
+            "align_corners=False"
+        )
 
 
 def side_of(entries: int, mode: Mode) -> int:
@@ -107,6 +113,10 @@ class Interpolation(Buffer):
         order: Order of the rows of a frame.
         accum_dtype: Dtype of weights, products and sums; `None` for the dtype of the table.
         antialias: As in `torch.nn.functional.interpolate`; requires `"bilinear"` without `align_corners`.
+
+    Raises:
+        SpecError: `mode` or `order` is unknown, `accum_dtype` is not a floating dtype, or `antialias` is combined with
+            another mode or `align_corners`.
     """
 
     any_segments = False
@@ -119,11 +129,20 @@ class Interpolation(Buffer):
     accum_dtype: torch.dtype | None = torch.float32
     antialias: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.accum_dtype is not None and not self.accum_dtype.is_floating_point:
+            raise SpecError(
+                f"accum_dtype={self.accum_dtype}: expected a floating dtype, such as torch.float32, or None"
+            )
+        if self.antialias:
+            check_antialias(self.mode, self.align_corners)
+
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the position embeddings, `[rows, dim]`.
 
         Raises:
-            SpecError: As in `interpolate_positions`, or `table` is not in the module.
+            SpecError: The number of entries is not a square, or `table` is not in the module.
         """
         return interpolate_positions(
             resolve_tensor(self.table, module), table, mode=self.mode, align_corners=self.align_corners,

@@ -9,6 +9,7 @@ from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.interpolation import side_of
 from varlen_graphs.kernels.interpolation.op import interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 
@@ -22,6 +23,11 @@ class _InterpolationTaps(Buffer):
     mode: Mode = "bilinear"
     align_corners: bool = False
     order: Order = "raster"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least(self, 1, "entries")
+        side_of(self.entries, self.mode)
 
     def taps(self, table: ItemTable) -> tuple[Tensor, Tensor]:
         """Return indices, int64 `[rows, taps]`, and weights, float32 `[rows, taps]`."""
@@ -42,16 +48,15 @@ class InterpolationIndices(_InterpolationTaps):
         mode: `"bilinear"` (4 taps) or `"bicubic"` (16).
         align_corners: As in `torch.nn.functional.interpolate`.
         order: Order of the rows of a frame.
+
+    Raises:
+        SpecError: `mode` or `order` is unknown, or `entries` is not a square.
     """
 
     name: str = "interp_indices"
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
-        """Return the indices, int64 `[rows, taps]`.
-
-        Raises:
-            SpecError: `mode` or `order` is unknown, or `entries` is not a square.
-        """
+        """Return the indices, int64 `[rows, taps]`."""
         return self.taps(table)[0]
 
 
@@ -62,5 +67,5 @@ class InterpolationWeights(_InterpolationTaps):
     name: str = "interp_weights"
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
-        """Return the weights, float32 `[rows, taps]`; raises like `InterpolationIndices`."""
+        """Return the weights, float32 `[rows, taps]`."""
         return self.taps(table)[1]

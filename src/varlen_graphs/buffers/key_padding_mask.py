@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import check_mask_dtype, key_padding_mask
 
@@ -33,6 +34,7 @@ class KeyPaddingMask(Buffer):
     real: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_mask_dtype(self, self.dtype)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

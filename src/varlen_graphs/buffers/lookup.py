@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.axes import Axis, axis_names, axis_size
-from varlen_graphs.buffers.base import Buffer, check_largest
+from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 
@@ -44,7 +45,8 @@ class Lookup(Buffer):
 
     def __post_init__(self) -> None:
         axis_names(self.axes)
-        check_largest(self, self.largest)
+        check_fields(self)
+        check_at_least(self, 1, "largest")
         object.__setattr__(self, "_numbers", DeviceConstants(self._compute))
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

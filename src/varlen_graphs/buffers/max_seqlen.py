@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
@@ -18,11 +19,17 @@ class MaxSeqlen(Buffer):
     Attributes:
         name: Argument to fill.
         per: Kind of segment; items with a longer segment do not fit the budget.
+
+    Raises:
+        SpecError: `per` is no kind of segment.
     """
 
     any_segments = False
     name: str = "max_seqlen"
     per: Per = "item"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def produce(self, table: ItemTable, module: nn.Module) -> int:
         """Return the number of rows that the budget allows per segment."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.axes import Axis, axis_names
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.kernels.rotary_table.op import rotary_table
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 from varlen_graphs.layout.segments import Windows
@@ -24,6 +25,9 @@ class RotaryTable(Buffer):
             embedding.
         order: Order of the rows of a frame: `"raster"`, `"merge_block"`, or `Windows(side)` for the order of
             `WindowIndex`.
+
+    Raises:
+        SpecError: `axes` is empty or has an unknown axis, or `order` is unknown.
     """
 
     any_segments = False
@@ -33,11 +37,15 @@ class RotaryTable(Buffer):
     axes: tuple[Axis, ...] = ("h", "w")
     order: Order | Windows = "raster"
 
+    def __post_init__(self) -> None:
+        axis_names(self.axes)
+        check_fields(self)
+
     def produce(self, table: ItemTable, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Return `(cos, sin)`, float32.
 
         Raises:
-            SpecError: `inv_freq` is not in the module, or `axes` or `order` is unknown.
+            SpecError: `inv_freq` is not in the module.
         """
         inv_freq = resolve_tensor(self.inv_freq, module)
         if isinstance(self.order, Windows):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.positions.op import positions
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 
@@ -21,6 +22,9 @@ class RowPositions(Buffer):
     any_segments = False
     for_rows = "packed"
     name: str = "position_ids"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the indices, int64 `[rows]`."""

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.axes import Axis, axis_names, axis_size
-from varlen_graphs.buffers.base import Buffer, check_largest
+from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.device_constants import DeviceConstants
+from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 RowEntries = tuple[Tensor, Tensor]
@@ -48,7 +50,8 @@ class SinCos(Buffer):
             copy to the host if they have more rows than this in all.
 
     Raises:
-        SpecError: `axes` is empty or has an unknown axis, or `largest` is below 1.
+        SpecError: `axes` is empty or has an unknown axis, `largest` is below 1, or `frequencies` are
+            not floating `[frequencies]`.
     """
 
     any_segments = False
@@ -61,7 +64,9 @@ class SinCos(Buffer):
 
     def __post_init__(self) -> None:
         axis_names(self.axes)
-        check_largest(self, self.largest)
+        check_fields(self)
+        check_at_least(self, 1, "largest")
+        check_frequencies(self, self.frequencies)
         object.__setattr__(self, "_entries", DeviceConstants(self._compute))
 
     def produce(self, table: ItemTable, module: nn.Module) -> RowEntries:
@@ -75,6 +80,15 @@ class SinCos(Buffer):
 
     def _compute(self) -> Tensor:
         return sincos_table(torch.arange(self.largest, device="cpu"), self.frequencies.cpu())
+
+
+def check_frequencies(declaration: Buffer, frequencies: Tensor) -> None:
+    """Check the frequencies of a buffer."""
+    if frequencies.dim() != 1 or not frequencies.is_floating_point():
+        raise SpecError(
+            f"{type(declaration).__name__}({declaration.name!r}): frequencies are {frequencies.dtype} "
+            f"{list(frequencies.shape)}: expected a floating tensor [frequencies]"
+        )
 
 
 def sincos_table(at: Tensor, frequencies: Tensor) -> Tensor:

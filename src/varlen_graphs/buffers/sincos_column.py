@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.buffers.sincos import RowEntries, sincos_table
+from varlen_graphs.buffers.sincos import RowEntries, check_frequencies, sincos_table
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 
@@ -23,6 +24,9 @@ class SinCosColumn(Buffer):
         name: Argument to fill.
         column: Name of the column.
         frequencies: Float32 `[frequencies]`; a row has twice as many channels.
+
+    Raises:
+        SpecError: `frequencies` are not floating `[frequencies]`.
     """
 
     any_segments = False
@@ -33,6 +37,8 @@ class SinCosColumn(Buffer):
     _frequencies: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_frequencies(self, self.frequencies)
         object.__setattr__(self, "_frequencies", DeviceConstants(self.frequencies.cpu))
 
     def produce(self, table: ItemTable, module: nn.Module) -> RowEntries:

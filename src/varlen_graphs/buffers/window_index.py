@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.windows.op import window_index
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Windows
 
@@ -29,6 +30,9 @@ class WindowIndex(Buffer):
     windows: Windows
     name: str = "window_index"
     inverse: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the permutation, int64 `[rows / merge ** 2]`."""

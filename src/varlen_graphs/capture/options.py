@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import check_fields
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Capture:
             written for another device, version, module or declaration is ignored with a warning.
 
     Raises:
-        SpecError: `on_change` is neither `"error"` nor `"recapture"`, or a flag is not a bool.
+        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, or `warmup` no path.
     """
 
     lazy: bool = False
@@ -39,3 +40,4 @@ class Capture:
         for name in ("lazy", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name}={getattr(self, name)!r}: expected True or False")
+        check_fields(self)

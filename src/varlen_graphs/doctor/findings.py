@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from varlen_graphs.errors import counted
 from varlen_graphs.watch.lines import Line
 from varlen_graphs.watch.rules import EXPLANATIONS
 
@@ -137,7 +138,7 @@ class Diagnosis:
     def text(self, color: bool = False) -> str:
         """Return the report as text, with ANSI colours if `color` is True."""
         paint = _paint if color else _plain
-        calls = f"{self.calls} call{'s' * (self.calls != 1)}"
+        calls = counted(self.calls, "call")
         blocking = sum(finding.blocks for finding in self.findings)
         if self.ok:
             verdict = paint("green", "nothing prevents a correct graph")

@@ -101,7 +101,7 @@ class Arena:
             own = rows.reshape(-1, *self.rows.shape[1:])
             self.rows.copy_(own[torch.arange(len(self.rows), device=own.device) % len(own)])
 
-    def _pad(self, dtype: torch.dtype) -> int:
+    def _pad(self, dtype: torch.dtype) -> float:
         return 0 if dtype.is_floating_point else self._spec.packed.pad
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:

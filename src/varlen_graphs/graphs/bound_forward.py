@@ -1,11 +1,13 @@
 """The forward with the static arguments of one set of graphs, as it is captured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from varlen_graphs.capture.mode import Mode
+from varlen_graphs.errors import VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
@@ -36,7 +38,7 @@ class BoundForward:
         Runs the compiler's code, if there is one, unless `compiled=False`.
         """
         device = rows.device.type
-        with self._mode.autocast(device):
+        with self._mode.autocast(device), _named(rows, table):
             output = self._forward(rows, table, host, self._statics, compiled and device == "cuda")
         self._ran()
         parts = flatten(output, self._declared)
@@ -52,24 +54,29 @@ class BoundForward:
         Raises:
             SpecError: The output is not as declared.
         """
-        several = [self._probe(probe) for probe in arena.probes()]
+        several = [self(*probe, compiled=False) for probe in arena.probes()]
         first = several[0]
         for parts in several:
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
         return first.constants
 
-    def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]]) -> Parts:
-        """Run a few rows without padding. Errors of the module, which may be about their shape, say so."""
-        try:
-            return self(*probe, compiled=False)
-        except Exception as error:
-            error.add_note(
-                f"varlen_graphs ran the module with rows {list(probe[0].shape)}, items {probe[1].budget.items}, before "
-                "the capture: if the error is about their shape, see what PackedRows(shape=...) declares, or what the "
-                "first call brought"
-            )
-            raise
+
+@contextmanager
+def _named(rows: Tensor, table: ItemTable) -> Iterator[None]:
+    """Add to errors of the module, which may be about a shape, with what it ran and why."""
+    try:
+        yield
+    except VarlenGraphsError:
+        raise
+    except Exception as error:
+        error.add_note(
+            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: if "
+            "the error is about a shape, something in the module has a size that follows neither from the rows nor "
+            "from a declared buffer, or rows have another shape than PackedRows(shape=...) declares, or the first call "
+            "brought; vg.diagnose(module, calls) names what cannot be captured"
+        )
+        raise
 
 
 def outputs_of(parts: Parts) -> list[Tensor]:

@@ -107,7 +107,8 @@ class Capturer:
             self._disable_failed(graphs, budgets)
             if graphs.timed:
                 self.seconds = {} if is_first else self.seconds
-                self._count_seconds("captured, kernels compiled, in", start)
+                compiles = device.type == "cuda"  # the tape has no kernels
+                self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
                 if is_first and compiled is not None and compiled.seconds is not None:
                     self.seconds["torch.compile took of that"] = compiled.seconds
             if self.prove is not None:

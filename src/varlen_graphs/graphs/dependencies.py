@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from varlen_graphs.capture.backend import Backend
-from varlen_graphs.errors import warn
+from varlen_graphs.errors import counted, warn
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.watch.attributes import AttributeSnapshot
@@ -61,16 +61,17 @@ class Dependencies:
         before, self.kept = self.kept, describe_with_owners(backend.kept(graphs), self._forward.module)
         if set(self.kept).difference(before):
             warn(
-                f"{len(self.kept)} tensors were made while graphs were captured, and are kept: {'; '.join(self.kept)}; "
-                "they lie in the memory of the graphs, where replays overwrite them, and no graph can use that for "
-                "anything else; return what is needed as an output, and drop the rest"
+                f"something keeps {counted(len(self.kept), 'tensor')} made while graphs were captured: "
+                f"{'; '.join(self.kept)}; replays overwrite this memory, and no graph can use it for anything else; "
+                "return what is needed as an output, and drop the rest"
             )
 
     def _warn_of_unowned(self, unowned: list[str]) -> None:
         before, self._unowned = self._unowned, unowned
         if set(unowned).difference(before):
             warn(
-                f"graphs read {len(unowned)} tensors that nothing the module reaches owns: {'; '.join(unowned)}; they "
+                f"graphs read {counted(len(unowned), 'tensor')} that nothing the module reaches owns: "
+                f"{'; '.join(unowned)}; they "
                 "are held, but if they are replaced later, graphs go on reading what is held, and nothing reports it; "
                 "register them, or the modules they belong to, as parts of the module"
             )

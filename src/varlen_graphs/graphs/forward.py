@@ -15,6 +15,7 @@ from varlen_graphs.errors import warn
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
+from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.normalize import Normalize
@@ -164,8 +165,7 @@ class Forward:
             rows = packed.rows_first(arguments[packed.name])
             arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
         for name in filter(None, (self.spec.layout.name, packed.padded_by)):
-            if not isinstance(arguments[name], Tensor):
-                arguments[name] = torch.tensor(arguments[name], device=call.rows.device)
+            arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.no_grad():
             return self._callable(**arguments)
 

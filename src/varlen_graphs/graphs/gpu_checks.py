@@ -5,7 +5,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
@@ -83,10 +83,11 @@ class GpuChecks:
             MERGE: f"{where} has a side of {came}: h and w must be divisible by the merge size {expected}",
             ROWS: f"{where} describes {'more' if came > expected else came} rows in all, but {expected} came; pass all "
             "rows of exactly these items, in their order",
-            RATIO: f"{where} has {came} rows: expected a multiple of {expected}, the ratio of the outputs",
-            SEGMENTS: f"{where} describes {came} segments, more than the {expected} of the budget chosen for it by "
-            "min_segment_rows; lower that, or pass the layout on the CPU",
-            LONGEST: f"{where} has a segment of {came} rows, but the budget chosen for it holds at most {expected}",
+            RATIO: f"{where} has {counted(came, 'row')}: expected a multiple of {expected}, the ratio of the outputs",
+            SEGMENTS: f"{where} describes {counted(came, 'segment')}, more than the {expected} of the budget chosen "
+            "for it by min_segment_rows; lower that, or pass the layout on the CPU",
+            LONGEST: f"{where} has a segment of {counted(came, 'row')}, but the budget chosen for it holds at most "
+            f"{expected}",
         }[code]
         raise LayoutError(
             f"an earlier call, number {call} of those with {name} on the GPU, was wrong, and its output is NaN: {what}"

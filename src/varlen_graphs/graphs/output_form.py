@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import CaptureError, SpecError
+from varlen_graphs.errors import CaptureError, SpecError, counted
 from varlen_graphs.spec.outputs import Parts
 
 EntryKinds = list[tuple[torch.Size, torch.dtype]]
@@ -43,7 +43,7 @@ class OutputForm:
         found = [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(outputs, self.extents, strict=False)]
         if len(outputs) != len(self.extents) or found != self._entries:
             raise CaptureError(
-                f"the capture returned {len(outputs)} tensors with entries {found}, the run before it "
+                f"the capture returned {counted(len(outputs), 'tensor')} with entries {found}, the run before it "
                 f"{len(self.extents)} with {self._entries}: expected the same of every run; with compile=True leave "
                 "that out"
             )

@@ -9,6 +9,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Installed, Pools, install, installed
 from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.recipes.registry import Recipe, handled, recipe_for
 
 M = TypeVar("M", bound=nn.Module)
@@ -34,12 +35,13 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
         The model.
 
     Raises:
-        SpecError: The model has no tower with a recipe, the weights of a tower are offloaded, spread over devices or
-            quantised so that no graph can read them, `budgets` has a path without a tower, or a tower is wrapped
-            already. Nothing is changed.
+        SpecError: The model is not a module or has no tower with a recipe, the weights of a tower are offloaded, spread
+            over devices or quantised so that no graph can read them, `budgets` has a path without a tower, or a tower
+            is wrapped already. Nothing is changed.
         BudgetError: No item can use a budget. Nothing is changed.
         TypeError: `GraphedEncoder` has no such option. Nothing is changed.
     """
+    _check_model(model)
     towers = dict(_towers(model))
     if not towers:
         raise SpecError(
@@ -68,6 +70,7 @@ def unwrap(model: M) -> M:
     Returns:
         The model.
     """
+    _check_model(model)
     for _, encoder in _installed(model):
         encoder.remove()
     return model
@@ -79,7 +82,13 @@ def encoders(model: nn.Module) -> dict[str, GraphedEncoder]:
     Args:
         model: A model; one that is not wrapped has no encoders.
     """
+    _check_model(model)
     return {path: found.encoder for path, found in _installed(model)}
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"got {quoted(model)} as model: expected a torch.nn.Module, not {type(model).__name__}")
 
 
 def _installed(model: nn.Module) -> Iterator[tuple[str, Installed]]:

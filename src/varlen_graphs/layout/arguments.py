@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError, SpecError
+from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.values import quoted
 
 
 class LayoutArgument(ABC):
@@ -26,7 +27,7 @@ class LayoutArgument(ABC):
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
 
     Raises:
-        SpecError: `columns` is not a tuple or list of `Column`s.
+        SpecError: `name` is not a string, or `columns` is not a tuple or list of `Column`s.
     """
 
     name: str
@@ -39,6 +40,8 @@ class LayoutArgument(ABC):
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise SpecError(f"{type(self).__name__}(name={quoted(self.name)}): expected the name of an argument")
         if not isinstance(self.columns, tuple | list) or not all(isinstance(c, Column) for c in self.columns):
             raise SpecError(
                 f"columns={self.columns!r}: expected a tuple of columns, such as (Column('kind'),); mind the comma"
@@ -70,8 +73,10 @@ class LayoutArgument(ABC):
         """
         if layout.total != shape[0]:
             raise LayoutError(
-                f"{self.name} describes {len(layout)} items of {layout.total} rows in all, but {rows} has {shape[0]} "
-                f"rows of shape {list(shape[1:])}; pass all rows of exactly these items, in their order"
+                f"{self.name} describes {counted(len(layout), 'item')} of {counted(layout.total, 'row')} in all, but "
+                f"{rows} has "
+                f"{counted(shape[0], 'row')} of shape {list(shape[1:])}; pass all rows of exactly these items, in "
+                "their order"
             )
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:

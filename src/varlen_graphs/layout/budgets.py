@@ -3,10 +3,13 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple, cast
 
 from varlen_graphs.errors import BudgetError
+from varlen_graphs.layout.fields import check_at_least, check_fields, is_integer
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
+from varlen_graphs.layout.values import INT64_MAX, quoted
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that kernels can use aligned vector loads."""
@@ -55,17 +58,18 @@ class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
         cls, rows: int, items: int | None = None, segments: int | None = None, max_seqlen: int | None = None
     ) -> "Budget":
         """Fill in the defaults, and check the capacities."""
-        typical = max(MIN_ITEMS, rows // ROWS_PER_ITEM) if isinstance(rows, int) else MIN_ITEMS
+        typical = max(MIN_ITEMS, rows // ROWS_PER_ITEM) if is_integer(rows) else MIN_ITEMS
         items = typical if items is None else items
-        segments = max(items, typical) if segments is None else segments
+        segments = (max(items, typical) if is_integer(items) else typical) if segments is None else segments
         max_seqlen = rows if max_seqlen is None else max_seqlen
         capacities = {"rows": rows, "items": items, "segments": segments, "max_seqlen": max_seqlen}
         for name, capacity in capacities.items():
-            if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+            if not is_integer(capacity) or capacity < 1:
                 raise BudgetError(
-                    f"Budget({name}={capacity!r}): no item could use it; expected {name} to be an integer of at least 1"
+                    f"Budget({name}={quoted(capacity)}): no item could use it; expected {name} to be an integer of at "
+                    "least 1"
                 )
-        return super().__new__(cls, **capacities)
+        return super().__new__(cls, *map(int, capacities.values()))
 
     @classmethod
     def padded(cls, batch: int, length: int) -> "Budget":
@@ -100,7 +104,7 @@ class Ladder:
         memory: Default for the `memory=` of an encoder with this ladder: bytes, or a string such as `"2GiB"`.
 
     Raises:
-        BudgetError: `min`, `max`, `step` or a ratio is out of range.
+        BudgetError: `min`, `max`, `step` or a ratio is out of range or no number, or `memory` is no amount of memory.
     """
 
     min: int = 256
@@ -111,10 +115,12 @@ class Ladder:
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, BudgetError)
         if not 1 <= self.min <= self.max:
             raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
-        if self.rows_per_item < 1 or self.rows_per_segment < 1:
-            raise BudgetError(f"{self}: expected rows_per_item and rows_per_segment to be at least 1")
+        check_at_least(self, 1, "rows_per_item", "rows_per_segment", error=BudgetError)
+        if self.memory is not None:
+            in_bytes(self.memory)
         if not 1 < self.step <= MAX_STEP:
             raise BudgetError(
                 f"Ladder(step={self.step}): expected the ratio of neighbouring budgets, above 1 and at most "
@@ -136,8 +142,11 @@ class Ladder:
             bytes_per_row: Bytes of pool and arena per row of the largest budget; `None` leaves it to the encoder.
 
         Raises:
-            BudgetError: `memory` is not an amount of memory, or too little for any budget.
+            BudgetError: `memory` is not an amount of memory, or too little for any budget, or `bytes_per_row` is not
+                above 0.
         """
+        if bytes_per_row is not None and not (isinstance(bytes_per_row, Real) and 0 < bytes_per_row < math.inf):
+            raise BudgetError(f"bytes_per_row={quoted(bytes_per_row)}: expected a number above 0, or None")
         if bytes_per_row is None:
             in_bytes(memory)
             return cls(memory=memory)
@@ -178,7 +187,7 @@ class PaddedLadder:
         step: Ratio of neighbouring lengths, above 1 and at most 4; all lengths but `length` are multiples of 16.
 
     Raises:
-        BudgetError: `step` or one of the ends is out of range.
+        BudgetError: `step` or one of the ends is out of range, or no number.
     """
 
     batch: int = 32
@@ -188,8 +197,11 @@ class PaddedLadder:
     step: float = 1.25
 
     def __post_init__(self) -> None:
-        if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length):
-            raise BudgetError(f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length")
+        check_fields(self, BudgetError)
+        if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length <= INT64_MAX // self.batch):
+            raise BudgetError(
+                f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length, and fewer than 2**63 rows"
+            )
         if not 1 < self.step <= MAX_STEP:
             raise BudgetError(f"{self}: expected a step above 1 and at most {MAX_STEP}, for example 1.25")
 
@@ -216,9 +228,9 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
     if isinstance(budgets, Ladder):
         return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
-    if not isinstance(budgets, Iterable | int | Budget) or isinstance(budgets, str):
+    if not (is_integer(budgets) or isinstance(budgets, Iterable)) or isinstance(budgets, str | bytes):
         raise BudgetError(f"budgets is {budgets!r}: expected row counts or Budgets, or a Ladder")
-    entries = [budgets] if isinstance(budgets, int | Budget) else list(budgets)
+    entries: list[Any] = [budgets] if isinstance(budgets, Integral | Budget) else list(cast(Iterable[Any], budgets))
     if not entries:
         raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")
     resolved = set()
@@ -227,7 +239,7 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
             rows = _round_up(entry.rows, multiple)
             longest = rows if entry.max_seqlen == entry.rows else entry.max_seqlen
             resolved.add(Budget(rows, entry.items, entry.segments, longest))
-        elif isinstance(entry, int) and not isinstance(entry, bool):
+        elif is_integer(entry):
             resolved.add(Budget(_round_up(Budget(entry).rows, aligned)))
         else:
             raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar
 
-from varlen_graphs.errors import LayoutError, SpecError
+from torch import Tensor
+
+from varlen_graphs.errors import LayoutError, counted
+from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.values import INT64_MAX, as_list, quoted
+from varlen_graphs.layout.values import INT64_MAX, as_list, is_dense, quoted
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Column:
         groups: True if the column defines groups of items; see `NestedColumn`.
 
     Raises:
-        SpecError: `pad` or `default` is not an integer.
+        SpecError: `pad` or `default` is not an integer of 64 bits, `name` no string, or `function` no function.
     """
 
     name: str
@@ -35,8 +38,7 @@ class Column:
     groups: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not all(isinstance(value, Integral) for value in (self.pad, 0 if self.default is None else self.default)):
-            raise SpecError(f"{self!r}: expected pad to be an integer, and default an integer or None")
+        check_fields(self)
 
     def parse(self, value: Any, items: int) -> list[int]:
         """Check the values that a call brought and return them, one per item.
@@ -51,7 +53,9 @@ class Column:
             values = [self.default if value is None else value for value in values]
         sound = all(isinstance(v, Integral) and not isinstance(v, bool) and abs(int(v)) <= INT64_MAX for v in values)
         if len(values) != items or not sound:
-            raise LayoutError(f"{self.name} is {quoted(values)}: expected one integer for each of the {items} items")
+            raise LayoutError(
+                f"{self.name} is {quoted(values)}: expected one integer for each of {counted(items, 'item')}"
+            )
         return [int(value) for value in values]
 
     def begins(self, value: Any, items: int) -> list[int]:
@@ -89,9 +93,15 @@ class NestedColumn(Column):
 
     def _groups(self, value: Any) -> list[list[Any]]:
         groups = []
-        for index, entry in enumerate(as_list(self.name, value, "one for each item, or a list of them for each group")):
-            plain = entry.tolist() if hasattr(entry, "tolist") else entry
-            groups.append([*plain] if isinstance(plain, list | tuple) else [plain])
+        plain = [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+        for index, group in enumerate(as_list(self.name, plain, "one for each item, or a list of them for each group")):
+            groups.append([*group] if isinstance(group, list | tuple) else [group])
             if not groups[-1]:
                 raise LayoutError(f"{self.name}[{index}] is empty: expected at least one item in every group; drop it")
         return groups
+
+
+def _plain(entry: Any) -> Any:
+    """Return a tensor or array of a group as a list."""
+    readable = is_dense(entry) if isinstance(entry, Tensor) else hasattr(entry, "tolist")
+    return entry.tolist() if readable else entry

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError, SpecError
+from varlen_graphs.errors import LayoutError
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.fields import check_at_least
 from varlen_graphs.layout.values import as_list, is_integers, positive, quoted
 
 _PLAIN = frozenset((list, tuple))
@@ -30,7 +30,7 @@ class GridTHW(LayoutArgument):
         columns: Extra integers that each item carries.
 
     Raises:
-        SpecError: `merge` is not an integer of at least 1, or `columns` are not columns.
+        SpecError: `merge` is not an integer of at least 1, `name` no string, or `columns` are not columns.
     """
 
     name: str = "grid_thw"
@@ -41,8 +41,7 @@ class GridTHW(LayoutArgument):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.merge, Integral) or self.merge < 1:
-            raise SpecError(f"GridTHW(merge={self.merge!r}): expected an integer of at least 1")
+        check_at_least(self, 1, "merge")
 
     @cached_property
     def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
@@ -172,8 +171,7 @@ class Lengths(LayoutArgument):
         Raises:
             LayoutError: `value` is not integers `[items]`, is empty, or has a length below 1.
         """
-        lengths = as_list(self.name, value, "[items] lengths")
-        return [(1, 1, positive(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
+        return parse_lengths(self.name, value)
 
     def argument(self, values: Tensor, budget: Budget) -> Tensor:
         """Return this argument for the module: int64 `[items]`, from the values of an item table."""
@@ -190,3 +188,9 @@ class Lengths(LayoutArgument):
         """
         values[:, :2].fill_(1)
         values[:, 2].copy_(value)
+
+
+def parse_lengths(name: str, value: Any) -> list[tuple[int, int, int]]:
+    """Check the lengths that an argument brought, and return the items as `(1, 1, length)`."""
+    lengths = as_list(name, value, "[items] lengths")
+    return [(1, 1, positive(f"{name}[{i}]", length, length)) for i, length in enumerate(lengths)]

@@ -2,7 +2,9 @@
 
 import re
 
-from varlen_graphs.errors import BudgetError
+from varlen_graphs.errors import BudgetError, counted
+from varlen_graphs.layout.fields import is_integer
+from varlen_graphs.layout.values import quoted
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -14,13 +16,16 @@ torch's allocator, about 25 MiB for an encoder of 27 blocks."""
 def in_bytes(memory: int | str) -> int:
     """Convert an amount of memory, a number of bytes or a string such as `"2GiB"` or `"1.5 GB"`, to bytes."""
     units = {unit.upper(): size for unit, size in UNITS.items()}
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)?", str(memory).upper())
-    if parts is None or (parts[2] or "B") not in units:
-        raise BudgetError(
-            f"memory {memory!r}: expected a number of bytes, or one with a unit, such as '2GiB'; units are "
-            f"{', '.join(UNITS)}"
-        )
-    return int(float(parts[1]) * units[parts[2] or "B"])
+    if is_integer(memory) and int(memory) >= 0:
+        return int(memory)
+    expected = f"expected a number of bytes, or one with a unit, such as '2GiB'; units are {', '.join(UNITS)}"
+    parts = re.fullmatch(r"(\d{1,40})(\.\d{1,40})? ?([^\W\d]+)?", memory, re.ASCII) if isinstance(memory, str) else None
+    if parts is None:
+        raise BudgetError(f"memory {quoted(memory)}: {expected}")
+    unit = parts[3] or "B"
+    if unit.upper() not in units:
+        raise BudgetError(f"memory {quoted(memory)} has the unit {quoted(unit)}: {expected}")
+    return int(parts[1]) * units[unit.upper()] + int(float(parts[2] or 0) * units[unit.upper()])
 
 
 def most_rows(memory: int | str, bytes_per_row: float, multiple: int) -> int:
@@ -30,6 +35,6 @@ def most_rows(memory: int | str, bytes_per_row: float, multiple: int) -> int:
     if rows < 1:
         raise BudgetError(
             f"memory {memory!r} is too little for any graph: expected {SCRATCH >> 20} MiB of scratch memory plus "
-            f"{multiple} rows of {bytes_per_row:,.0f} bytes; pass a larger amount"
+            f"{counted(multiple, 'row')} of {bytes_per_row:,.0f} bytes; pass a larger amount"
         )
     return rows

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from varlen_graphs.errors import counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.segments import Per, Windows, segments_of
@@ -17,6 +18,9 @@ class Demand(NamedTuple):
     longest: int
     items: int = 1
 
+    def __str__(self) -> str:
+        return _sentence(self.rows, self.items, self.segments, self.longest)
+
 
 class Load(NamedTuple):
     """Capacities needed by several items together."""
@@ -25,6 +29,9 @@ class Load(NamedTuple):
     items: int = 0
     segments: int = 0
     longest: int = 0
+
+    def __str__(self) -> str:
+        return _sentence(self.rows, self.items, self.segments, self.longest)
 
     def add(self, demand: Demand) -> "Load":
         """Return the load with one more demand."""
@@ -98,3 +105,9 @@ class Needs:
         if not (frames or whole):
             longest = min(longest, window**2)
         return Load(rows, items, segments, longest)
+
+
+def _sentence(rows: int, items: int, segments: int, longest: int) -> str:
+    """Format capacities for messages; declarations without segments need none."""
+    own = f" in {counted(segments, 'segment')} of at most {counted(longest, 'row')}" if segments else ""
+    return f"{counted(items, 'item')} of {counted(rows, 'row')}{own}"

@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError, SpecError
+from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.grids import Lengths
+from varlen_graphs.layout.fields import check_fields
+from varlen_graphs.layout.grids import parse_lengths
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.values import INTEGERS, is_dense, quoted
+from varlen_graphs.layout.values import INTEGERS, is_dense, quoted, stacked
 
 
 class Padded(LayoutArgument):
@@ -45,7 +46,7 @@ class PaddedLengths(Padded):
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value`, which must be integers `[batch]` of at least 1, and return its items as `(1, 1, length)`."""
-        return Lengths(self.name).parse(value)
+        return parse_lengths(self.name, value)
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
         """Return the length of the batch, or that of the longest item if there are no rows yet."""
@@ -72,7 +73,7 @@ class PaddedMask(Padded):
         columns: Extra integers that each item carries.
 
     Raises:
-        SpecError: `dtype` is neither bool nor an integer dtype, or `columns` are not columns.
+        SpecError: `dtype` is neither bool nor an integer dtype, `real` is not a bool, or `columns` are not columns.
     """
 
     name: str = "attention_mask"
@@ -82,6 +83,7 @@ class PaddedMask(Padded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_fields(self)
         check_mask_dtype(self, self.dtype)
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
@@ -131,6 +133,7 @@ class PaddedMask(Padded):
 
     def _tensor(self, value: Any) -> Tensor:
         expected = "expected a key padding mask [batch, length] of bool, or of 0 and 1"
+        value = stacked(self.name, value)
         mask = value if isinstance(value, Tensor) else self._from_lists(value, expected)
         if not is_dense(mask):
             raise LayoutError(f"{self.name} is a sparse, nested or meta tensor: {expected}, in a dense one")
@@ -164,8 +167,8 @@ class PaddedMask(Padded):
                 f"{what} marks no row as real ({mark}): expected at least one real row in each item; drop empty items"
             )
         raise LayoutError(
-            f"{what} marks {length} rows as real ({mark}), but not the first {length}: expected items padded on the "
-            "right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
+            f"{what} marks {counted(length, 'row')} as real ({mark}), but not the first {length}: expected items "
+            "padded on the right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
         )
 
 
@@ -173,7 +176,8 @@ def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> N
     """Check that the items described by the argument `name` are those of a batch."""
     if len(layout) != shape[0] or max(layout.rows) > shape[1]:
         raise LayoutError(
-            f"{name} describes {len(layout)} items, the longest of {max(layout.rows)} rows, but {rows} is "
+            f"{name} describes {counted(len(layout), 'item')}, the longest of {counted(max(layout.rows), 'row')}, but "
+            f"{rows} is "
             f"{list(shape)}: expected [batch, length, ...] with one entry per item, and no item longer than the batch"
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import check_at_least
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,13 @@ class Windows:
         side: Side in merged tokens, that is, `side * merge` rows with the merge size of the layout.
 
     Raises:
-        SpecError: `side` is below 1.
+        SpecError: `side` is not an integer of at least 1.
     """
 
     side: int
 
     def __post_init__(self) -> None:
-        if self.side < 1:
-            raise SpecError(f"Windows(side={self.side}): expected an integer of at least 1, in merged tokens")
+        check_at_least(self, 1, "side")
 
 
 Per = Literal["frame", "item", "clip", "group"] | Windows

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import LayoutError, counted
 
 INT64_MAX = 2**63 - 1
 
@@ -51,13 +51,15 @@ def check_numbers(name: str, value: Any, rows: int) -> None:
             numbers += _numbers(entry)
     if numbers > 3 * rows:
         raise LayoutError(
-            f"{name} holds {numbers} numbers, which cannot describe the items of {rows} rows: expected at most three "
-            "numbers per item, and at least one row in each item"
+            f"{name} holds {counted(numbers, 'number')}, which cannot describe the items of {counted(rows, 'row')}: "
+            "expected at most three numbers per item, and at least one row in each item"
         )
 
 
 def _numbers(value: Any) -> int:
-    """Return the number of elements of a tensor or array, or 0 for other objects."""
+    """Return the number of elements of a tensor, an array or a range, or 0 for other objects."""
+    if isinstance(value, range):
+        return max(0, (value.stop - value.start) // value.step)  # `len` fails beyond 2**63
     size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
     return size if isinstance(size, int) else 0
 
@@ -65,9 +67,12 @@ def _numbers(value: Any) -> int:
 def as_list(name: str, value: Any, expected: str) -> list[Any]:
     """Return `value` as a non-empty list, copying tensors and arrays to the host.
 
+    A list of tensors is stacked, so those on a GPU cost one copy.
+
     Raises:
         LayoutError: `value` is empty, a non-integer, sparse, nested or meta tensor, or neither a list nor an array.
     """
+    value = stacked(name, value)
     if isinstance(value, Tensor):
         if value.dtype not in INTEGERS:
             raise LayoutError(f"{name} is a {value.dtype} tensor: expected integers, {expected}; try {name}.long()")
@@ -78,11 +83,45 @@ def as_list(name: str, value: Any, expected: str) -> list[Any]:
         value = value.tolist()
     elif hasattr(value, "tolist"):
         value = value.tolist()
+    elif isinstance(value, range):
+        value = [*value]
+    else:
+        value = _without_arrays(value)
     if not isinstance(value, list | tuple):
         raise LayoutError(f"{name} is {quoted(value)}: expected integers, {expected}, as a list or a tensor")
     if len(value) == 0:
         raise LayoutError(f"{name} is empty: expected at least one item; skip the call when there is nothing to encode")
     return list(value)
+
+
+def stacked(name: str, value: Any) -> Any:
+    """Return a list of tensors as one tensor, and any other value as it is.
+
+    Raises:
+        LayoutError: The tensors make none, because they differ in shape or device.
+    """
+    if not isinstance(value, list | tuple) or not value or not isinstance(value[0], Tensor):
+        return value
+    try:
+        return torch.stack([*value])
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise LayoutError(
+            f"{name} is a list of tensors that do not make one ({quoted(str(error))}): expected tensors of one shape "
+            "and device, one for each item"
+        ) from None
+
+
+def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    """Return a checked value as a tensor; one that is a tensor stays where it is."""
+    value = stacked(name, value)
+    return value if isinstance(value, Tensor) else torch.tensor(_without_arrays(value), device=device)
+
+
+def _without_arrays(value: Any) -> Any:
+    """Return a list of arrays as a list of lists, and any other value as it is."""
+    if isinstance(value, list | tuple) and value and hasattr(value[0], "tolist"):
+        return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in value]
+    return value
 
 
 def positive(what: str, size: Any, entry: Any) -> int:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 
 PROJECTIONS = {
     "linear_fc1": "columns", "linear_fc2": "rows", "fc1": "columns", "fc2": "rows",
@@ -25,8 +25,8 @@ class FusedHeads(ParallelStyle):
         ranks = device_mesh.size()
         if module.num_heads % ranks:
             raise SpecError(
-                f"{module.num_heads} heads cannot be divided among {ranks} ranks: expected a number of ranks that "
-                "divides the number of heads"
+                f"{counted(module.num_heads, 'head')} cannot be divided among {counted(ranks, 'rank')}: expected a "
+                "number of ranks that divides the number of heads"
             )
         for name, parameter in module.qkv.named_parameters():
             by_rank = parameter.detach().unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2)

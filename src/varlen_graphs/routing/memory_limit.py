@@ -30,7 +30,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         in_bytes(self.limit)
-        if self.policy not in POLICIES:
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise SpecError(f"policy={self.policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
 
 

@@ -71,6 +71,8 @@ class OperatedEncoder(StandIn):
 
     @costs.setter
     def costs(self, costs: Costs) -> None:
+        if not isinstance(costs, Costs):
+            raise SpecError(f"costs are of type {type(costs).__name__}: expected the Costs of an encoder")
         with self.pool.exclusive():
             self._budgets.learn(costs)
 

@@ -1,5 +1,6 @@
 """The report of an encoder as a text table."""
 
+from varlen_graphs.errors import counted
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.stats import Stats
 
@@ -39,7 +40,8 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes per row of the largest budget"]
     lines += [
         "",
-        f"{stats.calls} calls of {stats.items} items; {stats.replays.total()} replays of {stats.rows} active rows, "
+        f"{counted(stats.calls, 'call')} of {counted(stats.items, 'item')}; "
+        f"{counted(stats.replays.total(), 'replay')} of {counted(stats.rows, 'active row')}, "
         f"{stats.padding_share:.1%} padding",
     ]
     for graphs in store.sets:
@@ -48,7 +50,10 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
         ]
     if stats.checked:
-        lines += [f"{stats.checked.total()} replays verified against the module itself, {stats.wrong.total()} wrong"]
-    lines += [f"{count} eager runs: {reason}" for reason, count in stats.eager.most_common()]
+        lines += [
+            f"{counted(stats.checked.total(), 'replay')} verified against the module itself, {stats.wrong.total()} "
+            "wrong"
+        ]
+    lines += [f"{counted(count, 'eager run')}: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

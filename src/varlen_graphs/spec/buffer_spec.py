@@ -12,7 +12,7 @@ from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
-from varlen_graphs.layout.padded import Padded
+from varlen_graphs.layout.padded import Padded, PaddedMask
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.checks import check_names, check_rows, check_segments, check_types
@@ -62,6 +62,11 @@ class BufferSpec:
         columns = [column.name for column in self.layout.columns if column.function is None]
         mask = [self.packed.padded_by] if self.packed.padded_by else []
         return [self.layout.name, *columns, *mask]
+
+    @cached_property
+    def mask(self) -> PaddedMask:
+        """The mask of a batch to pack."""
+        return PaddedMask(str(self.packed.padded_by))
 
     @cached_property
     def batched(self) -> bool:

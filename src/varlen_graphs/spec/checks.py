@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from varlen_graphs.buffers import Buffer, HostBuffer
-from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.segments import Windows
@@ -102,7 +102,7 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
     for budget in budgets:
         if spec.needs.kinds and budget.max_seqlen < shortest:
             raise BudgetError(
-                f"no item could use {budget}: the shortest segment has {shortest} rows (merge size "
+                f"no item could use {budget}: the shortest segment has {counted(shortest, 'row')} (merge size "
                 f"{spec.layout.merge}, and the ratios of the outputs); raise max_seqlen"
             )
 

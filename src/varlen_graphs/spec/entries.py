@@ -3,7 +3,6 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.fields import check_fields, is_integer
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.span import Span
 
@@ -55,13 +55,12 @@ class Extent(ABC):
         """Return the shape of one entry of a tensor."""
         return torch.Size(self.resize(tensor.shape, ()))
 
-    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+    def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the tensor with `value` in its gaps, or the tensor itself if it has none."""
         return tensor
 
     def _check(self, count: int) -> None:
-        integers = isinstance(count, Integral) and isinstance(self.rows_dim, Integral)
-        if not integers or count < 1 or self.rows_dim < 0:
+        if not (is_integer(count) and is_integer(self.rows_dim)) or count < 1 or self.rows_dim < 0:
             raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
 
 
@@ -196,7 +195,7 @@ class Entries(CountedEntries):
         rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
 
     Raises:
-        SpecError: `rows_dim` is negative.
+        SpecError: `rows_dim` is negative, or a function is none.
     """
 
     of_item: Callable[[int], int]
@@ -204,6 +203,7 @@ class Entries(CountedEntries):
     rows_dim: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._check(1)
 
     def shape(self, budget: Budget) -> tuple[int, ...]:
@@ -252,7 +252,7 @@ class BatchRows(Extent):
         """Return the slices of the batch that belong to a span."""
         return (slice(span.item, span.item + span.items), slice(0, span.length))
 
-    def clear(self, tensor: Tensor, table: ItemTable, value: int = 0) -> Tensor:
+    def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the tensor with `value` past the end of every item."""
         padding = ~table.real_rows
         return tensor.masked_fill(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), value)

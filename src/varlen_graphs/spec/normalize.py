@@ -9,7 +9,8 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
+from varlen_graphs.layout.values import quoted
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Normalize:
         constants: Scale and shift of each channel, float32 `[2, channels, 1]`, with one cached copy per device.
 
     Raises:
-        SpecError: `mean` and `std` differ in length or are empty, a number is not finite, or a deviation is 0.
+        SpecError: `mean` and `std` are not numbers, differ in length or are empty, a number is not finite, or a
+            deviation is 0.
     """
 
     mean: Sequence[float]
@@ -35,9 +37,15 @@ class Normalize:
     constants: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(self.mean))
-        object.__setattr__(self, "std", tuple(self.std))
-        finite = all(map(math.isfinite, (*self.mean, *self.std, self.rescale)))
+        try:
+            for name in ("mean", "std"):
+                object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+            finite = all(map(math.isfinite, (*self.mean, *self.std, self.rescale)))
+        except (TypeError, ValueError, OverflowError):
+            raise SpecError(
+                f"{quoted(self)}: expected a mean and a deviation per channel, such as (0.5, 0.5, 0.5), and one number "
+                "as rescale"
+            ) from None
         if len(self.mean) != len(self.std) or not self.mean or 0 in self.std or not finite:
             raise SpecError(
                 f"{self!r}: expected as many means as deviations, one per channel, all finite and no deviation of 0"
@@ -48,8 +56,8 @@ class Normalize:
         """Check that rows of this shape consist of whole channels, channel after channel."""
         if not shape or shape[0] % len(self.mean):
             raise SpecError(
-                f"rows of shape {shape} cannot be normalised by {len(self.mean)} channels: expected a shape whose "
-                "first size is a multiple of that, channel after channel"
+                f"rows of shape {shape} cannot be normalised by {counted(len(self.mean), 'channel')}: expected a "
+                "shape whose first size is a multiple of that, channel after channel"
             )
 
     def __call__(self, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import PaddedMask, check_batch, check_marks, pack_rows
+from varlen_graphs.layout.padded import check_batch, check_marks, pack_rows
 from varlen_graphs.layout.values import check_numbers, is_integers
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
@@ -104,7 +104,7 @@ def _check_batch_to_pack(
 ) -> None:
     name, mask = spec.layout.name, str(spec.packed.padded_by)
     check_batch(name, layout, shape, spec.packed.name)
-    check_marks(PaddedMask(mask), description[mask], name, layout, shape)
+    check_marks(spec.mask, description[mask], name, layout, shape)
 
 
 def _check_sizes(spec: BufferSpec, layout: Layout) -> None:
@@ -122,6 +122,6 @@ def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
     for index, count in enumerate(layout.rows):
         if count % multiple:
             raise LayoutError(
-                f"{spec.layout.name}[{index}] has {count} rows: expected a multiple of {multiple}, because the outputs "
-                "are declared with that ratio; pad the item"
+                f"{spec.layout.name}[{index}] has {counted(count, 'row')}: expected a multiple of {multiple}, because "
+                "the outputs are declared with that ratio; pad the item"
             )

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import check_fields, check_pad, is_integer
 from varlen_graphs.spec.normalize import Normalize
 
 
@@ -38,24 +38,27 @@ class PackedRows:
             items; a mask and a layout on the GPU cost one copy to the host each.
 
     Raises:
-        SpecError: `shape`, `dtype` or `rows_dim` is invalid, or `normalize` does not apply to such rows.
+        SpecError: `shape`, `dtype`, `pad` or `rows_dim` is invalid, or `normalize` does not apply to such rows.
     """
 
     name: str
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
-    pad: int = 0
+    pad: bool | float = 0
     rows_dim: int = 0
     normalize: Normalize | None = None
     padded_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.shape is not None:
-            if not isinstance(self.shape, Sequence) or not all(isinstance(size, Integral) for size in self.shape):
+            if not isinstance(self.shape, tuple | list) or not all(map(_is_size, self.shape)):
                 raise SpecError(f"{self!r}: expected shape to be that of one row, such as (1176,), or None")
-            object.__setattr__(self, "shape", tuple(self.shape))
+            object.__setattr__(self, "shape", tuple(map(int, self.shape)))
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise SpecError(f"{self!r}: expected dtype to be a torch.dtype, such as torch.int64, or None")
+        check_fields(self)
+        if self.dtype is not None:
+            check_pad(self, self.dtype)
         if self.normalize is not None:
             self.normalize.check(self.shape)
             if self.dtype is None or self.dtype.is_floating_point:
@@ -85,3 +88,7 @@ class PackedRows:
         """Format the expected shape of the argument for an error message; `dims` names the dimensions of its rows."""
         sizes = [*["any size"] * self.rows_dim, "any shape"] if shape is None else shape
         return f"[{', '.join(map(str, self.argument_shape(dims, sizes)))}]"
+
+
+def _is_size(value: Any) -> bool:
+    return is_integer(value) and value >= 0

@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call, static_key, typed
 
@@ -42,7 +42,8 @@ class Signature:
         off: Asked at each call; see `GraphedEncoder`.
 
     Raises:
-        SpecError: A declared argument that the module (or `forward`) does not have.
+        SpecError: A declared argument that the module (or `forward`) does not have, or a `forward` that does not tell
+            its arguments.
     """
 
     def __init__(
@@ -59,7 +60,13 @@ class Signature:
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
         if forward is not None:
-            captured = dict(list(inspect.signature(forward).parameters.items())[1:])
+            try:
+                captured = dict(list(inspect.signature(forward).parameters.items())[1:])
+            except ValueError:
+                raise SpecError(
+                    f"forward={forward!r} does not tell its arguments: expected a Python function, called as "
+                    "forward(module, **arguments)"
+                ) from None
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
         self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
         self._module_takes = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
@@ -105,6 +112,11 @@ class Signature:
         if not isinstance(rows, Tensor):
             expected = packed.describe(self._spec.call_dims, packed.shape)
             raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {expected}")
+        if rows.layout is not strided or rows.is_nested:
+            raise InputError(
+                f"{packed.name} is a sparse or nested tensor: expected a dense one, "
+                f"{packed.describe(self._spec.call_dims, packed.shape)}; try {packed.name}.to_dense()"
+            )
         self._check_shape(rows.shape)
         if packed.rows_dim:
             rows = packed.rows_first(rows)
@@ -188,7 +200,9 @@ class Signature:
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""
         if len(args) > len(self._positional):
-            raise InputError(f"got {len(args)} positional arguments; {self._who} takes {self._positional} here")
+            raise InputError(
+                f"got {counted(len(args), 'positional argument')}; {self._who} takes {self._positional} here"
+            )
         arguments = dict(zip(self._positional, args, strict=False))
         for name, value in kwargs.items():
             if name in arguments:

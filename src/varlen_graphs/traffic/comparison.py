@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from varlen_graphs.errors import counted
 from varlen_graphs.layout.budgets import Ladder
 from varlen_graphs.routing.costs import REPLAY_ROWS, Costs
 from varlen_graphs.traffic.planning import Plan, evaluate
@@ -25,7 +26,7 @@ def table(trace: Trace, plans: Mapping[str, Plan]) -> str:
     measured = any(plan.measured for plan in plans.values())
     unit, digits = ("ms", 3) if measured else ("cost", 0)
     lines = [
-        f"{len(trace)} calls of {items:.1f} items and {rows:.0f} rows on average",
+        f"{counted(len(trace), 'call')} of {items:.1f} items and {rows:.0f} rows on average",
         "",
         f"{'':<16}{'graphs':>8}{'used':>8}{'padding':>10}{unit + ' per call':>15}{'GiB':>8}{'eager':>8}",
     ]

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from varlen_graphs.errors import BudgetError, InputError
+from varlen_graphs.errors import BudgetError, InputError, counted
 from varlen_graphs.layout.budgets import ROW_ALIGNMENT, Budget, row_count_for
-from varlen_graphs.layout.memory_size import most_rows
+from varlen_graphs.layout.fields import is_integer
+from varlen_graphs.layout.memory_size import in_bytes, most_rows
 from varlen_graphs.layout.needs import Load
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.traffic.trace import Size, Trace
 
@@ -109,15 +111,16 @@ def plan(
     if not isinstance(trace, Trace) or not isinstance(costs, Costs | None):
         got = f"a {type(trace).__name__} and costs of {type(costs).__name__}"
         raise InputError(f"plan() got {got}: expected a Trace, such as Trace.load(path), and Costs or None")
+    if not is_integer(max_graphs) or max_graphs < 1:
+        raise BudgetError(f"max_graphs={quoted(max_graphs)}: expected an integer of at least 1")
     trace = trace.copy()
     # Costs of an encoder without enabled budgets have no replays.
     costs = next((one for one in (costs, trace.costs) if one is not None and one.replays), ASSUMED)
     if not trace.calls:
         raise InputError("the trace has no calls: expected calls inside `with encoder.record() as trace`")
-    if max_graphs < 1:
-        raise BudgetError(f"max_graphs={max_graphs}: expected at least 1")
     largest = row_count_for(max(size.rows for size in trace.calls))
     if max_memory is not None:
+        in_bytes(max_memory)  # an amount that is none is the first thing to say
         if costs.bytes_per_row is None:
             raise BudgetError(
                 f"max_memory={max_memory!r}, but the bytes per row were not measured: record with an encoder that "
@@ -129,7 +132,9 @@ def plan(
         for part, count in _parts(size, largest):
             replays[min(row_count_for(part.rows), largest)] += calls * count
     if not replays:
-        raise BudgetError(f"no call fits the {largest} rows that max_memory={max_memory!r} has room for: raise it")
+        raise BudgetError(
+            f"no call fits the {counted(largest, 'row')} that max_memory={max_memory!r} has room for: raise it"
+        )
     return evaluate(trace, _cheapest(replays, costs.replay, max_graphs), costs)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from varlen_graphs.errors import InputError
+from varlen_graphs.errors import InputError, counted
 from varlen_graphs.files import integer, write_whole
 from varlen_graphs.routing.costs import Costs
 
@@ -110,7 +110,7 @@ class Trace:
         return self.calls.total()
 
     def __repr__(self) -> str:
-        return f"Trace({len(self)} calls of {len(self.calls)} sizes)"
+        return f"Trace({counted(len(self), 'call')} of {counted(len(self.calls), 'size')})"
 
 
 def _size(rows: object, items: object, segments: object, longest: object, largest: object) -> Size:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import check_fields, is_integer
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Verify:
     prove: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.calls, int) or self.calls < 0:
+        if not is_integer(self.calls) or self.calls < 0:
             raise SpecError(
                 f"verify={self.calls!r}: expected the number of calls to verify for each budget, 0 for none"
             )
         check_tolerance(self.tolerance)
+        check_fields(self)
 
 
 def check_tolerance(tolerance: float | None) -> None:

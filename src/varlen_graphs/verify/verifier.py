@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from varlen_graphs.errors import InputError, VerificationError
+from varlen_graphs.errors import InputError, VerificationError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
@@ -44,8 +44,8 @@ class Verified:
     def __str__(self) -> str:
         unchecked = f" ({len(self.unchecked)} unchecked)" if self.unchecked else ""
         return (
-            f"{self.calls} calls verified in {len(self.budgets)} budgets{unchecked}: largest error "
-            f"{self.error:.1e}, tolerance {self.tolerance:.0e}"
+            f"{counted(self.calls, 'call')} verified in {counted(len(self.budgets), 'budget')}{unchecked}: largest "
+            f"error {self.error:.1e}, tolerance {self.tolerance:.0e}"
         )
 
 

@@ -1,0 +1,191 @@
+"""What a declaration or an option cannot be is refused where it is written, and by name."""
+
+import dataclasses
+import importlib
+import re
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
+from varlen_graphs.spec.normalize import Normalize
+
+
+def ones(*_):
+    return torch.ones(1)
+
+
+FREQUENCIES = torch.ones(2)
+
+GOOD = {
+    vg.Ladder: {"min": 256, "max": 512, "step": 1.1, "rows_per_item": 64, "rows_per_segment": 64, "memory": None},
+    vg.PaddedLadder: {"batch": 4, "length": 64, "min_batch": 1, "min_length": 32, "step": 1.25},
+    vg.Windows: {"side": 4},
+    vg.GridTHW: {"name": "grid", "merge": 1, "columns": ()},
+    vg.GridHW: {"name": "sizes", "columns": ()},
+    vg.Lengths: {"name": "lengths", "columns": ()},
+    vg.PaddedLengths: {"name": "lengths", "columns": ()},
+    vg.PaddedMask: {"name": "mask", "dtype": torch.int64, "real": True, "columns": ()},
+    vg.Column: {"name": "kind", "pad": 0, "function": None, "default": None},
+    vg.layout.NestedColumn: {"name": "kind", "pad": 0, "function": None, "default": None},
+    vg.Rows: {"every": 1, "rows_dim": 0},
+    vg.Items: {"rows": 1, "rows_dim": 0},
+    vg.spec.Groups: {"rows": 1, "rows_dim": 0},
+    vg.spec.FrameRows: {"every": 1, "rows_dim": 0},
+    vg.Entries: {"of_item": ones, "at_budget": ones, "rows_dim": 0},
+    vg.PackedRows: {
+        "name": "x", "shape": (3,), "dtype": torch.uint8, "pad": 0, "rows_dim": 0, "normalize": Normalize([0.5], [0.5]),
+        "padded_by": None,
+    },
+    Normalize: {"mean": (0.5,), "std": (0.5,), "rescale": 1 / 255},
+    vg.BufferSpec: {"rows": "x", "layout": vg.Lengths(), "buffers": (), "outputs": vg.Rows()},
+    vg.CuSeqlens: {"name": "cu_seqlens", "per": "item", "queries": None},
+    vg.MaxSeqlen: {"name": "max_seqlen", "per": "item"},
+    vg.GridPositions: {"name": "position_ids", "order": "raster", "axes": ("h", "w")},
+    vg.RotaryTable: {"name": "rotary", "inv_freq": "inv_freq", "axes": ("h", "w"), "order": "raster"},
+    vg.Interpolation: {
+        "name": "pos", "table": "pos", "mode": "bilinear", "align_corners": False, "order": "raster",
+        "accum_dtype": torch.float32, "antialias": False,
+    },
+    vg.buffers.InterpolationIndices: {
+        "name": "indices", "entries": 2304, "mode": "bilinear", "align_corners": False, "order": "raster",
+    },
+    vg.buffers.InterpolationWeights: {
+        "name": "weights", "entries": 2304, "mode": "bilinear", "align_corners": False, "order": "raster",
+    },
+    vg.KeyPaddingMask: {"name": "mask", "dtype": torch.bool, "real": True},
+    vg.buffers.Lookup: {"name": "n", "function": ones, "axes": ("h", "w"), "largest": 8},
+    vg.buffers.SinCos: {"name": "p", "frequencies": FREQUENCIES, "axes": ("w", "h"), "largest": 8},
+    vg.buffers.SinCosColumn: {"name": "p", "column": "kind", "frequencies": FREQUENCIES},
+    vg.buffers.RowPositions: {"name": "position_ids"},
+    vg.buffers.WindowIndex: {"windows": vg.Windows(4), "name": "index", "inverse": False},
+    vg.buffers.AttentionSchedule: {"heads": 2, "head_dim": 8, "name": "schedule", "per": "item", "queries": None},
+    vg.DeviceBuffer: {"name": "b", "function": ones, "any_segments": True},
+    vg.HostBuffer: {"name": "b", "function": ones, "shape": ("rows",), "dtype": torch.int64, "pad": 0},
+    vg.Capture: {"lazy": False, "compile": False, "on_change": "error", "warmup": None},
+    vg.Verify: {"calls": 0, "strict": False, "tolerance": None},
+    vg.routing.Memory: {"limit": 2**20, "policy": "least_useful"},
+    vg.Budget: {"rows": 64, "items": 4, "segments": 4, "max_seqlen": 64},
+    vg.GraphedEncoder: {
+        "module": torch.nn.Identity(), "budgets": [64], "buffer_spec": vg.BufferSpec("input", vg.Lengths()),
+        "forward": None, "backend": "eager", "pool": None, "on_miss": "eager", "outputs": "owned",
+        "min_segment_rows": 1, "off": None, "memory": None, "capture": vg.Capture(), "verify": 0,
+    },
+}  # fmt: skip
+"""All that declares something or takes options, with a good value for each field."""
+
+NOT_DECLARED = {"Layout"}
+"""Frozen dataclasses of the public face that the library makes itself."""
+
+FIELDS = [(kind, name) for kind, good in GOOD.items() for name in good]
+
+INTEGERS = [(kind, name) for kind, name in FIELDS if type(GOOD[kind][name]) is int and name not in ("pad", "limit")]
+
+ODD = [
+    None, 3, -1, 0, 2.5, True, "text", b"b", [], (), [1], {}, int, float("nan"), float("inf"), 10**400, 2**63, {1},
+    torch.zeros(2), torch.int64, torch.float32, numpy.float32(3), numpy.array([1, 2]), range(3),
+]  # fmt: skip
+
+
+def test_all_declarations_of_the_public_face_are_tried():
+    faces = [
+        vg,
+        *(importlib.import_module(f"varlen_graphs.{room}") for room in ("buffers", "layout", "spec", "routing")),
+    ]
+    public = {getattr(face, name) for face in faces for name in face.__all__}
+    declared = {one for one in public if isinstance(one, type) and dataclasses.is_dataclass(one)}
+    assert {one.__name__ for one in declared - GOOD.keys()} <= NOT_DECLARED
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_an_object_that_means_nothing_is_refused(kind, name):
+    kind(**GOOD[kind])
+    with pytest.raises(vg.VarlenGraphsError) as refused:
+        kind(**GOOD[kind] | {name: object()})
+    assert "object" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [2.5, 256.5, True, "3", 2**63])
+@pytest.mark.parametrize(("kind", "name"), INTEGERS)
+def test_what_is_no_integer_of_64_bits_is_refused_where_one_is_expected(kind, name, value):
+    with pytest.raises(vg.VarlenGraphsError):
+        kind(**GOOD[kind] | {name: value})
+
+
+@given(st.sampled_from(FIELDS), st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=5))
+def test_no_value_of_a_field_raises_an_error_of_pythons_own(field, value):
+    kind, name = field
+    try:
+        kind(**GOOD[kind] | {name: value})
+    except vg.VarlenGraphsError as error:
+        assert len(str(error)) < 1500  # noqa: PT017 - not every value is wrong
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: vg.CuSeqlens(per="image"), "CuSeqlens(per='image'): expected 'frame', 'item', 'clip', 'group' or a Win"),
+        (lambda: vg.Ladder(256.5), "Ladder(min=256.5): expected an integer"),
+        (lambda: vg.Ladder(memory="2XB"), "memory '2XB' has the unit 'XB': expected a number of bytes, or one with a unit"),
+        (lambda: vg.Windows(2.5), "Windows(side=2.5): expected an integer of at least 1"),
+        (lambda: vg.PackedRows("x", normalize=3), "PackedRows(normalize=3): expected a Normalize or None"),
+        (lambda: vg.PackedRows("x", (-1,)), "expected shape to be that of one row"),
+        (lambda: vg.PackedRows("x", dtype=torch.uint8, pad=300), "PackedRows('x', pad=300): expected a value of torch.uint8"),
+        (lambda: vg.PackedRows("x", dtype=torch.int64, pad=0.5), "pad=0.5): expected a value of torch.int64"),
+        (lambda: vg.HostBuffer("b", ones, ("rows",), torch.int64, 0.5), "HostBuffer('b', pad=0.5): expected a value of torch"),
+        (lambda: vg.Column("kind", function=3), "Column(function=3): expected a function or None"),
+        (lambda: vg.Interpolation(antialias=True, mode="bicubic"), "antialias=True with mode='bicubic'"),
+        (lambda: vg.Interpolation(accum_dtype=torch.int64), "accum_dtype=torch.int64: expected a floating dtype"),
+        (lambda: vg.buffers.SinCos("p", torch.ones(2, 2)), "frequencies are torch.float32 [2, 2]: expected a floating tens"),
+        (lambda: vg.buffers.InterpolationIndices(entries=10), "the position table has 10 entries: expected a square"),
+        (lambda: vg.Ladder.auto("2GiB", 0), "bytes_per_row=0: expected a number above 0, or None"),
+        (lambda: attention_encoder(pool=3), "pool=3: expected a Pool, such as vg.Pool(), or None"),
+        (lambda: attention_encoder(forward=int), "does not tell its arguments: expected a Python function"),
+        (lambda: attention_encoder(verify=True), "verify=True: expected the number of calls to verify for each budget"),
+    ],
+)  # fmt: skip
+def test_what_used_to_be_found_later_is_found_at_once(make, message):
+    with pytest.raises(vg.VarlenGraphsError, match=re.escape(message)):
+        make()
+
+
+def test_integers_of_numpy_and_lists_are_as_good():
+    counts = numpy.array([64, 128])
+    assert attention_encoder(counts).budgets == (vg.Budget(64), vg.Budget(128))
+    assert type(vg.Budget(counts[0]).rows) is int
+    assert [*vg.Ladder(counts[0], counts[1])] == [*vg.Ladder(64, 128)]
+    spec = attention_spec(layout=vg.Lengths(columns=[vg.Column("kind")]))
+    encoder = attention_encoder(spec=spec, memory="1.5 GiB")
+    assert encoder(rows_for([2]), lengths=[2], kind=[1]).shape == (2, 8)
+    assert {vg.RotaryTable(axes=["h", "w"])} == {vg.RotaryTable(axes=("h", "w"))}
+
+
+@pytest.mark.parametrize("model", [3, None, "model", torch.nn.Linear])
+@pytest.mark.parametrize("function", [vg.wrap, vg.unwrap, vg.encoders])
+def test_models_are_modules(function, model):
+    with pytest.raises(vg.SpecError, match=f"as model: expected a torch.nn.Module, not {type(model).__name__}"):
+        function(model)
+
+
+def test_costs_and_calls_to_verify_have_their_types():
+    encoder = attention_encoder()
+    with pytest.raises(vg.SpecError, match="costs are of type int: expected the Costs"):
+        encoder.costs = 3
+    with pytest.raises(vg.InputError, match="verify came with 3: expected a list of calls"):
+        encoder.verify(3)
+    with pytest.raises(vg.BudgetError, match=re.escape("max_graphs=2.5: expected an integer of at least 1")):
+        vg.traffic.plan(vg.traffic.Trace(), max_graphs=2.5)
+
+
+def test_attention_of_something_else_than_tensors():
+    q = torch.zeros(4, 1, 8)
+    with pytest.raises(vg.InputError, match="q is of type int: expected a tensor"):
+        vg.varlen_attention(3, q, q, torch.tensor([0, 4], dtype=torch.int32), 4)
+    with pytest.raises(vg.InputError, match="cu_seqlens is of type list: expected a tensor"):
+        vg.varlen_attention(q, q, q, [0, 4], 4)
+    with pytest.raises(vg.InputError, match=re.escape("max_seqlen=4.5")):
+        vg.varlen_attention(q, q, q, torch.tensor([0, 4], dtype=torch.int32), 4.5)
