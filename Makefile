@@ -38,7 +38,7 @@ test-offline: $(OFFLINE_ENV)
 soak: $(DEV_ENV)
 	$(RUN) -m tests.soak $(ARGS)
 
-# Layouts as attackers may send them, guided by coverage, for two minutes: `make fuzz ARGS=-max_total_time=600`.
+# Layouts as attackers may send them and damaged files, guided by coverage, for two minutes: `make fuzz ARGS=-max_total_time=600`.
 fuzz: $(FUZZ_ENV)
 	mkdir -p .fuzz
 	$(RUN) -m tests.fuzz -artifact_prefix=.fuzz/ -max_total_time=120 $(ARGS)

@@ -1,4 +1,4 @@
-"""The properties of test_untrusted.py, guided by coverage: `python -m tests.fuzz -max_total_time=300`.
+"""The properties of tests of untrusted layouts and damaged files, guided by coverage: `python -m tests.fuzz`.
 
 Takes the options of libFuzzer. Needs atheris.
 """
@@ -13,10 +13,12 @@ with atheris.instrument_imports(include=["varlen_graphs"]):
 import torch
 
 from tests.layout import test_untrusted
+from tests.serving import test_damaged_files
 
 PROPERTIES = [
     test_untrusted.test_whatever_comes_as_a_layout_is_refused_by_name_and_forgotten,
     test_untrusted.test_whatever_a_layout_on_the_device_says_is_found_there,
+    test_damaged_files.test_whatever_is_in_a_file_is_read_or_refused_by_name,
 ]
 OPTIONS = ["-len_control=0", "-max_len=1024"]
 """Examples take some hundred bytes from the first."""
@@ -30,7 +32,7 @@ def one_input(data: bytes) -> None:
     if data and PROPERTIES[data[0] % len(PROPERTIES)].hypothesis.fuzz_one_input(data[1:]) is not None:
         tried += 1
         if tried % 1000 == 0:
-            print(f"{tried} layouts tried", flush=True)
+            print(f"{tried} layouts and files tried", flush=True)
 
 
 if __name__ == "__main__":

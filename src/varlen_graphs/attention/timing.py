@@ -1,5 +1,6 @@
 """Timing of attention backends: once per size of inputs, while graphs are captured."""
 
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,9 +83,11 @@ def as_json(device: torch.device) -> list[Any]:
 def checked(value: Any) -> list[Any]:
     """Return `value`, read from a file, after checking that it has the form that `as_json` writes."""
     for dtype, q, k, sizes, backends, name, per_square in value:
-        _key(torch.device("cpu"), dtype, q, k, sizes, backends)
+        hash(_key(torch.device("cpu"), dtype, q, k, sizes, backends))
         if name not in backends:
-            raise ValueError(f"fastest attention backend {name!r}: expected one of {backends}")
+            raise ValueError(
+                f"fastest attention backend {reprlib.repr(name)}: expected one of {reprlib.repr(backends)}"
+            )
         number("per_square", per_square, zero=True)
     return list(value)
 
@@ -100,7 +103,9 @@ def _key(
 ) -> tuple[object, ...]:
     of = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(of, torch.dtype) or len(sizes) != 4:
-        raise ValueError(f"attention of {dtype} with sizes {sizes}: expected a dtype of torch and four sizes")
+        raise ValueError(
+            f"attention of {dtype} with sizes {reprlib.repr(sizes)}: expected a dtype of torch and four sizes"
+        )
     return device, of, torch.Size(q), torch.Size(k), *sizes, *backends
 
 

@@ -124,7 +124,7 @@ class Costs:
         """Return the costs that `as_json` wrote.
 
         Raises:
-            ValueError, TypeError, KeyError: The value is something else.
+            One of `files.DAMAGED`: The value is something else.
         """
         replays = {Budget(*sizes): number("the cost of a replay", cost) for *sizes, cost in value["replays"]}
         if not replays:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from varlen_graphs.attention import timing
-from varlen_graphs.errors import InputError, VarlenGraphsError, warn
-from varlen_graphs.files import integer, write_whole
+from varlen_graphs.errors import InputError, warn
+from varlen_graphs.files import DAMAGED, integer, write_whole
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -73,11 +73,11 @@ class WarmupFile:
                 warn(f"{path} was written for another setup, so it is ignored and everything is measured again: {what}")
                 return None
             costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-            used = [(dict(statics), _counts(budgets)) for statics, budgets in value["used"]]
+            used = [({**statics}, _counts(budgets)) for statics, budgets in value["used"]]
             return cls(found, costs, used, timing.checked(value["attention"]))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, VarlenGraphsError) as error:
+        except DAMAGED as error:
             raise InputError(
                 f"{path} is not a warm-up file ({error!r}): expected a file from `encoder.save_warmup`; remove it to "
                 "start without one"

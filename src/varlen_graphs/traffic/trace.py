@@ -9,7 +9,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from varlen_graphs.errors import InputError, counted
-from varlen_graphs.files import integer, write_whole
+from varlen_graphs.files import DAMAGED, integer, write_whole
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 
 
@@ -22,6 +23,9 @@ class Size(NamedTuple):
     longest: int  # rows of the longest segment
     largest: int  # rows of the largest item, or group of items, which is never split
 
+
+LARGEST = 2**48
+"""No call has that many rows, nor a trace that many squares of them."""
 
 COLUMNS = [*Size._fields, "calls"]
 """Columns of the calls in a file."""
@@ -97,12 +101,12 @@ class Trace:
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
             if value["columns"] != COLUMNS:
-                raise InputError(f"columns are {value['columns']}, expected {COLUMNS}: record the trace again")
+                raise InputError(f"columns are {quoted(value['columns'])}, expected {COLUMNS}: record the trace again")
             for *numbers, calls in value["calls"]:
                 trace.calls[_size(*numbers)] += integer("calls", calls)
-            trace.squares = integer("squares", value["squares"], zero=True)
+            trace.squares = integer("squares", value["squares"], zero=True, most=LARGEST**2)
             trace.costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-        except (ValueError, KeyError, TypeError) as error:
+        except DAMAGED as error:
             raise InputError(f"{path} is not a trace ({error!r}): expected a file from `Trace.save`") from error
         return trace
 
@@ -116,11 +120,11 @@ class Trace:
 def _size(rows: object, items: object, segments: object, longest: object, largest: object) -> Size:
     """Check the size of a call read from a file."""
     size = Size(
-        integer("rows", rows),
-        integer("items", items),
-        integer("segments", segments, zero=True),  # 0 if the encoder declares none
-        integer("longest", longest, zero=True),
-        integer("largest", largest),
+        integer("rows", rows, most=LARGEST),
+        integer("items", items, most=LARGEST),
+        integer("segments", segments, zero=True, most=LARGEST),  # 0 if the encoder declares none
+        integer("longest", longest, zero=True, most=LARGEST),
+        integer("largest", largest, most=LARGEST),
     )
     if not size.longest <= size.largest <= size.rows <= size.largest * size.items:
         raise InputError(f"{size}: expected longest <= largest <= rows <= largest * items")
