@@ -86,7 +86,7 @@ def test_a_budget_that_cannot_be_captured_is_out_of_use_and_says_why(name, sizes
     largest = max(rows for rows in SIZES if rows not in sizes)
     assert all(budget.rows not in sizes for budget in encoder.stats.replays)
     eager = sum(length > largest for length in (20, 100, 200, 200))
-    assert encoder.stats.eager == ({"larger than every enabled budget": eager} if eager else {})
+    assert encoder.stats.eager == ({"its budget could not be captured": eager} if eager else {})
 
 
 @settings(max_examples=25)
@@ -212,7 +212,7 @@ def test_a_failure_for_other_static_arguments_leaves_the_graphs_there_are():
     captured_with_warnings(encoder, 1, scale=2.0)
     assert equal_bits(encoder(rows_for([6]), lengths=[6]), encoder(rows_for([6]), lengths=[6]))
     assert distance(encoder(rows, lengths=[200]), expected) < 1e-6  # no graph that calls are planned for has so many
-    assert encoder.stats.eager == {"larger than every enabled budget": 1}
+    assert encoder.stats.eager == {"its budget could not be captured": 1}
 
 
 def test_a_release_puts_all_budgets_in_use_again():
@@ -239,7 +239,7 @@ def test_a_stage_runs_eager_where_its_budgets_are_out_of_use():
         with encoder.stage(lengths) as stage:
             stage.rows.copy_(rows)
         assert distance(stage.output, encoder.eager(rows, lengths=lengths)) < 1e-6
-    assert encoder.stats.eager == {"larger than every enabled budget": 2}
+    assert encoder.stats.eager == {"its budget could not be captured": 2}
     with pytest.raises(vg.BudgetError, match="no budget holds"), encoder.stage([300]):
         pass
 
@@ -265,17 +265,19 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
     encoder = attention_encoder(spec=SHAPED).capture()
     with encoder.pool.exclusive():
         for budget in encoder.budgets:
-            encoder.executor.store.budgets.disable(budget, "for a test")
+            encoder.executor.store.budgets.disable(budget, "for a test", "of no other reason")
     for lengths in ([6], [60, 60], [300]):
         rows = rows_for(lengths)
         for layout in (lengths, torch.tensor(lengths)):
             assert distance(encoder(rows, lengths=layout), encoder.eager(rows, lengths=lengths)) < 1e-6
-    assert encoder.stats.eager == {"larger than every enabled budget": 6}
-    assert encoder.report().count("disabled: for a test") == 2
+    assert encoder.stats.eager == {"for a test": 4, "larger than every budget": 2}
+    assert encoder.report().count("disabled: of no other reason") == 2
     with encoder.stage([6], scale=2.0) as stage:
         stage.rows.copy_(rows_for([6]))
     assert distance(stage.output, encoder.eager(rows_for([6]), lengths=[6], scale=2.0)) < 1e-6
-    with pytest.raises(vg.CaptureError, match=r"no budget is enabled; .* for a test; encoder.release\(\) enables all"):
+    with pytest.raises(
+        vg.CaptureError, match=r"no budget is enabled; .* of no other reason; encoder.release\(\) enables all"
+    ):
         encoder.capture(scale=2.0)
     encoder.release()
     encoder(rows_for([6]), lengths=[6])

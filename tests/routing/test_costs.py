@@ -163,7 +163,7 @@ def test_disabled_budgets_are_in_no_route(costs, rows, data):
     before = routed(layout, costs, budgets)
     disabled = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
     for budget in disabled:
-        budgets.disable(budget, "wrong")
+        budgets.disable(budget, "wrong", "of a test")
     packs = routed(layout, costs, budgets).packs
     assert not packs or sorted(i for one in packs for i in one.items) == [*range(len(rows))]
     assert not disabled & {one.budget for one in packs}

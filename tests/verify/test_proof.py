@@ -11,7 +11,7 @@ from tests.support.encoders import Attention, attention_encoder, encoder_of, row
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from tests.support.verifying import WrongAt64
 
-REFUSED = "its graphs failed the proof at their capture"
+REFUSED = "its budget failed the proof"
 
 
 class Attends(nn.Module):

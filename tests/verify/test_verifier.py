@@ -500,7 +500,7 @@ def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
     with encoder.stage([5, 9]) as stage:
         stage.rows.copy_(CALLS[1]["x"])
     assert distance(stage.output, right(encoder.module, CALLS[1])) < 1e-6
-    assert encoder.stats.eager == {"larger than every enabled budget": 3}
+    assert encoder.stats.eager == {"its budget gave a wrong output": 3}
     encoder.release()
     encoder(**CALLS[1])
     assert encoder.stats.wrong[encoder.budgets[0]] == 2

@@ -19,7 +19,7 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
 from varlen_graphs.spec.call import StaticKey
 from varlen_graphs.watch.sharded import mesh_of
 
@@ -158,7 +158,7 @@ class Capturer:
     def _disable_failed(self, graphs: GraphSet, budgets: Sequence[Budget]) -> None:
         for budget, reason in graphs.failed.items():
             if budget in budgets:
-                self._budgets.disable(budget, reason)
+                self._budgets.disable(budget, CAPTURE_FAILED, reason)
                 warn(
                     f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
                     f"take its calls, and what none of them holds runs eager; {reason}"

@@ -207,7 +207,7 @@ class Costs:
         """Return the cost of a replay of a budget of so many rows, without attention, if there were one.
 
         Below the smallest budget equal to it: with few rows, launching kernels takes the time. Above the largest one
-        with the slope between half of its rows and all of them.
+        with the slope between half of its rows and all of them, if that rises.
         """
         if not self.measured:
             return rows + REPLAY_ROWS
@@ -215,7 +215,7 @@ class Costs:
         if rows <= largest:
             return self.exact(max(rows, smallest))
         half = largest // 2
-        rise = (self.exact(largest) - self.exact(half)) / (largest - half)
+        rise = max(0.0, (self.exact(largest) - self.exact(half)) / (largest - half))
         return self.exact(largest) + rise * (rows - largest)
 
     def eager(self, rows: int, squares: int) -> float:

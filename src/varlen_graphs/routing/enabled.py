@@ -1,10 +1,17 @@
 """The budgets of an encoder: enabled ones, their costs, and why others are disabled."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.needs import Demand, Load
 from varlen_graphs.routing.costs import Costs
+
+TOO_LARGE = "larger than every budget"
+CAPTURE_FAILED = "its budget could not be captured"
+WRONG_OUTPUT = "its budget gave a wrong output"
+PROOF_FAILED = "its budget failed the proof"
+OVER_LIMIT = "its budget exceeds the memory limit"
+"""Why calls that a budget would have held run eager: `disable` takes the cause, and `stats.eager` counts by it."""
 
 
 class EnabledBudgets:
@@ -20,7 +27,7 @@ class EnabledBudgets:
         budgets: All budgets, ascending.
         costs: The enabled budgets, and the costs of their replays.
         measured: The measured costs, disabled budgets included; `None` before anything was measured.
-        disabled: The disabled budgets, and why.
+        disabled: The disabled budgets, and the evidence why.
         known: Budgets whose costs need not be measured.
     """
 
@@ -30,7 +37,7 @@ class EnabledBudgets:
         self.measured: Costs | None = None
         self.disabled: dict[Budget, str] = {}
         self.known: frozenset[Budget] = frozenset()
-        self._over_limit: set[Budget] = set()
+        self._causes: dict[Budget, str] = {}
         self._assumed = costs
 
     @property
@@ -43,20 +50,26 @@ class EnabledBudgets:
         self.measured = costs
         self._renew()
 
-    def disable(self, budget: Budget, reason: str) -> None:
-        """Disable a budget."""
-        self.disabled[budget] = reason
+    def disable(self, budget: Budget, cause: str, evidence: str) -> None:
+        """Disable a budget.
+
+        Args:
+            budget: The budget.
+            cause: Reason in `stats.eager` for calls that it would have held, one of few: a constant of this module.
+            evidence: What happened, for reports and messages.
+        """
+        self._causes[budget] = cause
+        self.disabled[budget] = evidence
         self._renew()
 
     def disable_over_limit(self, budget: Budget, most: int) -> None:
         """Disable a budget that does not fit into a memory limit of so many bytes."""
-        self._over_limit.add(budget)
-        self.disable(budget, f"with it graphs hold more than the limit of {most:,} bytes")
+        self.disable(budget, OVER_LIMIT, f"with it graphs hold more than the limit of {most:,} bytes")
 
     def enable_all(self) -> None:
         """Enable all budgets again."""
-        self._over_limit.clear()
         if self.disabled:
+            self._causes = {}
             self.disabled = {}
             self._renew()
 
@@ -67,17 +80,22 @@ class EnabledBudgets:
     def drop(self, budget: Budget) -> None:
         """Remove a budget; at least one must remain."""
         self.disabled.pop(budget, None)
-        self._over_limit.discard(budget)
+        self._causes.pop(budget, None)
         self._change([one for one in self.budgets if one != budget])
 
     @property
-    def why_none(self) -> str | None:
-        """Reason why no budget is enabled, if a memory limit is that reason."""
-        return "no graph fits the memory limit" if self._over_limit and not self.costs.replays else None
+    def none_fits(self) -> bool:
+        """True if no budget is enabled because of a memory limit."""
+        return OVER_LIMIT in self._causes.values() and not self.costs.replays
+
+    def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> str:
+        """Return the reason why no budget holds what is needed: what disabled the smallest that would, or refused it."""
+        causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
+        return next((cause for budget, cause in sorted(causes.items()) if _holds(budget, needed)), TOO_LARGE)
 
     def holds(self, needed: Demand | Load) -> bool:
         """Return True if some budget, enabled or not, holds what is needed."""
-        return any(one.holds(needed.rows, needed.items, needed.segments, needed.longest) for one in self.budgets)
+        return any(_holds(budget, needed) for budget in self.budgets)
 
     def why_disabled(self, budget: Budget) -> str:
         """Return the reason why a budget is disabled, for the end of a message; empty if it is enabled."""
@@ -98,3 +116,7 @@ class EnabledBudgets:
     def _renew(self) -> None:
         costs = self._assumed if self.measured is None else self.measured.over(self.budgets)
         self.costs = costs.without(self.disabled)
+
+
+def _holds(budget: Budget, needed: Demand | Load) -> bool:
+    return budget.holds(needed.rows, needed.items, needed.segments, needed.longest)

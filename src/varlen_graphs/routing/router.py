@@ -17,10 +17,7 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import read_layout
 
-TOO_LARGE = "larger than every budget"
-TOO_LARGE_ENABLED = "larger than every enabled budget"
 EAGER_IS_FASTER = "faster without padding"
-REFUSED = "its graphs failed the proof at their capture"
 
 
 _BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
@@ -99,11 +96,11 @@ class Router:
         if call.staged:
             budget = self.single_budget(layout, costs)
             if budget is None:
-                return Route(reason=REFUSED if refused else self.too_large)
+                return Route(reason=self.why_missing(layout, refused))
             return Route((Pack(budget, range(len(layout.items))),))
         packs = self._packs(layout, costs)
         if not any(map(_BUDGET, packs)):
-            return Route(reason=REFUSED if refused else self.too_large)
+            return Route(reason=self.why_missing(packs[0].layout(layout), refused))
         if timed and costs.measured and self._eager_is_faster(packs, layout, costs):
             return Route(reason=EAGER_IS_FASTER)
         return Route(packs)
@@ -140,10 +137,9 @@ class Router:
         """Return the largest load that a call can have, by its rows and items and by what is promised."""
         return self._spec.needs.most(call.rows.shape[0], call.items, self._min_segment_rows)
 
-    @property
-    def too_large(self) -> str:
-        """Reason why an item that no budget holds runs eager."""
-        return self.budgets.why_none or (TOO_LARGE_ENABLED if self.budgets.disabled else TOO_LARGE)
+    def why_missing(self, layout: Layout, refused: Collection[Budget] = ()) -> str:
+        """Return the reason why items that no budget holds run eager, but disabled ones or refused ones might."""
+        return self.budgets.why_missing(self._spec.needs.load(layout), refused)
 
     def _packs(self, layout: Layout, costs: Costs) -> Sequence[Pack]:
         one = single(self._spec.needs.load(layout), costs)

@@ -1,7 +1,7 @@
 """The path of a call: bound, routed, and replayed or run eager."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ class Executor:
         for pack in route.packs:
             spans, budget = items.spans(pack), pack.budget
             if budget is None:
-                outputs = self._run_eager(call, pack, spans[0][0])
+                outputs = self._run_eager(call, pack, spans[0][0], graphs.refused)
             else:
                 if not call.staged:
                     arena.load_rows(call.rows, spans, budget)
@@ -171,10 +171,10 @@ class Executor:
             return None
         return CaptureInputs(bound, tuple(self.spec.row_extent.rest(example)), example.device)
 
-    def _run_eager(self, call: Call, pack: Pack, span: Span) -> list[Tensor]:
+    def _run_eager(self, call: Call, pack: Pack, span: Span, refused: Collection[Budget]) -> list[Tensor]:
         """Run the item of a pack without a budget."""
-        self.stats.count_eager(self.router.too_large)
         part = pack.layout(read_layout(self.spec, call))
+        self.stats.count_eager(self.router.why_missing(part, refused))
         output = self.forward.exact(self.spec.row_extent.part(call.rows, span), part, call.statics)
         return flatten(output, self.spec.declared).tensors
 

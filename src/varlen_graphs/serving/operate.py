@@ -133,7 +133,7 @@ class OperatedEncoder(StandIn):
         inputs = self.executor.capture_inputs(statics)
         if inputs is not None:
             with self.pool.exclusive():
-                if self._budgets.why_none is None:
+                if not self._budgets.none_fits:
                     self.executor.store.capture(inputs)
         return self
 

@@ -13,6 +13,7 @@ from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import pack_rows, pad_rows
+from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.results import Borrowed
@@ -118,13 +119,13 @@ class VerifyingExecutor(Executor):
         for budget, why in wrong.items():
             if budget not in budgets.disabled:
                 LOGGER.error("%s is disabled: %s; %s", budget, why, MORE)
-            budgets.disable(budget, why)
+            budgets.disable(budget, WRONG_OUTPUT, why)
         if not forward_is_right:
             self.forward.wrong = True
             why = next(iter(wrong.values()))
             LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*budgets.costs.replays, *wrong]:
-                budgets.disable(budget, f"wrong in eager runs too: {why}")
+                budgets.disable(budget, WRONG_OUTPUT, f"wrong in eager runs too: {why}")
         if self._options.strict:
             budget, why = next(iter(wrong.items()))
             raise VerificationError(f"{budget} is wrong and now disabled: {why}; {MORE}")
