@@ -188,6 +188,12 @@ def test_sizes_that_no_call_has_are_refused(part, value):
         load_trace(json.dumps(FORMATS["trace"][0] | {part: value}))
 
 
+def test_costs_that_fall_with_more_rows_are_planned_with():
+    value = deepcopy(FORMATS["trace"][0])
+    value["costs"]["replays"][1] = [8, 8, 512, 8, 2.0]  # more segments for fewer rows, at a higher cost
+    load_trace(json.dumps(value))
+
+
 def test_timings_by_lists_are_refused():
     entry = ["float32", [4, 2, 8], [4, 2, 8], [[4], 4, None, None], ["a", "b"], "b", 0.5]
     with pytest.raises(vg.InputError, match="is not a warm-up file"):
