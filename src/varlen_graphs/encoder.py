@@ -198,7 +198,8 @@ class GraphedEncoder(OperatedEncoder):
 
         The output is computed when it is first read, or at the end of the block, and belongs to the caller. If an error
         ends the block before that, nothing is computed. Inside, grad mode is off and other threads wait for the pool;
-        write on the stream that was current at the beginning. If the call runs eager, `stage.rows` is a fresh tensor.
+        write on the stream that was current at the beginning; the output may be read first on another one. If the call
+        runs eager, `stage.rows` is a fresh tensor.
 
         Args:
             layout: Value of the layout argument. A tensor on the GPU costs a sync.

@@ -121,6 +121,8 @@ class Pool:
                 stream.wait_event(self._done)
             if self._borrowed_on is not None and self._borrowed_on != stream:
                 stream.wait_stream(self._borrowed_on)  # reads of borrowed outputs may be queued there
+            if self._streams:
+                follow(stream, self._streams[-1])
             self._streams.append(stream)
         except BaseException:
             self.lock.release()
@@ -131,6 +133,8 @@ class Pool:
         try:
             stream = self._streams.pop()
             if stream is not None and self._done is not None:
+                if self._streams:  # the outer block ends after this one, and with the event that counts
+                    follow(self._streams[-1], stream)
                 self._done.record(stream)
         finally:
             self.lock.release()
@@ -227,6 +231,12 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
     if key not in _streams:
         _streams[key] = torch.cuda.current_stream(device)
     return _streams[key]
+
+
+def follow(stream: torch.cuda.Stream | None, other: torch.cuda.Stream | None) -> None:
+    """Let a stream wait for what is queued on another one; neither exists on the CPU."""
+    if stream is not None and other is not None and other != stream:
+        stream.wait_stream(other)
 
 
 _NO_CHANGE = nullcontext()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.pool import on_device
+from varlen_graphs.capture.pool import current_stream, follow, on_device
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.padded import PaddedMask
@@ -30,6 +30,7 @@ class Stage:
 
     def __init__(self, rows: Tensor, run: Callable[[], Any]) -> None:
         self._rows = rows
+        self._stream = current_stream(rows.device) if rows.is_cuda else None
         self._run: Callable[[], Any] | None = run
         self._output: Any = None
         self._computed = False
@@ -63,6 +64,10 @@ class Stage:
         """Compute the output, unless it was computed or the block has ended."""
         if self._run is not None:
             run, self._run = self._run, None
+            if self._stream is not None:
+                now = current_stream(self._rows.device)
+                follow(now, self._stream)  # where the rows are written
+                self._rows.record_stream(now)
             self._output = run()
             self._computed = True
 
@@ -124,7 +129,8 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
 
 def _replay(executor: Executor, call: Call, route: Route, graphs: GraphSet) -> Any:
     executor.store.staged = False
-    return executor.run(call, route, graphs)
+    with executor.pool.exclusive():  # the stream may be another one now
+        return executor.run(call, route, graphs)
 
 
 @contextmanager

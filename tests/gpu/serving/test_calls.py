@@ -79,6 +79,27 @@ def test_stages_queued_behind_a_long_kernel_keep_their_own_rows(encoder):
     assert all(equal_bits(a, b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("backend", ["cuda", "eager"])
+def test_a_stage_may_be_read_on_another_stream_than_it_was_written_on(tower, encoder, backend):
+    grids, rows = hundred_calls()
+    expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
+    staging = encoder if backend == "cuda" else vg.recipes.qwen3_vl(tower, BUDGETS, backend="eager")
+    staging(rows[0], grid_thw=grids[0])
+    torch.cuda.synchronize()
+    writing, reading, got = torch.cuda.Stream(), torch.cuda.Stream(), []
+    for at, (r, g) in enumerate(zip(rows, grids, strict=True)):
+        with torch.cuda.stream(writing), staging.stage(g) as stage:
+            if at % 2:
+                torch.cuda._sleep(2_000_000)
+            stage.rows.copy_(r)
+            with torch.cuda.stream(reading):
+                if at % 3:
+                    torch.cuda._sleep(2_000_000)  # the next rows are written meanwhile, unless they wait
+                got.append(stage.output)
+    torch.cuda.synchronize()
+    assert all(distance(a, b) <= 3e-2 for a, b in zip(got, expected, strict=True))
+
+
 def without_sync(function):
     torch.cuda.set_sync_debug_mode("error")
     try:
