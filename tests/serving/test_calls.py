@@ -347,6 +347,43 @@ def test_a_handle_on_what_no_single_graph_computed_stays_valid(lengths):
     assert handle.clone() is handle.output
 
 
+class Rows(nn.Module):
+    """Returns its rows, which lie in the arena."""
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize("lengths", [[10] * 12, [60, 60], [119], torch.tensor([60, 60])], ids=str)
+@pytest.mark.parametrize(("module", "buffers"), [(Attention, [vg.CuSeqlens(), vg.MaxSeqlen()]), (Rows, [])])
+def test_a_borrowed_output_may_be_the_rows_of_the_next_call(module, buffers, lengths):
+    """Of the same encoder, whose replays write there; of a call that is split, too."""
+    encoder = attention_encoder(module=module(), spec=attention_spec(buffers=buffers), outputs="borrowed")
+    lent = encoder(rows_for([60, 60]), lengths=[60, 60]).output[120 - sum(lengths) :]
+    expected = encoder.eager(lent.clone(), lengths=lengths).output
+    assert distance(encoder(lent, lengths=lengths).output, expected) < 1e-5
+
+
+def test_a_borrowed_output_that_another_thread_makes_invalid_is_refused():
+    encoder = attention_encoder(outputs="borrowed", spec=SHAPED)
+    other = attention_encoder(pool=encoder.pool, spec=SHAPED).capture()
+    lent = encoder(rows_for([9]), lengths=[9]).output
+    using, pause = threading.Event(), threading.Event()
+
+    def use():
+        with encoder.pool.exclusive():
+            using.set()
+            pause.wait(0.5)  # the other thread comes, and waits for its turn
+            other(rows_for([5]), lengths=[5])
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    using.wait()
+    with pytest.raises(vg.StaleOutputError, match="another thread used the pool before this call could read it"):
+        encoder(lent, lengths=[9])
+    thread.join()
+
+
 def test_other_ways_to_hand_out_outputs_are_refused():
     with pytest.raises(vg.SpecError, match="outputs='lent': expected one of 'owned', 'borrowed'"):
         attention_encoder(outputs="lent")

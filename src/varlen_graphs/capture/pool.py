@@ -3,9 +3,9 @@
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,25 @@ from torch import Tensor
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
+
+
+class Loan(NamedTuple):
+    """Outputs in the pool that were lent to a caller.
+
+    Attributes:
+        turn: The turn of the pool for which they are valid.
+        places: Addresses of their memory.
+    """
+
+    turn: int
+    places: Sequence[range]
+
+    def covers(self, value: Any) -> bool:
+        """Return True for a tensor in the memory of these outputs."""
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return False
+        address = value.data_ptr()
+        return any(address in place for place in self.places)
 
 
 class Pool:
@@ -29,6 +48,7 @@ class Pool:
         device: Device of its encoders; `None` before the first.
         turn: Number of times the pool's memory was written, by calls, captures and the like. Borrowed outputs are valid
             as long as it does not change.
+        loan: The outputs that are lent and valid, if there are some.
         busy: True while an encoder captures graphs; others then wait for the lock.
     """
 
@@ -36,6 +56,7 @@ class Pool:
         self.lock = threading.RLock()
         self.device: torch.device | None = None
         self.turn = 0
+        self.loan: Loan | None = None
         self.busy = False
         self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
         self._handle: Any = None
@@ -151,10 +172,11 @@ class Pool:
     def advance(self) -> None:
         """Count that the memory is about to be written: borrowed outputs become invalid."""
         self.turn += 1
-        self._borrowed_on = None
+        self.loan = self._borrowed_on = None
 
-    def lend(self) -> int:
+    def lend(self, places: Sequence[range]) -> int:
         """Lend the last replay's outputs to the current stream, for as long as `turn` equals the value returned."""
+        self.loan = Loan(self.turn, places)
         if self.device is not None and self.device.type == "cuda":
             self._borrowed_on = current_stream(self.device)
         return self.turn

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
-from varlen_graphs.capture.memory import empty_cache, forget_frames
+from varlen_graphs.capture.memory import empty_cache, forget_frames, places_of
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
@@ -46,6 +46,7 @@ class GraphSet:
         state: Memory that runs before the captures left behind, and that graphs may read.
         rebuild: Builds a new output object from tensors.
         times: Number of captures of each budget.
+        places: Addresses of the memory of each budget's outputs.
         complete_for: The costs whose budgets all have a graph here, if known.
         timed: True if costs were measured with these graphs.
     """
@@ -67,6 +68,7 @@ class GraphSet:
         self.state: list[Tensor] = []
         self._usable: tuple[Costs, Costs, int] | None = None
         self._changes = 0
+        self.places: dict[Budget, Sequence[range]] = {}
         self._graphs: dict[Budget, Graph] = {}
         self._constants: Sequence[Any] | None = None
         self._form: OutputForm | None = None
@@ -177,7 +179,7 @@ class GraphSet:
                     if self._form is None:
                         self._form = form
                         self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-                    self._graphs[budget] = graph
+                    self._graphs[budget], self.places[budget] = graph, places_of(graph.outputs)
         if attempt.failure is not None:
             self._graphs.pop(budget, None)  # another rank has failed
             return attempt.take()

@@ -154,6 +154,8 @@ class DataParallelEncoder:
         executor = self.encoder.executor
         call = executor.signature.bind(args, kwargs)
         check_rows(executor.store, call.rows.device, call.rows.dtype)
+        if (loan := executor.pool.loan) is not None:
+            executor.own_borrowed(call, loan)
         return call
 
     def _read_whole(self, call: Call) -> Layout | None:

@@ -89,7 +89,7 @@ class EnabledBudgets:
         return OVER_LIMIT in self._causes.values() and not self.costs.replays
 
     def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> str:
-        """Return the reason why no budget holds what is needed: what disabled the smallest that would, or refused it."""
+        """Return the reason why no budget holds what is needed: what rules out the smallest that would."""
         causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
         return next((cause for budget, cause in sorted(causes.items()) if _holds(budget, needed)), TOO_LARGE)
 

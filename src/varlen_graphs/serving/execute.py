@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.mode import NO_GRAPHS, Mode
-from varlen_graphs.capture.pool import on_device
-from varlen_graphs.errors import CaptureError
+from varlen_graphs.capture.pool import Loan, on_device
+from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore, Usable
@@ -67,12 +67,36 @@ class Executor:
         Raises:
             InputError: An argument is missing, unknown, undeclared, or on the wrong device.
             LayoutError: Impossible items, or items that do not match the rows.
+            StaleOutputError: A borrowed output came, and another thread made it invalid.
         """
         call = self.signature.bind(args, kwargs)
         check_rows(self.store, call.rows.device, call.rows.dtype)
+        if (loan := self.pool.loan) is not None:
+            self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device):
             read_layout(self.spec, call)
         return call
+
+    def own_borrowed(self, call: Call, loan: Loan) -> None:
+        """Copy arguments that are borrowed outputs of the pool, because the call may write there before it reads them.
+
+        Raises:
+            StaleOutputError: They became invalid meanwhile.
+        """
+        arguments = (call.rows, *call.original.values(), *call.description.values())
+        borrowed = {id(value): value for value in arguments if loan.covers(value)}
+        if not borrowed:
+            return
+        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive():
+            if self.pool.turn != loan.turn:
+                raise StaleOutputError(
+                    f"{self.spec.packed.name}, or another argument, is a borrowed output, and another thread used the "
+                    "pool before this call could read it: pass borrowed.clone(), or use outputs='owned'"
+                )
+            own = {name: value.clone() for name, value in borrowed.items()}
+        call.rows = own.get(id(call.rows), call.rows)
+        call.original = {name: own.get(id(value), value) for name, value in call.original.items()}
+        call.description = {name: own.get(id(value), value) for name, value in call.description.items()}
 
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
@@ -119,7 +143,7 @@ class Executor:
                 self.used[call.key][budget] += 1
                 outputs = graphs.replay(budget)
                 if lendable and items.veils is None and spans[0][0] == items.everything:
-                    return Lent(graphs, outputs, items.everything, self.pool)
+                    return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)
         items.finish()
         tensors = collected.tensors

@@ -9,6 +9,7 @@ from torch import Tensor
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import StaleOutputError
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Extent
 
@@ -111,10 +112,10 @@ class Borrowed:
     """Output of a call with `outputs="borrowed"`, in the memory where its graph wrote it.
 
     Any later replay or capture in the same pool, by any encoder, may overwrite that memory: borrowed outputs become
-    invalid. Read the output on the stream of the call; a later replay on another stream waits for the work queued
-    there. An output that no single graph computed is the caller's own and stays valid: that of a call that was split,
-    ran eager, or had its layout on the GPU, and that of a batch that was padded beyond its budget or packed for the
-    graph.
+    invalid. Passed to an encoder of the pool while they are valid, they are copied first. Read the output on the stream
+    of the call; a later replay on another stream waits for the work queued there. An output that no single graph
+    computed is the caller's own and stays valid: that of a call that was split, ran eager, or had its layout on the
+    GPU, and that of a batch that was padded beyond its budget or packed for the graph.
     """
 
     def __init__(self, output: Any) -> None:
@@ -144,14 +145,14 @@ class Borrowed:
 
 
 class Lent(Borrowed):
-    """Output borrowed from one graph; `graphs` keeps its memory, and `everything` spans its active rows."""
+    """Output borrowed from the graph of a budget; `graphs` keep its memory, and `everything` spans its active rows."""
 
-    def __init__(self, graphs: GraphSet, outputs: Sequence[Tensor], everything: Span, pool: Pool) -> None:
+    def __init__(self, graphs: GraphSet, budget: Budget, everything: Span, pool: Pool) -> None:
         self._graphs = graphs
-        self._outputs = outputs
+        self._outputs = graphs[budget].outputs
         self._everything = everything
         self._pool = pool
-        self._turn = pool.lend()
+        self._turn = pool.lend(graphs.places[budget])
 
     @property
     def valid(self) -> bool:
