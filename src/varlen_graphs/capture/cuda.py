@@ -2,12 +2,13 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.driver import spare_stream
 from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, release_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
@@ -53,8 +54,8 @@ class CudaCapture:
         A capture that another thread invalidates is retried once. So is one that runs out of memory, because a capture
         cannot free the memory that the allocator caches.
 
-        Other threads may draw random numbers on the GPU meanwhile, unless `run` draws some itself: torch's generator
-        then belongs to the capture, and draws of other threads fail.
+        Other threads may draw random numbers on the GPU meanwhile, unless `run` draws some itself: then, and while a
+        capture begins, their draws raise where `_release_generator` matters.
 
         Raises:
             CaptureError: CUDA refuses something in `run`. The original error is its cause.
@@ -81,17 +82,21 @@ class CudaCapture:
         """Capture one call of `run` without a retry; with `draws` it may draw random numbers."""
         graph, handle, stream = self._pool.new_graph()
         stream.wait_stream(torch.cuda.current_stream())
+        scratch = torch.zeros(1, device=self._pool.device)
         with torch.cuda.stream(stream):
             try:
-                with nullcontext() if draws else _default_generator_spared():
-                    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                released = None if draws else _release_generator(scratch)  # kept, to be freed after the capture
                 outputs = run()
-                self._end(graph, handle, draws)
+                self._end(graph, handle)
             except BaseException:  # an interrupt must not leave the stream capturing either
                 if torch.cuda.is_current_stream_capturing():
                     with suppress(RuntimeError):  # an invalid capture; its cause propagates
-                        self._end(graph, handle, draws)
+                        self._end(graph, handle)
+                with suppress(RuntimeError):
+                    _release_generator(scratch)
                 raise
+            del released
             memsets_to_kernels(graph, stream)
             free, _ = torch.cuda.mem_get_info()
             graph.instantiate()
@@ -105,7 +110,7 @@ class CudaCapture:
         outputs = {id(output) for graph in graphs for output in graph.outputs}
         return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
 
-    def _end(self, graph: torch.cuda.CUDAGraph, handle: Any, draws: bool) -> None:
+    def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """End a capture, even one that CUDA has invalidated: torch then raises before it has left capture mode."""
         try:
             graph.capture_end()
@@ -114,12 +119,6 @@ class CudaCapture:
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, handle)
             torch._C._cuda_releasePool(device, handle)
-            if draws:  # the generator leaves capture mode with the next capture that succeeds
-                healing, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
-                torch.cuda.current_stream().synchronize()
-                healing.capture_begin(capture_error_mode="thread_local")
-                scratch.add_(1)
-                healing.capture_end()
             raise
 
 
@@ -127,19 +126,22 @@ _DRAWS = "generator not in capture mode"
 """Part of torch's error for a capture that draws from a generator that is not registered with it."""
 
 
-@contextmanager
-def _default_generator_spared() -> Iterator[None]:
-    """Let a capture that begins inside register a substitute for the state of the default generator.
+def _release_generator(scratch: Tensor) -> torch.cuda.CUDAGraph:
+    """Take the default generator out of capture mode, by a capture of next to nothing; return that.
 
-    Each capture registers that state, and draws of other threads from it raise until the capture ends.
+    In torch 2.11 each capture puts the default generator into capture mode, where draws outside of it raise, and the
+    end of any capture takes it out again; in torch 2.13 captures leave it alone, and this changes nothing. Lending the
+    generator another state for a moment instead would hand out numbers of another seed.
     """
-    default = torch.cuda.default_generators[torch.cuda.current_device()]
-    state = default.graphsafe_get_state()
-    default.graphsafe_set_state(torch.Generator(default.device))
-    try:
-        yield
-    finally:
-        default.graphsafe_set_state(state)
+    short, stream = torch.cuda.CUDAGraph(keep_graph=True), spare_stream(scratch.device.index)
+    with torch.cuda.stream(stream):
+        try:
+            short.capture_begin(capture_error_mode="thread_local")
+            scratch.zero_()  # torch warns of an empty graph
+        finally:
+            if torch.cuda.is_current_stream_capturing():
+                short.capture_end()
+    return short
 
 
 def _is_transient(error: RuntimeError) -> bool:

@@ -6,13 +6,13 @@ a capture records as a memset.
 """
 
 import ctypes
-import os
+import weakref
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import cache
 from typing import Any
 
 import torch
 
+from varlen_graphs.capture.driver import begin_capture, call_driver, driver, end_capture
 from varlen_graphs.capture.memory import device_bytes
 
 KERNEL, MEMSET = 0, 2
@@ -54,7 +54,7 @@ def memsets_to_kernels(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -
     for node in _nodes("cuGraphGetNodes", handle):
         if _node_type(node) == MEMSET:
             memset = _MemsetParams()
-            _call_driver("cuGraphMemsetNodeGetParams", node, byref(memset))
+            call_driver("cuGraphMemsetNodeGetParams", node, byref(memset))
             if memset.height == 1 and not _has_programmatic_edge(node):
                 if bytes(memset) not in fills:
                     fills[bytes(memset)] = _FillKernel(memset, stream)
@@ -73,60 +73,49 @@ class _FillKernel:
         memory = device_bytes(memset.address, memset.width * memset.element_bytes)
         memory = memory.view(ELEMENTS[memset.element_bytes])
         value = torch.tensor([memset.value]).to(memory.dtype).item()  # keeps the low bytes
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # keeps the kernel's arguments alive
         with torch.cuda.stream(stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
+            begin_capture(stream)
             try:
                 memory.fill_(value)
             finally:
-                self._graph.capture_end()
-        (kernel,) = _nodes("cuGraphGetNodes", c_void_p(self._graph.raw_cuda_graph()))
+                graph = end_capture(stream)
+                weakref.finalize(self, call_driver, "cuGraphDestroy", graph)  # it keeps the kernel's arguments alive
+        (kernel,) = _nodes("cuGraphGetNodes", graph)
         self._kernel = _KernelParams()
-        _call_driver("cuGraphKernelNodeGetParams_v2", kernel, byref(self._kernel))
+        call_driver("cuGraphKernelNodeGetParams_v2", kernel, byref(self._kernel))
 
     def replace(self, node: c_void_p, graph: c_void_p) -> None:
         """Replace a node by one of this kernel."""
         before, after = _nodes("cuGraphNodeGetDependencies", node), _nodes("cuGraphNodeGetDependentNodes", node)
         new = c_void_p()
-        _call_driver(
+        call_driver(
             "cuGraphAddKernelNode_v2", byref(new), graph, _array(before), c_size_t(len(before)), byref(self._kernel)
         )
-        _call_driver("cuGraphAddDependencies", graph, _array([new] * len(after)), _array(after), c_size_t(len(after)))
-        _call_driver("cuGraphDestroyNode", node)
+        call_driver("cuGraphAddDependencies", graph, _array([new] * len(after)), _array(after), c_size_t(len(after)))
+        call_driver("cuGraphDestroyNode", node)
 
 
 def _node_type(node: c_void_p) -> int:
     kind = c_int()
-    _call_driver("cuGraphNodeGetType", node, byref(kind))
+    call_driver("cuGraphNodeGetType", node, byref(kind))
     return kind.value
 
 
 def _has_programmatic_edge(node: c_void_p) -> bool:
     """Return True if an edge of a node has a programmatic dependency; the driver refuses to list such edges."""
-    lists = (_driver().cuGraphNodeGetDependencies, _driver().cuGraphNodeGetDependentNodes)
+    lists = (driver().cuGraphNodeGetDependencies, driver().cuGraphNodeGetDependentNodes)
     return any(list_nodes(node, None, byref(c_size_t())) for list_nodes in lists)
 
 
 def _nodes(function: str, of: c_void_p) -> list[c_void_p]:
     """Return the nodes that a driver function lists."""
     count = c_size_t()
-    _call_driver(function, of, None, byref(count))
+    call_driver(function, of, None, byref(count))
     nodes = (c_void_p * count.value)()
     if count.value:
-        _call_driver(function, of, nodes, byref(count))
+        call_driver(function, of, nodes, byref(count))
     return [c_void_p(node) for node in nodes]
 
 
 def _array(nodes: list[c_void_p]) -> Any:
     return (c_void_p * len(nodes))(*nodes)
-
-
-def _call_driver(function: str, *arguments: Any) -> None:
-    error = getattr(_driver(), function)(*arguments)
-    if error:
-        raise RuntimeError(f"{function} failed with CUDA error {error}")
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

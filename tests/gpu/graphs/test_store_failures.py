@@ -341,6 +341,50 @@ def test_other_threads_draw_random_numbers_while_a_graph_is_captured():
     assert all(map(torch.equal, drawn, expected))
 
 
+@pytest.mark.parametrize("module_draws", [False, True])
+def test_no_number_is_drawn_twice_or_of_another_seed_while_graphs_are_captured(module_draws):
+    """A draw may raise at the moment when a capture begins, and all the time if the module draws."""
+    module = Faulty(lambda out: torch.rand_like(out) if module_draws else out, SIZES).to("cuda")
+    encoder = vg.GraphedEncoder(module, [vg.Budget(rows, items=8) for rows in SIZES], SPEC)
+    torch.cuda.manual_seed(7)
+    first = torch.randint(2**62, (), device="cuda")
+    torch.cuda.manual_seed(7)
+    stop, drawn, errors = threading.Event(), [], []
+
+    def draw():
+        numbers = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                try:
+                    numbers.append(torch.randint(2**62, (), device="cuda"))
+                except RuntimeError as error:
+                    errors.append(str(error))
+                if len(numbers) % 50 == 0:
+                    torch.cuda.current_stream().synchronize()
+            drawn.extend(torch.stack(numbers).tolist())
+
+    def work(number):
+        if number:
+            return draw()
+        try:
+            for _ in range(15):
+                encoder.release()
+                encoder.capture()
+        finally:
+            stop.set()
+
+    run_in_threads(work, count=4)
+    assert all("Offset increment outside graph capture" in error for error in errors)
+    assert len(set(drawn)) == len(drawn) > 1000
+    if not module_draws:
+        assert len(errors) < len(drawn) / 10
+        torch.cuda.manual_seed(7)
+        expected = [torch.randint(2**62, (), device="cuda") for _ in drawn]
+        assert sorted(drawn) == sorted(torch.stack(expected).tolist())
+    torch.cuda.manual_seed(7)
+    assert torch.equal(torch.randint(2**62, (), device="cuda"), first)
+
+
 PRELUDE = """
     import os, threading
     import torch

@@ -1,0 +1,53 @@
+"""Calls of the CUDA driver."""
+
+import ctypes
+import os
+from ctypes import byref, c_int, c_uint, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+
+NON_BLOCKING = 1
+"""Flag of streams that do not wait for the default stream."""
+
+THREAD_LOCAL = 1
+"""Capture mode in which other threads may go on using the GPU."""
+
+
+def call_driver(function: str, *arguments: Any) -> None:
+    """Call a function of the CUDA driver.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    error = getattr(driver(), function)(*arguments)
+    if error:
+        raise RuntimeError(f"{function} failed with CUDA error {error}")
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Return the library of the CUDA driver."""
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+@cache
+def spare_stream(device: int) -> torch.cuda.Stream:
+    """Return a stream that nobody else uses, for short captures: torch hands out the same 32 again and again."""
+    handle = c_void_p()
+    with torch.cuda.device(device):
+        call_driver("cuStreamCreate", byref(handle), c_uint(NON_BLOCKING))
+    return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+def begin_capture(stream: torch.cuda.Stream) -> None:
+    """Begin to capture a stream without torch, whose captures take hold of the default random generator."""
+    call_driver("cuStreamBeginCapture_v2", c_void_p(stream.cuda_stream), c_int(THREAD_LOCAL))
+
+
+def end_capture(stream: torch.cuda.Stream) -> c_void_p:
+    """End such a capture; return the graph, to be destroyed by `cuGraphDestroy`."""
+    graph = c_void_p()
+    call_driver("cuStreamEndCapture", c_void_p(stream.cuda_stream), byref(graph))
+    return graph
