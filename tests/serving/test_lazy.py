@@ -325,30 +325,28 @@ def test_calls_do_not_wait_for_captures_of_another_encoder_of_the_pool():
     future.cancel()
 
 
-def test_a_capture_that_fails_inside_of_another_one_ends_neither_nor_is_waited_for():
-    """As of an encoder inside of a module, in one pool."""
+@pytest.mark.parametrize("shared", [True, False], ids=["one pool", "two pools"])
+def test_a_capture_inside_of_another_one_is_refused_and_ends_neither(shared):
+    """As of an encoder inside of a module."""
     pool, busy = vg.Pool(), []
-
-    class Failing(Attention):
-        def forward(self, x, cu_seqlens, max_seqlen):
-            raise ValueError("no kernel for this")
 
     class Outer(Attention):
         def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
             if inner is not None and not busy:
                 busy.append(pool.busy)
-                with pytest.raises(ValueError, match="no kernel for this"):
+                with pytest.raises(vg.CaptureError, match="the encoder of Attention was called inside of Outer, which"):
                     inner.capture()
                 busy.append(pool.busy)
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 
     inner, encoder = None, lazy_encoder(module=Outer(), pool=pool)
     check(encoder, [20])
-    inner = lazy_encoder(module=Failing(), pool=pool)
+    inner = lazy_encoder(pool=pool if shared else vg.Pool())
     encoder.capture_wanted()
     assert busy == [True, True]
     check(encoder, [20])
     assert encoder.stats.replays == {SMALL: 1}
+    inner.capture()
 
 
 def test_a_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):

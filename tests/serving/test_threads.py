@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec, rows_for
@@ -52,6 +53,56 @@ def test_calls_of_every_kind_of_several_encoders_under_load():
     assert not wrong
     assert len(calls) == 4 * 24
     assert set(calls) == {0, 1, 2}
+
+
+class Outer(nn.Module):
+    """Calls an encoder of its own part."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.linear = inner, nn.Linear(8, 8)
+
+    def forward(self, x, lengths):
+        return self.inner(self.linear(x), lengths=lengths)
+
+
+NESTED = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one pool", "two pools"])
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "inner captures"])
+def test_an_encoder_inside_of_a_captured_module_is_refused_by_name(shared, lazy):
+    """Its graphs would be replayed without its lock, or one thread would wait for the other one's pool forever."""
+    inner = attention_encoder(spec=SHAPED, capture=vg.Capture(lazy=lazy))
+    outer = vg.GraphedEncoder(Outer(inner), [64], NESTED, backend="tape", pool=inner.pool if shared else None)
+    rows = rows_for([5, 6])
+    refused = "encoder of Attention was called inside of Outer, which another encoder is capturing: graphs do not nest"
+
+    def work(number):
+        for _ in range(5):
+            if number % 2:
+                assert distance(inner(rows, lengths=[5, 6]), inner.eager(rows, lengths=[5, 6])) < 1e-5
+            else:
+                with pytest.raises(vg.CaptureError, match=refused):
+                    outer(rows, lengths=[5, 6])
+
+    run_in_threads(work)
+    with pytest.raises(vg.CaptureError, match=refused):
+        outer.capture()
+    assert not [*outer.executor.store.sets]
+
+
+def test_an_encoder_inside_of_a_module_that_runs_eager_replays_its_graphs():
+    inner = attention_encoder(spec=SHAPED)
+    outer = vg.GraphedEncoder(Outer(inner), [64], NESTED, backend="eager")
+    rows = rows_for([5, 6])
+
+    def work(number):
+        for _ in range(5):
+            assert distance(outer(rows, lengths=[5, 6]), inner.eager(outer.module.linear(rows), lengths=[5, 6])) < 1e-5
+
+    run_in_threads(work)
+    assert inner.stats.replays.total() == 20
 
 
 def test_weights_that_move_under_load_are_captured_anew():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.memory import device_bytes
-from varlen_graphs.errors import SpecError, StaleGraphError
+from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 
@@ -92,6 +92,21 @@ class Pool:
                 "start workers with multiprocessing's 'spawn', or create the encoder in the worker"
             )
 
+    def check_usable(self, module: str) -> None:
+        """Check that an encoder of this module may be used here: in this process, outside of a capture by this thread.
+
+        Raises:
+            StaleGraphError: This process was forked after the pool was used.
+            CaptureError: A module that this thread captures calls the encoder.
+        """
+        self.check_process()
+        if _thread.captures is not None:
+            raise CaptureError(
+                f"the encoder of {module} was called inside of {_thread.captures}, which another encoder is capturing: "
+                f"graphs do not nest; let {_thread.captures} call the module itself (encoder.module, or vg.unwrap the "
+                f"model), or make no encoder of {_thread.captures}"
+            )
+
     @property
     def _is_forked(self) -> bool:
         """True if this process was forked after the pool was used."""
@@ -161,13 +176,13 @@ class Pool:
             self.lock.release()
 
     @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Set `busy` inside, under the lock; nests, for a module that captures while it is captured."""
-        before, self.busy = self.busy, True
+    def capturing(self, module: str) -> Iterator[None]:
+        """Set `busy` inside, under the lock, and let encoders inside of the captured module know."""
+        self.busy, _thread.captures = True, module
         try:
             yield
         finally:
-            self.busy = before
+            self.busy, _thread.captures = False, None
 
     def advance(self) -> None:
         """Count that the memory is about to be written: borrowed outputs become invalid."""
@@ -228,6 +243,15 @@ class Pool:
         ]
         tensors = [found for found in gc.get_objects() if type(found) in PLAIN_TENSORS and found.is_cuda]
         return [t for t in tensors if any(t.untyped_storage().data_ptr() in block for block in live)]
+
+
+class _Thread(threading.local):
+    """What this thread does: `captures` is the name of the module that it captures, if it does."""
+
+    captures: str | None = None
+
+
+_thread = _Thread()
 
 
 class _Forks:

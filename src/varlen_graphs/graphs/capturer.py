@@ -87,7 +87,12 @@ class Capturer:
         self._mode.warn_of_training()
         attributes, spec, compiled = self.dependencies.attributes, self._forward.spec, self._forward.compiled
         forward = BoundForward(self._forward, statics, self._mode, attributes.drop_changed)
-        with self._pool.capturing(), torch.inference_mode(False), torch.no_grad(), on_device(device):
+        with (
+            self._pool.capturing(type(self._forward.module).__name__),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            on_device(device),
+        ):
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)

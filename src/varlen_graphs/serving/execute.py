@@ -58,6 +58,7 @@ class Executor:
         self.forward = store.forward
         self.pool = store.pool
         self.spec = store.forward.spec
+        self._module = type(store.forward.module).__name__
         self.traces: list[Trace] = []
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
 
@@ -166,14 +167,19 @@ class Executor:
         """Return the output of a call run eager."""
         return self.forward.eager(call, self.mode.has_hooks())
 
+    def check_usable(self) -> None:
+        """Check that the encoder may be used here; see `Pool.check_usable`."""
+        self.pool.check_usable(self._module)
+
     def check_earlier_calls(self) -> None:
         """Raise the findings about layouts that only the GPU has seen, as far as they are known by now.
 
         Raises:
             LayoutError: A layout was wrong.
             StaleGraphError: The graphs belong to a process from which this one was forked.
+            CaptureError: A module that this thread captures calls the encoder.
         """
-        self.pool.check_process()
+        self.check_usable()
         if (checks := self.store.capturer.checks) is not None:
             checks.raise_findings()
 

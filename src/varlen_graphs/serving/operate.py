@@ -129,7 +129,7 @@ class OperatedEncoder(StandIn):
             InputError: A static argument the module does not take.
             CaptureError: The module cannot be captured, or its mode is not that of construction.
         """
-        self.pool.check_process()
+        self.executor.check_usable()
         inputs = self.executor.capture_inputs(statics)
         if inputs is not None:
             with self.pool.exclusive():
@@ -153,7 +153,7 @@ class OperatedEncoder(StandIn):
             SpecError: The encoder is not lazy, so its calls capture.
             CaptureError, StaleGraphError, and errors of the module: As for `capture`. Calls go on eager.
         """
-        self.pool.check_process()
+        self.executor.check_usable()
         return self._lazy().capture(most)
 
     def capture_in_background(self) -> "Future[None]":
@@ -169,7 +169,7 @@ class OperatedEncoder(StandIn):
         Raises:
             SpecError: The encoder is not lazy.
         """
-        self.pool.check_process()
+        self.executor.check_usable()
         return Background.of(self._lazy(), self.pool).future
 
     def add_budget(self, budget: int | Budget) -> Budget:
@@ -190,7 +190,7 @@ class OperatedEncoder(StandIn):
             SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
             CaptureError, StaleGraphError, and errors of the module: As for `capture`; the budget stays.
         """
-        self.pool.check_process()
+        self.executor.check_usable()
         (one,) = resolve_budgets(budget, self.spec.row_multiple)
         check_budgets(self.spec, [one])
         with self.pool.exclusive():
@@ -212,7 +212,7 @@ class OperatedEncoder(StandIn):
             BudgetError: There is no such budget, or no other one.
             SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
         """
-        self.pool.check_process()
+        self.executor.check_usable()
         (one,) = resolve_budgets(budget, self.spec.row_multiple)
         with self.pool.exclusive():
             if one not in self.budgets:
