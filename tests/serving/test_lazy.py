@@ -1,6 +1,5 @@
 """The life of a server: graphs that are captured between calls, while calls go on."""
 
-import contextlib
 import gc
 import json
 import threading
@@ -383,24 +382,35 @@ def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder()
     assert alive() is None
 
 
-def test_threads_that_call_capture_and_release_at_once_get_right_outputs():
-    encoder, wrong = lazy_encoder(), []
+def test_threads_that_call_capture_and_release_at_once_get_right_outputs_and_no_call_captures():
+    capturing, calling, wrong = set(), set(), []
+
+    class Spied(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            if max_seqlen == len(x):  # never that of a call of two items
+                capturing.add(threading.get_ident())
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    encoder = lazy_encoder(module=Spied())
     future = encoder.capture_in_background()
 
     def work(seed):
+        if seed:
+            calling.add(threading.get_ident())
         for i in range(30):
             if seed == 0:
                 (encoder.release, encoder.capture_wanted, encoder.check)[i % 3]()
                 continue
             lengths = [1 + (seed * 7 + i * 5) % 90, 1 + i]
             rows = rows_for(lengths, seed)
-            with contextlib.nullcontext():
-                got = encoder(rows, lengths=torch.tensor(lengths) if i % 2 else lengths)
+            got = encoder(rows, lengths=torch.tensor(lengths) if i % 2 else lengths)
             if distance(got, encoder.eager(rows, lengths=lengths)) > 1e-5:
                 wrong.append((seed, i))
 
     run_in_threads(work)
     assert not wrong
+    assert capturing
+    assert not capturing & calling
     assert not future.done()
     future.cancel()
 
