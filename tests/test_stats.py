@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import threading
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, rows_for
+from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 
 BUDGETS = st.builds(vg.Budget, st.integers(1, 4096), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
@@ -123,3 +126,44 @@ def test_numbers_of_one_moment_agree_while_threads_count():
 
     run_in_threads(work)
     assert not wrong
+
+
+class Interrupting(str):
+    """Text that runs Python when it is counted, as a signal handler or a finaliser may."""
+
+    def __hash__(self):
+        self.seen = encoder_of_reasons.stats.as_dict()
+        return super().__hash__()
+
+
+encoder_of_reasons = attention_encoder(off=lambda module: Interrupting("content pruning"))
+
+
+def test_counters_may_be_read_while_they_are_being_counted():
+    """In the same thread, which waits for no lock of its own."""
+    thread = threading.Thread(target=encoder_of_reasons, args=(rows_for([5]),), kwargs={"lengths": [5]}, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert encoder_of_reasons.stats.eager == {"content pruning": 1}
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers of signals")
+def test_a_signal_handler_may_read_the_counters_at_any_time():
+    printed, _ = run_script("""
+    import signal
+    encoder, read = attention_encoder(spec=spec, capture=vg.Capture(lazy=True)), []
+
+    def handler(*args):
+        read.append(encoder.stats.as_dict()["calls"])
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    with encoder.record() as trace:
+        while len(read) < 500:
+            encoder(rows, lengths=[6])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert read == sorted(read)
+    print("whole")
+    """)
+    assert printed == ["whole"]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from varlen_graphs.layout.budgets import Budget
@@ -12,7 +12,7 @@ from varlen_graphs.prometheus import Metric, exposition
 
 @dataclass
 class Stats:
-    """Counters of an encoder. Any thread may read or update them.
+    """Counters of an encoder. Any thread may read or update them, and so may signal handlers and finalisers.
 
     Attributes:
         calls: Number of calls.
@@ -37,7 +37,7 @@ class Stats:
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
     evicted: Counter[Budget] = field(default_factory=Counter)
-    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+    _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
 
     def count_call(self, items: int) -> None:
         """Count a call."""

@@ -1,7 +1,7 @@
 """Capture budgets between calls: calls request them, and meanwhile use other budgets or run eager."""
 
 from collections.abc import Collection, Mapping
-from threading import Event, Lock
+from threading import Event, RLock
 from typing import Literal, NamedTuple
 
 from varlen_graphs.graphs.capturer import CaptureInputs, Key
@@ -52,7 +52,7 @@ class Requests:
         self.pending = Event()
         self._stats = stats
         self._requests: dict[Key, _Request] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may interrupt who holds it
 
     def add(self, inputs: CaptureInputs, calls: Mapping[Budget, float]) -> None:
         """Count that calls requested budgets just now."""

@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from varlen_graphs.errors import InputError, counted
@@ -49,7 +49,7 @@ class Trace:
         self.calls: Counter[Size] = Counter()
         self.squares = 0
         self._costs = costs
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may interrupt who holds it
 
     @property
     def costs(self) -> Costs | None:
