@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.contract import check_outputs_of_all_kinds
+from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
 from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
@@ -49,6 +49,12 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
 
 def test_outputs_of_all_kinds_are_the_same_wherever_the_layout_comes_from():
     check_outputs_of_all_kinds("tape", "cpu")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", UNCOMMON, ids=str)
+def test_rows_and_outputs_of_uncommon_dtypes_are_copied_bit_for_bit(dtype):
+    check_uncommon_dtypes("tape", "cpu", dtype)
 
 
 def test_what_a_capture_allocated_is_left_to_the_pool_and_the_rest_is_held(monkeypatch):

@@ -1,5 +1,7 @@
 """Checks of encoders: above all the padding contract, that what padding holds never reaches an active row."""
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -45,6 +47,57 @@ def check_half_precision(output, eager, exact, dtype):
     """Check that an output is of a dtype, and about as close to that of float32 as the original's eager run."""
     assert distance(output, exact) <= 1.3 * distance(eager, exact)
     assert {tensor.dtype for tensor in tensors(output).values()} == {dtype}
+
+
+UNCOMMON = [torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.float8_e8m0fnu]
+"""Dtypes for which torch lacks some kernels."""
+
+
+class Cast(nn.Linear):
+    """Takes rows of any dtype, and returns its features as any other, and a sum of them."""
+
+    def __init__(self, dtype):
+        torch.manual_seed(0)
+        super().__init__(8, 8)
+        self.made = dtype
+
+    def forward(self, x):
+        features = super().forward(x.to(torch.complex64).real if x.is_complex() else x.float()).abs() * 3
+        if self.made.is_complex:
+            features = torch.complex(features, features + 1)
+        return features.to(self.made)
+
+
+def check_uncommon_dtypes(backend, device, dtype):
+    """Check rows and outputs of a dtype: whole, split, staged, padded, packed, and with items on the device."""
+    values = (torch.rand(2, 60, 8, generator=torch.Generator().manual_seed(0)) * 9).to(device)
+    for packed, made in ((torch.float32, dtype), (dtype, torch.float32), (dtype, dtype)):
+        pad = 40_000 if packed is torch.uint16 else 0
+        rows = vg.PackedRows("x", shape=(8,), dtype=packed, pad=pad)
+        module = Cast(made).to(device)
+        came = values.to(torch.complex64).to(packed) if packed.is_complex else values.to(packed)
+        want = module(came).detach()
+        budgets = [vg.Budget(64, items=4), vg.Budget(128, items=4)]
+
+        def bits(tensor):
+            return tensor.contiguous().view(torch.uint8)
+
+        encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(rows, vg.Lengths()), backend=backend).capture()
+        flat, expected = came.flatten(0, 1), want.flatten(0, 1)
+        for lengths in ([60, 60], [20] * 6, torch.tensor([60, 60], device=device)):
+            encoder.poison()
+            assert torch.equal(bits(encoder(flat, lengths=lengths)), bits(expected)), (packed, made, lengths)
+        with encoder.stage([60, 60]) as stage:
+            stage.rows.copy_(flat)
+        assert torch.equal(bits(stage.output), bits(expected))
+        spec = vg.BufferSpec(dataclasses.replace(rows, padded_by="mask"), vg.Lengths())
+        encoder = vg.GraphedEncoder(module, budgets, spec, backend=backend).capture()
+        mask = torch.arange(60, device=device) < torch.tensor([[60], [45]], device=device)
+        got = encoder(came, lengths=[60, 45], mask=mask)
+        assert torch.equal(bits(got[mask]), bits(want[mask]))
+        budgets = [vg.Budget.padded(1, 60), vg.Budget.padded(2, 30)]
+        encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(rows, vg.PaddedMask("mask")), backend=backend)
+        assert torch.equal(bits(encoder.capture()(came, mask=mask)[mask]), bits(want[mask]))
 
 
 def check_outputs_of_all_kinds(backend, device):

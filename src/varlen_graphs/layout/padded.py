@@ -12,6 +12,7 @@ from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.dtypes import plain
 from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.grids import parse_lengths
 from varlen_graphs.layout.items import Layout
@@ -200,16 +201,18 @@ def pack_rows(batch: Tensor, lengths: Sequence[int]) -> Tensor:
     """Concatenate the real rows of a padded batch, `[rows, ...]`: one launch, or a view if nothing is padded."""
     if min(lengths) == batch.shape[1]:
         return batch.flatten(0, 1)
-    return torch.cat([item[:length] for item, length in zip(batch, lengths, strict=True)])
+    items = [item[:length] for item, length in zip(plain(batch), lengths, strict=True)]
+    return torch.cat(items).view(batch.dtype)
 
 
 def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
     """Pad packed rows to a batch `[batch, length, ...]` with zeros: two launches, or a view if no item is shorter."""
     if min(lengths) == length:
         return rows.view(len(lengths), length, *rows.shape[1:])
-    batch = rows.new_zeros(len(lengths), length, *rows.shape[1:])
-    torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], rows.split(list(lengths)))
-    return batch
+    items = plain(rows)
+    batch = items.new_zeros(len(lengths), length, *rows.shape[1:])
+    torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], items.split(list(lengths)))
+    return batch.view(rows.dtype)
 
 
 def real_rows(lengths: Tensor, length: int) -> Tensor:

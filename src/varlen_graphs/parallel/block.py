@@ -6,6 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from varlen_graphs.layout.dtypes import plain
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.outputs import Parts
@@ -33,10 +34,10 @@ class Block:
         """Copy outputs into the block; `None` fills it with NaN, or with zeros if not floating. No sync."""
         self.failed.fill_(outputs is None)
         if outputs is not None:
-            torch._foreach_copy_(self.tensors, [*outputs])
+            torch._foreach_copy_([*map(plain, self.tensors)], [*map(plain, outputs)])
             return
         for tensor in self.tensors:
-            tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
+            plain(tensor).fill_(torch.nan if tensor.is_floating_point() and plain(tensor) is tensor else 0)
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import StaleOutputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.dtypes import plain
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Extent
 
@@ -56,11 +57,12 @@ class Collected:
             targets += [extent.part(own, there) for own, extent in zip(self.tensors, extents, strict=True)]
             sources += [extent.part(out, here) for out, extent in zip(outputs, extents, strict=True)]
         for at in _by_dtype(sources):
-            torch._foreach_copy_([targets[i] for i in at], [sources[i] for i in at])
+            torch._foreach_copy_([plain(targets[i]) for i in at], [plain(sources[i]) for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        make = output.new_zeros if extent.gaps else output.new_empty
-        return make(extent.resize(output.shape, extent.size(self.everything)))
+        bits = plain(output)
+        make = bits.new_zeros if extent.gaps else bits.new_empty
+        return make(extent.resize(output.shape, extent.size(self.everything))).view(output.dtype)
 
 
 def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.dtypes import plain, plain_number
 from varlen_graphs.layout.fields import check_fields, is_integer
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.span import Span
@@ -255,4 +256,6 @@ class BatchRows(Extent):
     def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the tensor with `value` past the end of every item."""
         padding = ~table.real_rows
-        return tensor.masked_fill(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), value)
+        padding = padding.view(*padding.shape, *[1] * (tensor.dim() - 2))
+        cleared = plain(tensor).masked_fill(padding, plain_number(value, tensor.dtype))
+        return cleared.view(tensor.dtype)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import varlen_graphs as vg
-from tests.support.contract import check_outputs_of_all_kinds
+from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
 from tests.support.encoders import Of
 from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
 from tests.support.towers import distance, equal_bits
@@ -294,6 +294,12 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
 
 def test_outputs_of_all_kinds_are_the_same_wherever_the_layout_comes_from():
     check_outputs_of_all_kinds("cuda", "cuda")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", UNCOMMON, ids=str)
+def test_rows_and_outputs_of_uncommon_dtypes_are_copied_bit_for_bit(dtype):
+    check_uncommon_dtypes("cuda", "cuda", dtype)
 
 
 def test_the_default_device_for_new_tensors_changes_nothing(tower, encoder):

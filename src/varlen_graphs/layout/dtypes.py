@@ -1,0 +1,28 @@
+"""Dtypes for which torch lacks kernels, among them those that copy many tensors in one launch."""
+
+import torch
+from torch import Tensor
+
+_PLAIN = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.complex32: torch.int32,
+    torch.float8_e8m0fnu: torch.uint8,
+}
+"""Dtypes of the same size that have all kernels."""
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as a dtype that has all kernels: a view, or the tensor itself."""
+    return tensor.view(_PLAIN[tensor.dtype]) if tensor.dtype in _PLAIN else tensor
+
+
+def plain_number(number: int, dtype: torch.dtype) -> int:
+    """Return the number with the bits that an integer has in this dtype: 0 for a floating or complex one without."""
+    bits = 8 * dtype.itemsize
+    if dtype not in _PLAIN:
+        return number
+    if dtype.is_floating_point or dtype.is_complex:
+        return 0
+    return number - (number >> (bits - 1) << bits)
