@@ -256,7 +256,7 @@ SMALLEST_FRAME = 64
 def graphed(tower: Any, *, grid_on_host: bool, **options: Any) -> System:
     """Our encoder with the default ladder; every graph has been replayed once."""
     if not grid_on_host:
-        options["min_segment_rows"] = SMALLEST_FRAME  # so that the host need not see the items
+        options["layouts"] = vg.GpuLayouts(min_segment_rows=SMALLEST_FRAME)  # so that the host need not see the items
     encoder, build = capture_ladder(tower, None, **options)
     zeros = torch.zeros(encoder.budgets[-1].rows, ROW, device="cuda", dtype=torch.bfloat16)
     for budget in encoder.budgets:

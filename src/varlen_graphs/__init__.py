@@ -86,6 +86,7 @@ from varlen_graphs.layout import (
     PaddedMask,
     Windows,
 )
+from varlen_graphs.layout.options import GpuLayouts
 from varlen_graphs.spec import BufferSpec, Entries, Items, Outputs, PackedRows, Rows
 from varlen_graphs.verify.options import Verify
 
@@ -101,6 +102,7 @@ __all__ = [
     "CuSeqlens",
     "DeviceBuffer",
     "Entries",
+    "GpuLayouts",
     "GraphedEncoder",
     "GridHW",
     "GridPositions",

@@ -14,6 +14,7 @@ from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budgets, Ladder, resolve_budgets
+from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
@@ -54,8 +55,8 @@ class GraphedEncoder(OperatedEncoder):
 
     Items described on the GPU (integers `[items, 3]`, or lengths `[items]`, columns too) are not copied to the host if
     one budget holds so many rows and items whatever they are. The GPU validates them: if they are wrong, the floating
-    outputs of the call are NaN, and the first call after the GPU got there, or `check()`, raises `LayoutError`.
-    Otherwise, with host buffers, and for padded batches, a call costs one copy to the host.
+    outputs of the call are NaN, the log and `stats.wrong_layouts` tell, and `check()` raises `LayoutError`. Otherwise,
+    with host buffers, and for padded batches, a call costs one copy to the host.
 
     An encoder is an `nn.Module` with the parts and attributes of the module it runs: `model.visual = encoder` leaves
     the names in the model's state dict unchanged.
@@ -71,9 +72,8 @@ class GraphedEncoder(OperatedEncoder):
         pool: A pool to share with other encoders.
         on_miss: `"eager"` runs items that no budget holds eager; `"error"` raises `BudgetError`.
         outputs: `"owned"`, or `"borrowed"`: calls return a `Borrowed`, and copy no outputs if they were one replay.
-        min_segment_rows: A promise about layouts on the GPU, whose frames or windows the host cannot count: their
-            average length is at least this. Without it each may be one merge block, and few budgets have so many
-            segments. A call that breaks the promise is reported as wrong, as above, if its budget is too small.
+        layouts: `"reported"`: wrong layouts on the GPU are reported as above, and no other call is harmed. `"checked"`:
+            such calls wait for the GPU, and raise `LayoutError` themselves. A `GpuLayouts` has more options.
         off: Called with the module at each call; returns the reason why the call must run eager, or `None`. For what
             changes the number of outputs by their content, such as pruning of video tokens. The reason is counted in
             `stats.eager`.
@@ -109,7 +109,7 @@ class GraphedEncoder(OperatedEncoder):
         pool: Pool | None = None,
         on_miss: Literal["eager", "error"] = "eager",
         outputs: Literal["owned", "borrowed"] = "owned",
-        min_segment_rows: int = 1,
+        layouts: LayoutCheck | GpuLayouts = "reported",
         off: Off | None = None,
         memory: int | str | Memory | None = None,
         capture: Capture = Capture(),  # noqa: B008 - frozen
@@ -142,11 +142,14 @@ class GraphedEncoder(OperatedEncoder):
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
         runs = Forward(module, forward, buffer_spec, signature, capture.compile)
         store = GraphStore(runs, mode, pool, enabled, limit, capture)
-        routes = buffer_spec, enabled, on_miss, min_segment_rows
+        layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
+        routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
         router = LazyRouter(*routes, Requests(store, stats)) if capture.lazy else Router(*routes)
-        parts, lends = (signature, mode, router, store, stats), outputs == "borrowed"
+        parts, lends, waits = (signature, mode, router, store, stats), outputs == "borrowed", layouts.check == "checked"
         executor = (
-            VerifyingExecutor(*parts, lends=lends, options=verify) if verify.calls else Executor(*parts, lends=lends)
+            VerifyingExecutor(*parts, lends=lends, waits=waits, options=verify)
+            if verify.calls
+            else Executor(*parts, lends=lends, waits=waits)
         )
         super().__init__(module, executor, (capture.compile, getattr(forward, "__qualname__", None)))
         self._tolerance = verify.tolerance
@@ -160,7 +163,7 @@ class GraphedEncoder(OperatedEncoder):
         """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
         if self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        self.executor.check_earlier_calls()  # as `forward`, a frame less
+        self.executor.begin()  # as `forward`, a frame less
         return self.executor.answer(self.executor.bind(args, kwargs))
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
@@ -173,14 +176,14 @@ class GraphedEncoder(OperatedEncoder):
 
         Raises:
             InputError: An argument is missing, unknown, undeclared, or on the wrong device.
-            LayoutError: Impossible items, or items that do not match the rows: of this call, or of an earlier one whose
-                layout only the GPU has seen.
+            LayoutError: Impossible items, or items that do not match the rows; if only the GPU has seen them, with
+                `layouts="checked"` alone.
             BudgetError: An item that fits no budget, with `on_miss="error"`.
             CaptureError: The module cannot be captured; raised by the first call.
             StaleGraphError: Weights, or other memory that graphs read, were moved or replaced since the capture, or the
                 process was forked.
         """
-        self.executor.check_earlier_calls()
+        self.executor.begin()
         return self.executor.answer(self.executor.bind(args, kwargs))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +213,7 @@ class GraphedEncoder(OperatedEncoder):
             BudgetError: No budget holds all items at once.
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
-        self.executor.check_earlier_calls()
+        self.executor.begin()
         with stage(self.executor, layout, arguments) as staged:
             yield staged
 

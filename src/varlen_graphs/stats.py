@@ -25,6 +25,7 @@ class Stats:
         checked: Number of replays of each budget that `verify=` compared with the module itself.
         wrong: Number of those whose output was wrong.
         evicted: Number of times that the graphs of each budget were evicted for `memory=`.
+        wrong_layouts: Number of calls whose layout the GPU found wrong, as far as the last call or `check()` knew.
     """
 
     calls: int = 0
@@ -37,6 +38,7 @@ class Stats:
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
     evicted: Counter[Budget] = field(default_factory=Counter)
+    wrong_layouts: int = 0
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
 
     def count_call(self, items: int) -> None:
@@ -65,6 +67,11 @@ class Stats:
             if not right:
                 self.wrong[budget] += 1
 
+    def count_wrong_layouts(self, count: int) -> None:
+        """Count calls whose layout the GPU found wrong."""
+        with self._lock:
+            self.wrong_layouts += count
+
     def count_evicted(self, budgets: Iterable[Budget]) -> None:
         """Count budgets whose graphs were evicted."""
         with self._lock:
@@ -83,6 +90,7 @@ class Stats:
                 "items": self.items,
                 "rows": self.rows,
                 "padding": self.padding,
+                "wrong_layouts": self.wrong_layouts,
                 "eager": dict(self.eager),
                 "budgets": [
                     {
@@ -131,6 +139,7 @@ _OF_ALL = {
     "items": "Items of all calls.",
     "rows": "Active rows in all replays.",
     "padding": "Padding rows in all replays.",
+    "wrong_layouts": "Calls whose layout the GPU found wrong.",
 }
 
 _OF_BUDGETS = {

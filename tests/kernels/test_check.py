@@ -35,12 +35,13 @@ def test_what_the_host_would_refuse_is_found(case):
     }
     first = next((code for code, wrong in faults.items() if wrong), None)
     if first is None:
-        assert status.tolist() == [-9] * 5
+        assert status.tolist() == [-9] * 6
         assert table.tolist() == [[*item, 5] for item in items] + [[0, 0, 0, -1]] * (capacity - len(items))
         assert torch.signbit(veil)
         assert veil == 0
     else:
         assert status.tolist()[:2] == [7, first]
+        assert status.tolist()[5] == -8
         assert table.tolist() == [[0, 0, 0, -1]] * capacity
         assert veil.isnan()
 
@@ -49,14 +50,14 @@ def test_what_the_host_would_refuse_is_found(case):
 def test_what_the_host_has_seen_is_left_alone(case):
     items, capacity, _, _ = case
     table, status, veil = run_check(reference.check_items, *case, unseen=0)
-    assert status.tolist() == [-9] * 5
+    assert status.tolist() == [-9] * 6
     assert table.tolist() == [[*item, 5] for item in items] + [[99] * 4] * (capacity - len(items))
     assert torch.signbit(veil)
 
 
 def test_the_operator_is_sound_for_the_compiler():
     header, table = torch.tensor([1, 1, 6, 1]), torch.tensor([[1, 2, 3], [9, 9, 9]])
-    tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(5, dtype=torch.int64), torch.tensor(0.0)
+    tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(6, dtype=torch.int64), torch.tensor(0.0)
     torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False, 2))
 
 

@@ -441,20 +441,55 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("grid", "count", "message"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_layout_on_the_device_gives_nan_and_is_told_at_the_next_call(grid, count, message):
+def test_a_wrong_layout_on_the_device_gives_nan_and_harms_no_other_call(grid, count, message, caplog):
     encoder, rows = grid_encoder(), rows_for([count])
     right = {"grid_thw": torch.tensor([(1, 4, 4)]), "kind": torch.tensor([3])}
     expected = encoder(rows[:16], **right)
-    for ask in (lambda: encoder(rows[:16], **right), encoder.check, lambda: encoder.stage([(1, 4, 4)]).__enter__()):
-        out = encoder(rows, grid_thw=torch.tensor(grid), kind=torch.tensor([1] * len(grid)))
-        assert out["x"].shape == rows.shape
-        assert out["x"].isnan().all()
-        with pytest.raises(vg.LayoutError, match=re.escape(message)):
-            ask()
-        encoder.check()  # once is enough
+    for wrong in (1, 2, 3):
+        for _ in range(2):
+            out = encoder(rows, grid_thw=torch.tensor(grid), kind=torch.tensor([1] * len(grid)))
+            assert out["x"].shape == rows.shape
+            assert out["x"].isnan().all()
         assert equal_bits(encoder(rows[:16], **right), expected)
+        with encoder.stage([(1, 4, 4)], kind=[3]) as stage:
+            stage.rows.copy_(rows[:16])
+        assert encoder.stats.wrong_layouts == encoder.stats.as_dict()["wrong_layouts"] == 2 * wrong
+        assert len([one for one in caplog.messages if message in one]) == 2 * wrong
+        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+            encoder.check()
+        encoder.check()  # once is enough
     with pytest.raises(vg.LayoutError):  # the host tells at once
         encoder(rows, grid_thw=grid, kind=[1] * len(grid))
+
+
+@pytest.mark.parametrize(("grid", "count", "message"), WRONG.values(), ids=WRONG.keys())
+def test_calls_that_wait_for_their_check_raise_themselves(grid, count, message):
+    encoder, rows = grid_encoder(layouts="checked"), rows_for([count])
+    right = {"grid_thw": torch.tensor([(1, 4, 4)]), "kind": torch.tensor([3])}
+    expected = encoder(rows[:16], **right)
+    for wrong in (1, 2):
+        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+            encoder(rows, grid_thw=torch.tensor(grid), kind=torch.tensor([1] * len(grid)))
+        assert equal_bits(encoder(rows[:16], **right), expected)
+        assert encoder.stats.wrong_layouts == wrong
+        encoder.check()
+
+
+def test_a_borrowed_output_of_a_wrong_layout_raises_when_it_is_read():
+    encoder = grid_encoder(outputs="borrowed")
+    kind = torch.tensor([0])
+    right = encoder(rows_for([16]), grid_thw=torch.tensor([(1, 4, 4)]), kind=kind)
+    wrong = encoder(rows_for([16]), grid_thw=torch.tensor([(1, 2, 4)]), kind=kind)
+    for read in (lambda: wrong.output, wrong.clone):
+        with pytest.raises(vg.LayoutError, match="call 2 of those with grid_thw on the GPU was wrong"):
+            read()
+    assert right.output["x"].isfinite().all()
+    assert right.clone()["x"].isfinite().all()
+
+
+def test_there_are_two_ways_to_check_layouts_on_the_gpu():
+    with pytest.raises(vg.SpecError, match="layouts='trusted': expected 'reported', 'checked', or a GpuLayouts"):
+        grid_encoder(layouts="trusted")
 
 
 def test_rows_that_an_output_ratio_cuts_are_found_on_the_device():
@@ -487,7 +522,9 @@ def test_a_layout_stays_on_the_device_only_where_a_budget_holds_whatever_it_says
     assert not tells_at_once(grid_encoder(), 64, 1)  # 16 frames of one merge block fit
     assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 64, 1)
     assert not tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 60, 1)
-    assert not tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)], min_segment_rows=8), 64, 1)
+    assert not tells_at_once(
+        grid_encoder([vg.Budget(64, items=4, segments=15)], layouts=vg.GpuLayouts(min_segment_rows=8)), 64, 1
+    )
     assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=16, max_seqlen=32)]), 64, 1)
     assert not tells_at_once(grid_encoder([vg.Budget(64, items=16, segments=16, max_seqlen=32)]), 64, 9)
     assert tells_at_once(grid_encoder(), 64, 5)  # more items than a budget has
@@ -504,7 +541,7 @@ def test_legal_layouts_on_the_device_are_right_where_no_budget_surely_holds_them
 
 
 def test_a_broken_promise_about_segments_is_told():
-    encoder = grid_encoder([vg.Budget(64, items=4, segments=4)], min_segment_rows=16)
+    encoder = grid_encoder([vg.Budget(64, items=4, segments=4)], layouts=vg.GpuLayouts(min_segment_rows=16))
     kind = torch.tensor([0])
     assert encoder(rows_for([64]), grid_thw=torch.tensor([(4, 4, 4)]), kind=kind)["x"].isfinite().all()
     assert encoder(rows_for([32]), grid_thw=torch.tensor([(8, 2, 2)]), kind=kind)["x"].isnan().all()
@@ -514,7 +551,7 @@ def test_a_broken_promise_about_segments_is_told():
         encoder.check()
     assert encoder(rows_for([32]), grid_thw=[(8, 2, 2)], kind=[0])["x"].isfinite().all()  # no promise on the host
     with pytest.raises(vg.SpecError, match="min_segment_rows=0: expected an integer of at least 1"):
-        grid_encoder(min_segment_rows=0)
+        grid_encoder(layouts=vg.GpuLayouts(min_segment_rows=0))
 
 
 def test_columns_on_the_host_keep_a_layout_there():
@@ -540,9 +577,9 @@ def test_what_was_wrong_outlives_a_release():
     encoder = attention_encoder()
     encoder(rows_for([6]), lengths=torch.tensor([5]))
     encoder.release()
-    with pytest.raises(vg.LayoutError, match="lengths describes 5 rows in all, but 6 came"):
-        encoder(rows_for([6]), lengths=[6])
     assert encoder(rows_for([6]), lengths=[6]).isfinite().all()
+    with pytest.raises(vg.LayoutError, match="lengths describes 5 rows in all, but 6 came"):
+        encoder.check()
 
 
 def test_layouts_on_the_device_work_under_inference_mode_and_after_it():

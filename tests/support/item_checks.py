@@ -35,7 +35,7 @@ def run_check(check, items, capacity, rows, limits, columns=1, call=7, unseen=1)
     table = torch.full((capacity, width), 99, dtype=torch.int64)
     table[: len(items)] = torch.tensor([[*item, *[5] * columns] for item in items])
     padding = torch.tensor([0, 0, 0, *[-1] * columns])
-    status, veil = torch.full((5,), -9), torch.tensor(3.0)
+    status, veil = torch.full((6,), -9), torch.tensor(3.0)
     header = torch.tensor([call, len(items), rows, unseen])
     check(header, table, padding, status, veil, **limits)
     return table, status, veil

@@ -530,7 +530,7 @@ def test_items_that_only_the_device_has_seen_are_compared():
     assert encoder.stats.replays == {BUDGETS[0]: 1, BUDGETS[1]: 2}
     fresh = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
     assert fresh(CALLS[1]["x"], lengths=torch.tensor([5, 8])).isnan().all()
-    with pytest.raises(vg.LayoutError, match="an earlier call"):
+    with pytest.raises(vg.LayoutError, match="call 1 of those with lengths on the GPU was wrong"):
         fresh.check()
     assert not fresh.stats.checked
 

@@ -1,5 +1,6 @@
-"""Checks of layouts that the host has not seen: validated on the GPU, reported at the next call."""
+"""Checks of layouts that the host has not seen: validated on the GPU, reported to the host later."""
 
+import logging
 from ctypes import c_int64
 
 import torch
@@ -12,6 +13,11 @@ from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, S
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.buffer_spec import BufferSpec
+
+LOGGER = logging.getLogger("varlen_graphs")
+
+STATUS = 6
+"""Number of integers of the status; see `varlen_graphs.kernels.check.reference.check_items`."""
 
 
 class GpuChecks:
@@ -39,10 +45,10 @@ class GpuChecks:
             self.veils = {torch.float32: self.veil}
             self.veils |= {dtype: halves.view(dtype) for dtype in (torch.float16, torch.bfloat16)}
             self._padding = torch.tensor([0, 0, 0, *spec.layout.pads], device=device)
-            self._status = torch.zeros(5, dtype=torch.int64, device=device)
-            self._seen = torch.zeros(5, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-        self._host = (c_int64 * 5).from_address(self._seen.data_ptr())
-        self._told = 0
+            self._status = torch.zeros(STATUS, dtype=torch.int64, device=device)
+            self._seen = torch.zeros(STATUS, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        self._host = (c_int64 * STATUS).from_address(self._seen.data_ptr())
+        self._logged = self._counted = self._raised = 0
 
     @property
     def memory(self) -> list[Tensor]:
@@ -66,16 +72,28 @@ class GpuChecks:
         """Copy the findings to the host. Queued on the current stream; no sync."""
         self._seen.copy_(self._status, non_blocking=True)
 
-    def raise_findings(self) -> None:
-        """Raise the finding of the checks that have run, once: of several wrong calls the last one.
+    def poll(self) -> int:
+        """Log the last finding of the checks that have run, if it is new; return the number of new ones. No sync."""
+        call, code, *_, count = self._host
+        if call <= self._logged or not code:  # nothing new, or not yet written to its end
+            return 0
+        self._logged, new, self._counted = call, count - self._counted, count
+        LOGGER.error("%s", self._finding())
+        return new
+
+    def raise_finding(self, of: int | None = None) -> None:
+        """Raise the last finding of the checks that have run, if it is about this call; by default about any, once.
 
         Raises:
-            LayoutError: The items of an earlier call made no sense, did not match its rows, or broke a promise.
+            LayoutError: The items of a call made no sense, did not match its rows, or broke a promise.
         """
-        call, code, item, came, expected = self._host
-        if call <= self._told or not code:  # nothing new, or not yet written to its end
-            return
-        self._told = call
+        call, code, *_ = self._host
+        if code and (call == of if of is not None else call > self._raised):
+            self._raised = max(self._raised, call)
+            raise LayoutError(self._finding())
+
+    def _finding(self) -> str:
+        call, code, item, came, expected, _ = self._host
         name = self._spec.layout.name
         where = name if item < 0 else f"{name}[{item}]"
         what = {
@@ -89,6 +107,4 @@ class GpuChecks:
             LONGEST: f"{where} has a segment of {counted(came, 'row')}, but the budget chosen for it holds at most "
             f"{expected}",
         }[code]
-        raise LayoutError(
-            f"an earlier call, number {call} of those with {name} on the GPU, was wrong, and its output is NaN: {what}"
-        )
+        return f"call {call} of those with {name} on the GPU was wrong, and its floating outputs are NaN: {what}"

@@ -4,12 +4,10 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.fields import is_integer
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Load
-from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import MARGIN, Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_cost
@@ -46,16 +44,11 @@ class Router:
 
     Attributes:
         budgets: As given.
-
-    Raises:
-        SpecError: `min_segment_rows` is not an integer of at least 1.
     """
 
     def __init__(
         self, spec: BufferSpec, budgets: EnabledBudgets, on_miss: Literal["eager", "error"], min_segment_rows: int
     ) -> None:
-        if not is_integer(min_segment_rows) or min_segment_rows < 1:
-            raise SpecError(f"min_segment_rows={quoted(min_segment_rows)}: expected an integer of at least 1")
         self.budgets = budgets
         self._spec = spec
         self._on_miss = on_miss

@@ -38,16 +38,25 @@ class Executor:
         store: The graphs.
         stats: The counters.
         lends: If True, outputs are `Borrowed`.
+        waits: If True, calls wait for the checks of layouts on the GPU.
 
     Attributes:
-        signature, mode, router, store, stats, lends: As given.
+        signature, mode, router, store, stats, lends, waits: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, by static arguments.
     """
 
     def __init__(
-        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool = False
+        self,
+        signature: Signature,
+        mode: Mode,
+        router: Router,
+        store: GraphStore,
+        stats: Stats,
+        *,
+        lends: bool = False,
+        waits: bool = False,
     ) -> None:
         self.signature = signature
         self.mode = mode
@@ -55,6 +64,7 @@ class Executor:
         self.store = store
         self.stats = stats
         self.lends = lends
+        self.waits = waits
         self.forward = store.forward
         self.pool = store.pool
         self.spec = store.forward.spec
@@ -146,12 +156,12 @@ class Executor:
                 if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)
-        items.finish()
+        items.finish(self.waits)
         tensors = collected.tensors
         if call.length and call.layout is not None:
             tensors = with_padding(tensors, graphs.extents, call.layout.rows, call.length)
         output = graphs.rebuild(tensors)
-        return Borrowed(output) if self.lends and not call.staged else output
+        return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it."""
@@ -171,17 +181,18 @@ class Executor:
         """Check that the encoder may be used here; see `Pool.check_usable`."""
         self.pool.check_usable(self._module)
 
-    def check_earlier_calls(self) -> None:
-        """Raise the findings about layouts that only the GPU has seen, as far as they are known by now.
+    def begin(self) -> None:
+        """Check that the encoder may be used; log and count layouts that the GPU has found wrong since the last call.
 
         Raises:
-            LayoutError: A layout was wrong.
             StaleGraphError: The graphs belong to a process from which this one was forked.
             CaptureError: A module that this thread captures calls the encoder.
         """
         self.check_usable()
         if (checks := self.store.capturer.checks) is not None:
-            checks.raise_findings()
+            found = checks.poll()
+            if found:
+                self.stats.count_wrong_layouts(found)
 
     def capture_inputs(self, statics: dict[str, Any]) -> CaptureInputs | None:
         """Return the inputs to capture for calls with these static arguments; `None` if there are no graphs here.

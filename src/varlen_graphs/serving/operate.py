@@ -114,7 +114,9 @@ class OperatedEncoder(StandIn):
                 `Capture(on_change="recapture")` the graphs are released instead, and the next call recaptures.
         """
         self.pool.synchronize()
-        self.executor.check_earlier_calls()
+        self.executor.begin()
+        if (checks := self.executor.store.capturer.checks) is not None:
+            checks.raise_finding()
         with self.pool.exclusive():
             self.executor.store.check_memory()
 

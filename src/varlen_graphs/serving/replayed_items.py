@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.pool import current_stream
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.layout.items import Layout
@@ -44,8 +45,11 @@ class HostItems:
         arena.load_layout(part, pack.budget)
         return part.total
 
-    def finish(self) -> None:
+    def finish(self, wait: bool) -> None:
         """Called when all packs were replayed."""
+
+    def raise_finding(self) -> None:
+        """Does nothing: the host has checked these items."""
 
 
 class DeviceItems:
@@ -65,6 +69,7 @@ class DeviceItems:
         self.veils: Mapping[torch.dtype, Tensor] | None = checks.veils
         self._description = call.description
         self._checks = checks
+        self._number = 0
 
     def spans(self, pack: Pack) -> Sequence[tuple[Span, Span]]:
         """Return the places of the rows and items of a pack in the call and in its replay."""
@@ -74,10 +79,19 @@ class DeviceItems:
         """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         self._checks.calls += 1
+        self._number = self._checks.calls
         _, rows, _, items, *_ = self.everything
-        arena.load_table(self._description, self._checks.calls, items, rows, pack.budget)
+        arena.load_table(self._description, self._number, items, rows, pack.budget)
         return rows
 
-    def finish(self) -> None:
-        """Queue the copy of the findings to the host."""
+    def finish(self, wait: bool) -> None:
+        """Queue the copy of the findings to the host, or wait for it and raise what is wrong."""
         self._checks.fetch()
+        if wait:
+            if self._checks.device.type == "cuda":
+                current_stream(self._checks.device).synchronize()
+            self.raise_finding()
+
+    def raise_finding(self) -> None:
+        """Raise what was found wrong with this call, if the GPU got there and no later call was wrong. No sync."""
+        self._checks.raise_finding(self._number)

@@ -1,6 +1,6 @@
 """Outputs of a call: collected from the static memory of graphs, or borrowed from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,8 +120,9 @@ class Borrowed:
     GPU, and that of a batch that was padded beyond its budget or packed for the graph.
     """
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: Any, raise_finding: Callable[[], None] | None = None) -> None:
         self._output = output
+        self._raise_finding = raise_finding
 
     @property
     def valid(self) -> bool:
@@ -134,7 +135,10 @@ class Borrowed:
 
         Raises:
             StaleOutputError: A later replay or capture in the pool may have written there.
+            LayoutError: The GPU has found the layout of the call wrong, and no later one.
         """
+        if self._raise_finding is not None:
+            self._raise_finding()
         return self._output
 
     def clone(self) -> Any:
@@ -142,8 +146,9 @@ class Borrowed:
 
         Raises:
             StaleOutputError: A later replay or capture in the pool may have written there.
+            LayoutError: As for `output`.
         """
-        return self._output
+        return self.output
 
 
 class Lent(Borrowed):

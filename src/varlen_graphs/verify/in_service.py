@@ -39,9 +39,9 @@ class VerifyingExecutor(Executor):
 
     def __init__(
         self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool,
-        options: Verify,
+        waits: bool, options: Verify,
     ) -> None:  # fmt: skip
-        super().__init__(signature, mode, router, store, stats, lends=lends)
+        super().__init__(signature, mode, router, store, stats, lends=lends, waits=waits)
         self._options = options
         self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recaptured graph begins again
 

@@ -64,7 +64,7 @@ def test_compiled_code_keeps_it():
 
 def test_windows_that_only_the_gpu_has_seen():
     tower = qwen2_tower_on_gpu("qwen2_5_vl", torch.float32)
-    encoder = qwen2_recipe(tower)(tower, BUDGETS, min_segment_rows=16)
+    encoder = qwen2_recipe(tower)(tower, BUDGETS, layouts=vg.GpuLayouts(min_segment_rows=16))
     for grid in LAYOUTS[2:5]:
         rows, on_gpu = pixels_on_gpu(grid, dtype=torch.float32), torch.tensor(grid, device="cuda")
         assert distance(encoder(rows, grid_thw=on_gpu), original_without_tf32(tower)(rows, grid)) < 1e-5

@@ -138,16 +138,33 @@ def test_no_call_syncs(encoder, layout):
         ([(2**31, 2**31, 2**31)], 16, "describes more rows in all"),
     ],
 )
-def test_wrong_layouts_give_nan_and_are_told(encoder, grid, rows, message):
+def test_wrong_layouts_give_nan_and_harm_no_other_call(encoder, grid, rows, message):
     right = pixels_on_gpu(LAYOUTS[0])
     expected = encoder(right, grid_thw=LAYOUTS[0])
     out = encoder(pixels_on_gpu([(1, 1, rows)]), grid_thw=on_gpu(grid))
     assert all(t.isnan().all() for t in (out.last_hidden_state, out.pooler_output, *out.deepstack_features))
+    torch.cuda.synchronize()
+    before = encoder.stats.wrong_layouts
+    assert equal_bits(encoder(right, grid_thw=LAYOUTS[0]), expected)
+    assert encoder.stats.wrong_layouts == before + 1
     with pytest.raises(vg.LayoutError, match=message):
-        encoder(right, grid_thw=LAYOUTS[0])
+        encoder.check()
     encoder.check()
     assert equal_bits(encoder(right, grid_thw=on_gpu(LAYOUTS[0])), expected)
     encoder.check()
+
+
+def test_calls_that_wait_for_their_check_raise_themselves(tower):
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, layouts="checked")
+    right = pixels_on_gpu(LAYOUTS[0])
+    expected = encoder(right, grid_thw=LAYOUTS[0])
+    for _ in range(3):
+        torch.cuda._sleep(LONG // 10)
+        with pytest.raises(vg.LayoutError, match="describes 8 rows in all, but 16 came"):
+            encoder(pixels_on_gpu([(1, 4, 4)]), grid_thw=on_gpu([(1, 4, 2)]))
+        assert equal_bits(encoder(right, grid_thw=on_gpu(LAYOUTS[0])), expected)
+    encoder.check()
+    assert encoder.stats.wrong_layouts == 3
 
 
 def test_the_check_waits_for_what_is_queued(encoder):

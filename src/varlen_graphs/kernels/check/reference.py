@@ -23,8 +23,8 @@ def check_items(
             the items.
         table: An item table. Changed in place.
         padding: A padding item, int64 `[3 + columns]`.
-        status: int64 `[5]`. Set to `(call, code, item, got, expected)` if the table is invalid, with item -1 for a
-            fault of the whole table; unchanged otherwise.
+        status: int64 `[6]`. Set to `(call, code, item, got, expected, count)` if the table is invalid, with item -1 for
+            a fault of the whole table, and `count` one more than before; unchanged otherwise.
         veil: float32 `[]`. Set to NaN if the table is invalid, and to -0.0 otherwise: adding -0.0 changes no number.
         merge: Divisor of `h` and `w` of each item.
         multiple: Divisor of the rows of each item.
@@ -43,7 +43,7 @@ def check_items(
     if found:
         table[:] = padding
         veil.fill_(torch.nan)
-        status.copy_(torch.tensor([call, *found]))
+        status.copy_(torch.tensor([call, *found, int(status[5]) + 1]))
 
 
 def _first_fault(

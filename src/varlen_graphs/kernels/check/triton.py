@@ -117,3 +117,4 @@ def _check_unseen(
         tl.store(p_status + 2, item)
         tl.store(p_status + 3, came)
         tl.store(p_status + 4, expected)
+        tl.store(p_status + 5, tl.load(p_status + 5) + 1)

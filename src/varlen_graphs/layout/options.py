@@ -1,0 +1,38 @@
+"""Options for layouts that only the GPU sees."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import is_integer
+from varlen_graphs.layout.values import quoted
+
+LayoutCheck = Literal["reported", "checked"]
+
+
+@dataclass(frozen=True)
+class GpuLayouts:
+    """Options for layouts on the GPU, which the host does not see: `GraphedEncoder(..., layouts=vg.GpuLayouts(...))`.
+
+    The GPU checks each of them. If one is wrong, the floating outputs of its call are NaN.
+
+    Attributes:
+        check: `"reported"`: no call waits; a wrong layout is logged, counted in `stats.wrong_layouts`, and raised by
+            `check()` and by the borrowed output of its call, but not by later calls. `"checked"`: each call waits for
+            the GPU, and raises `LayoutError` itself.
+        min_segment_rows: A promise: the frames or windows of a call, which the host cannot count, have this many rows
+            on average, or more. Without it each may be one merge block, and few budgets have so many segments. A call
+            that breaks the promise is wrong if its budget is too small.
+
+    Raises:
+        SpecError: `check` is something else, or `min_segment_rows` is below 1.
+    """
+
+    check: LayoutCheck = "reported"
+    min_segment_rows: int = 1
+
+    def __post_init__(self) -> None:
+        if self.check not in get_args(LayoutCheck):
+            raise SpecError(f"layouts={self.check!r}: expected 'reported', 'checked', or a GpuLayouts")
+        if not is_integer(self.min_segment_rows) or self.min_segment_rows < 1:
+            raise SpecError(f"min_segment_rows={quoted(self.min_segment_rows)}: expected an integer of at least 1")
