@@ -138,9 +138,9 @@ class GraphedEncoder(OperatedEncoder):
         memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
         pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
         signature = Signature(module, forward, buffer_spec, off)
-        mode = Mode(module, backend, pool)
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
         runs = Forward(module, forward, buffer_spec, signature, capture.compile)
+        mode = Mode(module, backend, pool, runs.beside)
         store = GraphStore(runs, mode, pool, enabled, limit, capture)
         layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
         routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
@@ -263,6 +263,7 @@ class GraphedEncoder(OperatedEncoder):
     def _example(self, arguments: Mapping[str, Any]) -> Call:
         """Bind a call to verify."""
         call = self.executor.bind((), dict(arguments))
+        self.executor.mode.look_again()
         if reason := call.beyond or self.executor.mode.why_eager(call.rows.device):
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
         read_layout(self.spec, call)

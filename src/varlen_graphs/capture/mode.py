@@ -1,18 +1,17 @@
 """The mode of a module: the state that its graphs hold for, and the backend that captures it."""
 
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
-import torch.nn.modules.module as torch_module
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from varlen_graphs.capture.backend import Backend
 from varlen_graphs.capture.cuda import CudaCapture
+from varlen_graphs.capture.parts import ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
 from varlen_graphs.errors import SpecError, warn
@@ -27,16 +26,8 @@ IDLE_HOOKS = "transformers.utils.output_capturing"
 SHARDING_HOOKS = "torch.distributed.tensor."
 """`parallelize_module` registers hooks from here: they are part of what the module computes."""
 
-INERT = {
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GELU, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleDict,
-    nn.ModuleList, nn.RMSNorm, nn.ReLU, nn.Sequential, nn.SiLU,
-}  # fmt: skip
-"""Most modules of a tower: they do the same in training and evaluation."""
-
 ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 """Attributes that peft changes on a layer without replacing anything."""
-
-_TRAINING = itemgetter("training")
 
 
 class Mode:
@@ -48,19 +39,16 @@ class Mode:
         module: The module.
         backend: Name of the backend.
         pool: The pool to capture into.
+        also: Callables and objects that run beside the module, by name.
     """
 
-    def __init__(self, module: nn.Module, backend: BackendName, pool: Pool) -> None:
+    def __init__(self, module: nn.Module, backend: BackendName, pool: Pool, also: Mapping[str, Any]) -> None:
         self._module = module
         self._name: BackendName = backend
         self._pool = pool
         self._backends: dict[torch.device, Backend | None] = {}
-        self._adapted: list[dict[str, Any]] | None = None
-        self._modules = [m for m in module.modules() if m is module or type(m) not in INERT]
-        self._flags = [vars(m) for m in self._modules if "training" in vars(m)]
-        self._scripts = [m for m in self._modules if "training" not in vars(m)]
-        self._training = self._training_now()
-        self._any_training = any(self._training)
+        self._also = also
+        self._expected: dict[str, bool] = {}  # training mode of each part
         self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
         self.look_again()
 
@@ -74,7 +62,7 @@ class Mode:
         """Return the difference from the state at construction, or `None`."""
         if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
             return "VARLEN_GRAPHS_DISABLE=1"
-        if self._training_changed():
+        if self._parts.training_changed():
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
@@ -110,22 +98,20 @@ class Mode:
 
     def adapters(self) -> Hashable:
         """Return the active adapters and their settings, a part of the key of graphs. Peft has them on each layer."""
-        if self._adapted is None:
-            self._adapted = [vars(m) for m in self._module.modules() if "merged_adapters" in vars(m)]
         if not self._adapted:
             return ()
         return tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
 
     def look_again(self) -> None:
-        """Find hooks and adapters of submodules that were added or removed since the last capture."""
-        self._adapted = None
-        self._hooks = [hooks for m in self._module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
+        self._parts = ModuleParts(self._module, self._also, self._expected)
+        self._adapted = [vars(part) for part in self._parts.modules if "merged_adapters" in vars(part)]
         self._hooks_seen = -1
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module with active dropout."""
-        drops = [m for m in self._modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
+        drops = [m for m in self._parts.modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+        drops = [drop for drop in drops if drop.training]
         if drops:
             warn(f"the module is captured in training mode with {len(drops)} active dropouts; call module.eval() first")
 
@@ -134,7 +120,7 @@ class Mode:
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
         if registered == self._hooks_seen:
             return False
-        if any(_acts(hook) for hooks in filter(None, self._hooks) for hook in hooks.values()):
+        if any(_acts(hook) for hooks in filter(None, self._parts.hooks) for hook in hooks.values()):
             return True
         self._hooks_seen = registered
         return False
@@ -143,15 +129,6 @@ class Mode:
         """Return autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
         dtype = self._autocast.get(device_type)
         return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
-
-    def _training_changed(self) -> bool:
-        if not self._any_training and not self._scripts:  # nearly always: a module in evaluation
-            return any(map(_TRAINING, self._flags))
-        return self._training_now() != self._training
-
-    def _training_now(self) -> list[bool]:
-        flags = [*map(_TRAINING, self._flags)]
-        return [*flags, *[script.training for script in self._scripts]] if self._scripts else flags
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

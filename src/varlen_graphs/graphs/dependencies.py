@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Collection
-from typing import Any
 
 from varlen_graphs.capture.backend import Backend
 from varlen_graphs.errors import counted, warn
@@ -38,13 +37,11 @@ class Dependencies:
 
     def watch(self, sets: Collection[GraphSet], attributes: AttributeSnapshot, backend: Backend) -> None:
         """Watch all that these graphs depend on, once the module's caches are filled; warn of what cannot be."""
-        forward, spec = self._forward, self._forward.spec
+        forward = self._forward
         read = [tensor for graphs in sets for tensor in graphs.read]
         state = [tensor for graphs in sets for tensor in graphs.state]
-        also: dict[str, Any] = {buffer.name: buffer for buffer in spec.buffers}
-        also |= {"normalize": spec.packed.normalize, "forward": forward.function}
         self._attributes = attributes
-        self.guard = ModuleGuard(forward.module, read, state, also, attributes)
+        self.guard = ModuleGuard(forward.module, read, state, forward.beside, attributes)
         self._warn_of_unowned(self.guard.unowned)
         self._warn_of_kept(sets, backend)
 

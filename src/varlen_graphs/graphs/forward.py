@@ -75,6 +75,12 @@ class Forward:
         floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
+    @property
+    def beside(self) -> dict[str, Any]:
+        """Callables and objects that run beside the module, by name."""
+        buffers: dict[str, Any] = {buffer.name: buffer for buffer in self.spec.buffers}
+        return buffers | {"normalize": self.spec.packed.normalize, "forward": self.function}
+
     def __call__(
         self,
         rows: Tensor,

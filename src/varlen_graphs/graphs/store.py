@@ -99,8 +99,6 @@ class GraphStore:
 
     def key(self, statics: StaticKey) -> Key:
         """Return the key of the graphs for these static arguments."""
-        if not self._sets:
-            self.mode.look_again()
         return statics, self.mode.adapters()
 
     def usable(self, statics: StaticKey) -> Usable:
@@ -114,8 +112,6 @@ class GraphStore:
         guard = self.capturer.dependencies.guard
         if guard is not None and (change := guard.find_change_sampled()):
             self._handle(change)
-        if not self._sets:
-            self.mode.look_again()
         graphs, costs = self._sets.get((statics, self.mode.adapters())), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False, self.lazy)
@@ -129,6 +125,7 @@ class GraphStore:
 
     def can_capture(self, key: Key, inputs: CaptureInputs) -> bool:
         """Return True if a capture now would be in the mode of construction, with the adapters of this key."""
+        self.mode.look_again()
         device_type = inputs.device.type
         with self.mode.autocast(device_type):  # another thread may have another one
             unchanged = not self.mode.has_hooks() and self.mode.change(device_type) is None

@@ -127,6 +127,9 @@ class Executor:
         usable = self.store.usable(call.key)
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if route.packs and not usable.complete:
+            self.mode.look_again()  # submodules may have come since the last capture
+            if reason := self.mode.why_eager(call.rows.device):
+                return usable, Route(reason=reason)
             self.store.capture(self.store.inputs(call))
             usable = self.store.usable(call.key)
             route = self.router.route(call, usable.costs, usable.timed, usable.refused)
@@ -204,6 +207,7 @@ class Executor:
         """
         example = no_rows(self.store)
         bound, beyond = self.signature.bind_statics(statics)
+        self.mode.look_again()
         if reason := beyond or self.mode.change(example.device.type):
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the mode of construction"
