@@ -85,6 +85,7 @@ class Listed(nn.Module):
         return x * self.weight
 
 
+@pytest.mark.filterwarnings("ignore:Listed has forward hooks, but the function that runs in its place")
 @pytest.mark.parametrize("where", ["a list", "a closure"])
 def test_hooks_on_modules_that_nothing_registers_are_seen(where):
     linear, seen = nn.Linear(8, 8), []

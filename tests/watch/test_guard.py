@@ -318,6 +318,96 @@ def test_a_tensor_that_is_resized_is_found_by_the_next_call(resize):
         encoder(rows, lengths=[6])
 
 
+# Containers
+
+
+class Layers(nn.Module):
+    """Runs the layers of a container, one of many."""
+
+    def __init__(self, kind, listed):
+        super().__init__()
+        self.layers = kind(new(3)) if kind is nn.ModuleList else kind(*new(3))
+        self.rest = nn.ModuleList(new(100))  # so that a call looks at a part of them
+        self.container = (lambda: self.listed[0]) if listed else (lambda: self.layers)
+        if listed:  # where nothing registers the container
+            self.listed = [self.layers]
+            del self.layers
+
+    def forward(self, x):
+        for layer in self.container():
+            x = layer(x)
+        return x
+
+
+def new(count):
+    return [nn.Linear(8, 8) for _ in range(count)]
+
+
+def layers_encoder(kind, listed, **options):
+    torch.manual_seed(0)
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Layers(kind, listed).eval(), [64], spec, backend="tape", **options)
+    return encoder, rows_for([6]), encoder(rows_for([6]), lengths=[6])
+
+
+containers = pytest.mark.parametrize("kind", [nn.ModuleList, nn.Sequential])
+listed = pytest.mark.parametrize("listed", [False, True], ids=["registered", "listed"])
+
+
+@containers
+@listed
+def test_a_layer_is_guarded_after_its_container_was_made_anew(kind, listed):
+    encoder, rows, expected = layers_encoder(kind, listed)
+    layers = encoder.module.container()
+    layers.append(nn.Linear(8, 8))
+    layers.pop(-1)
+    assert equal_bits(encoder(rows, lengths=[6]), expected)
+    encoder.check()
+    layers[0] = nn.Linear(8, 8)
+    with pytest.raises(vg.StaleGraphError, match=r"'(layers|listed\[0\]).0' was moved"):
+        encoder(rows, lengths=[6])
+
+
+def insert_and_pop(layers):
+    layers.insert(0, nn.Linear(8, 8))
+    layers.pop(-1)
+
+
+def delete(layers):
+    del layers[1]
+
+
+REARRANGED = {
+    "inserted": lambda layers: layers.insert(1, nn.Linear(8, 8)),
+    "inserted and popped": insert_and_pop,
+    "inserted and popped twice": lambda layers: [insert_and_pop(layers), insert_and_pop(layers)],
+    "deleted": delete,
+    "popped and appended": lambda layers: layers.append(layers.pop(0)),
+}
+
+
+@containers
+@listed
+@pytest.mark.parametrize("change", REARRANGED.values(), ids=REARRANGED)
+def test_layers_that_come_go_or_move_are_found_by_the_next_call(change, kind, listed):
+    encoder, rows, _ = layers_encoder(kind, listed)
+    change(encoder.module.container())
+    with pytest.raises(vg.StaleGraphError, match=r"was moved or replaced|gained or lost"):
+        encoder(rows, lengths=[6])
+    encoder, rows, _ = layers_encoder(kind, listed, capture=vg.Capture(on_change="recapture"))
+    change(encoder.module.container())
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_a_registry_made_anew_with_the_same_parts_costs_one_look_at_all_memory(monkeypatch):
+    encoder, rows, expected = layers_encoder(nn.ModuleList, False)
+    encoder.module.layers.append(encoder.module.layers.pop(2))
+    looks = looks_at_all(monkeypatch)
+    for _ in range(3):
+        assert equal_bits(encoder(rows, lengths=[6]), expected)
+    assert len(looks) == 1
+
+
 # Uploads in the forward
 
 

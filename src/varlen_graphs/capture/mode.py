@@ -120,7 +120,7 @@ class Mode:
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
         if registered == self._hooks_seen:
             return False
-        if any(_acts(hook) for hooks in filter(None, self._parts.hooks) for hook in hooks.values()):
+        if any(map(_acts, self._parts.hooks())):
             return True
         self._hooks_seen = registered
         return False

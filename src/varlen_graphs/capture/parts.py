@@ -30,7 +30,6 @@ class ModuleParts:
 
     Attributes:
         modules: All parts.
-        hooks: Their dicts of forward hooks, and those of the process.
     """
 
     def __init__(self, module: nn.Module, also: Mapping[str, Any], expected: dict[str, bool]) -> None:
@@ -39,8 +38,6 @@ class ModuleParts:
         for path, part in others if not first else (*registered, *others):
             expected.setdefault(path, part.training)
         self.modules = [part for _, part in (*registered, *others)]
-        self.hooks = [hooks for part in self.modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        self.hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
         watched = [(path, part) for path, part in (*registered, *others) if part is module or type(part) not in INERT]
         plain = [(path, part) for path, part in watched if "training" in vars(part)]
         scripts = [(path, part) for path, part in watched if "training" not in vars(part)]
@@ -48,6 +45,14 @@ class ModuleParts:
         self._scripts = [part for _, part in scripts]
         self._expected = [_expected(path, expected) for path, _ in (*plain, *scripts)]
         self._any_training = any(self._expected)
+
+    def hooks(self) -> Iterator[Any]:
+        """Yield the forward hooks of all parts, and those of the process."""
+        for part in self.modules:
+            yield from part._forward_hooks.values()
+            yield from part._forward_pre_hooks.values()
+        yield from torch_module._global_forward_hooks.values()
+        yield from torch_module._global_forward_pre_hooks.values()
 
     def training_changed(self) -> bool:
         """Return True if a part is in another training mode than expected."""

@@ -9,13 +9,16 @@ from torch import Tensor, nn
 
 from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.change_hooks import count_changes
-from varlen_graphs.watch.owners import reachable_values
+from varlen_graphs.watch.owners import REGISTERED, reachable_values
 from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.slots import Slot, SlotGroup
+from varlen_graphs.watch.slots import Place, Slot, SlotGroup
 from varlen_graphs.watch.unregistered import UnregisteredMemory
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""Modules to which submodules are added while they are in use, as adapters are."""
 
 SAMPLE = 8
 """Each call compares at least this many tensors and submodules."""
@@ -46,36 +49,54 @@ class ModuleGuard:
             for prefix, owner in module.named_modules()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        registries = [(p, values) for p, m in owners for values in (m._parameters, m._buffers, m._modules)]
-        slots = [Slot(f"{prefix}{k}", values, k, v) for prefix, values in registries for k, v in values.items()]
+        slots = [
+            Slot(f"{prefix}{name}", Place(vars(owner), registry, name), value)
+            for prefix, owner in owners
+            for registry in REGISTERED
+            for name, value in vars(owner)[registry].items()
+        ]
         unregistered = UnregisteredMemory([*reachable_values(module, also)], [*read], [*state], slots)
         self.unowned = unregistered.unowned
         outside = unregistered.slots
         slots += outside
         tensors = [slot.value for slot in slots if isinstance(slot.value, Tensor)]
         self._memory = [local_tensor(tensor).detach() for tensor in tensors]  # keeps it alive
-        self._sizes = [(prefix.rstrip("."), values, len(values)) for prefix, values in registries]
-        self._growing = [(owner._modules, len(owner._modules)) for _, owner in owners if _grows(owner)]
+        owners += unregistered.modules
+        self._sizes = [
+            (prefix.rstrip("."), vars(owner), registry, len(vars(owner)[registry]))
+            for prefix, owner in owners
+            for registry in REGISTERED
+        ]
+        self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
         self._roots = unregistered.roots
         self._attributes = attributes
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
-        self.events = count_changes([*(owner for _, owner in owners), *unregistered.modules], self._memory)
+        self.events = count_changes([owner for _, owner in owners], self._memory)
         self._seen = self.events.count
-        count = min(CALLS, -(-len(slots) // SAMPLE))
-        always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
-        self._all = SlotGroup(slots)
-        self._samples = cycle([SlotGroup([*always, *slots[at::count]]) for at in range(count)])
+        self._slots = slots
+        self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare comparisons in the registries of now."""
+        count = min(CALLS, -(-len(self._slots) // SAMPLE))
+        self._all = SlotGroup(self._slots)
+        self._samples = cycle([SlotGroup([*self._always, *self._slots[at::count]]) for at in range(count)])
+        # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
+        self._contents = [(own, own["_modules"], len(own["_modules"])) for own in self._containers]
 
     def find_change(self) -> str | None:
         """Compare everything, and describe the first change, if any."""
         seen = self.events.count
         found = next(self._all.changes(), None) or next(self._other_changes(), None)
         self._seen = seen if found is None else -1  # after a change, every call compares everything until it is undone
+        if found is None and not self._contents_unchanged():
+            self._prepare()
         return found
 
     def _other_changes(self) -> Iterator[str]:
-        for path, values, size in self._sizes:
-            if len(values) != size:
+        for path, owner, registry, size in self._sizes:
+            if len(owner[registry]) != size:
                 yield f"{path or 'the module'!r} gained or lost a parameter, buffer or submodule"
         for root in self._roots:
             if not root.still_reachable():
@@ -93,11 +114,7 @@ class ModuleGuard:
         """
         sample = next(self._samples, None)
         same = self._seen == self.events.count and (sample is None or sample.unchanged())
-        if same and not any(len(values) != size for values, size in self._growing):
-            return None
-        return self.find_change()
+        return None if same and self._contents_unchanged() else self.find_change()
 
-
-def _grows(module: nn.Module) -> bool:
-    """Return True for containers to which submodules are added while they are in use, as adapters are."""
-    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+    def _contents_unchanged(self) -> bool:
+        return all(own["_modules"] is parts and len(parts) == size for own, parts, size in self._contents)

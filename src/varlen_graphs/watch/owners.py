@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.slots import Place
 
 DEPTH = 4
 """Attributes are searched through this many levels of containers, objects, functions and modules."""
@@ -30,7 +31,7 @@ class ReachableValue(NamedTuple):
 
     path: str  # for messages
     value: Any
-    holder: tuple[dict[str, Any], str] | None  # dict in which a parameter, buffer or submodule is registered, and key
+    holder: Place | None  # of a parameter, buffer or submodule
     module: nn.Module | None  # that registers it
     access: Access  # for values without a holder
 
@@ -93,10 +94,11 @@ def _registered(start: str, owner: nn.Module, seen: set[int]) -> Iterator[Reacha
         for name, tensor in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
             yield ReachableValue(f"{start}{name}", tensor, None, None, (tensor, ()))
         return
-    for values in (owner._parameters, owner._buffers):
-        for name, value in values.items():
+    for registry in REGISTERED[:2]:
+        for name, value in vars(owner)[registry].items():
             if isinstance(value, Tensor):
-                yield ReachableValue(f"{start}{name}", value, (values, name), owner, (value, ()))
+                place = Place(vars(owner), registry, name)
+                yield ReachableValue(f"{start}{name}", value, place, owner, (value, ()))
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield from _inside(f"{start}{name}", value, DEPTH - 1, seen, (value, ()))
@@ -142,7 +144,8 @@ def _outside(path: str, module: nn.Module, depth: int, seen: set[int]) -> Iterat
         if not isinstance(owner, torch.jit.ScriptModule):
             for name, child in owner._modules.items():
                 if child is not None:
-                    yield ReachableValue(f"{start}{name}", child, (owner._modules, name), owner, (child, ()))
+                    place = Place(vars(owner), "_modules", name)
+                    yield ReachableValue(f"{start}{name}", child, place, owner, (child, ()))
             yield from _plain(start, owner, depth, seen, (owner, ()))
 
 

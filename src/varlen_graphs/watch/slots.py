@@ -12,22 +12,37 @@ from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
 _DTYPE = attrgetter("dtype")
 
 
+class Place(NamedTuple):
+    """Where a module registers a parameter, buffer or submodule.
+
+    Found by the module's own attributes, because a registry may be replaced: `ModuleList.pop` builds a new one.
+    """
+
+    owner: dict[str, Any]  # attributes of the module
+    registry: str
+    name: str
+
+
 class Slot(NamedTuple):
-    """Entry of a dict that holds a tensor or a submodule, with its value at capture."""
+    """Place of a tensor or a submodule, with its value at capture."""
 
     path: str  # for messages
-    owner: dict[str, Any]
-    name: str
+    place: Place
     value: Any
+
+    @classmethod
+    def of(cls, path: str, tensor: Tensor) -> "Slot":
+        """Return a slot for a tensor that is compared with itself, whoever holds it."""
+        return cls(path, Place({"": {"": tensor}}, "", ""), tensor)
 
 
 class SlotGroup:
-    """Some slots, prepared for fast comparison."""
+    """Some slots, prepared for fast comparison in the registries that their modules have now."""
 
     def __init__(self, slots: list[Slot]) -> None:
         self._slots = slots
-        self._owners = [slot.owner for slot in slots]
-        self._names = [slot.name for slot in slots]
+        self._registries = [slot.place.owner[slot.place.registry] for slot in slots]
+        self._names = [slot.place.name for slot in slots]
         self._values = [slot.value for slot in slots]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         # The address of a sharded weight is that of its shard, which can become another tensor at any time.
@@ -39,7 +54,7 @@ class SlotGroup:
 
     def unchanged(self) -> bool:
         """Return True if all slots hold the same objects, addresses and dtypes; shapes and strides are not compared."""
-        now = map(dict.get, self._owners, self._names)
+        now = map(dict.get, self._registries, self._names)
         return (
             all(map(is_, now, self._values))
             and list(map(self._address, self._tensors)) == self._addresses
@@ -49,9 +64,9 @@ class SlotGroup:
     def changes(self) -> Iterator[str]:
         """Describe each slot that changed, in shape or strides too."""
         before = dict(zip(map(id, self._tensors), zip(self._addresses, self._formats, strict=True), strict=True))
-        for path, owner, name, value in self._slots:
+        for path, (owner, registry, name), value in self._slots:
             address, form = before.get(id(value), (0, ()))
-            if owner.get(name) is not value:
+            if owner[registry].get(name) is not value:
                 yield f"{path!r} was moved or replaced"
             elif isinstance(value, Tensor) and self._address(value) != address:
                 yield f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}"

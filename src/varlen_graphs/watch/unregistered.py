@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.watch.owners import ReachableValue, address_of, describe
 from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.slots import Slot
+from varlen_graphs.watch.slots import Place, Slot
 
 
 class UnregisteredMemory:
@@ -21,12 +21,12 @@ class UnregisteredMemory:
         self, reached: list[ReachableValue], read: list[Tensor], state: list[Tensor], known: list[Slot]
     ) -> None:
         addresses = {*map(address_of, (*read, *state))} - {0}
-        places = {(id(slot.owner), slot.name) for slot in known}
+        places = {_key(slot.place) for slot in known}
         objects = {id(part) for slot in known for part in _with_local(slot.value)}
         held_by = {id(found.value): found for found in reached if isinstance(found.value, nn.Module)}
         owned = {0}
         self.slots: list[Slot] = []
-        self.modules: list[nn.Module] = []  # the other modules
+        self.modules: list[tuple[str, nn.Module]] = []  # the other modules, by the beginning of paths into them
         self.roots: list[ReachableValue] = []  # the outermost of them
         for found in reached:
             tensor, inside = found.value, found.module
@@ -35,23 +35,27 @@ class UnregisteredMemory:
             owned.add(address)
             if found.holder is None:
                 if id(tensor) not in objects:
-                    self.slots.append(Slot(found.path, {"": tensor}, "", tensor))
+                    self.slots.append(Slot.of(found.path, tensor))
                     objects.add(id(tensor))
-            elif (id(found.holder[0]), found.holder[1]) not in places:
-                self.slots.append(Slot(found.path, *found.holder, tensor))
-                while inside is not None and all(inside is not other for other in self.modules):
-                    self.modules.append(inside)
+            elif _key(found.holder) not in places:
+                self.slots.append(Slot(found.path, found.holder, tensor))
+                while inside is not None and all(inside is not other for _, other in self.modules):
                     around = held_by[id(inside)]
+                    self.modules.append((f"{around.path}.", inside))
                     if around.holder is None:
                         self.roots.append(around)
                     else:
-                        self.slots.append(Slot(around.path, *around.holder, inside))
+                        self.slots.append(Slot(around.path, around.holder, inside))
                     inside = around.module
         unowned = [tensor for tensor in read if address_of(tensor) not in owned and id(tensor) not in objects]
         self.unowned = [*map(describe, unowned)]
         unknown = "a tensor {} that is not reachable from the module"
         unowned += [tensor for tensor in state if address_of(tensor) not in owned]
-        self.slots += [Slot(unknown.format(describe(t)), {"": t}, "", t) for t in unowned]
+        self.slots += [Slot.of(unknown.format(describe(t)), t) for t in unowned]
+
+
+def _key(place: Place) -> tuple[int, str, str]:
+    return id(place.owner), place.registry, place.name
 
 
 def _with_local(value: Any) -> tuple[Any, ...]:
