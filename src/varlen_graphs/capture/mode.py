@@ -40,6 +40,9 @@ class Mode:
         backend: Name of the backend.
         pool: The pool to capture into.
         also: Callables and objects that run beside the module, by name.
+
+    Attributes:
+        parts: The modules whose training mode and hooks count.
     """
 
     def __init__(self, module: nn.Module, backend: BackendName, pool: Pool, also: Mapping[str, Any]) -> None:
@@ -62,7 +65,7 @@ class Mode:
         """Return the difference from the state at construction, or `None`."""
         if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
             return "VARLEN_GRAPHS_DISABLE=1"
-        if self._parts.training_changed():
+        if self.parts.training_changed():
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
@@ -104,13 +107,13 @@ class Mode:
 
     def look_again(self) -> None:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
-        self._parts = ModuleParts(self._module, self._also, self._expected)
-        self._adapted = [vars(part) for part in self._parts.modules if "merged_adapters" in vars(part)]
+        self.parts = ModuleParts(self._module, self._also, self._expected)
+        self._adapted = [vars(part) for part in self.parts.modules if "merged_adapters" in vars(part)]
         self._hooks_seen = -1
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module with active dropout."""
-        drops = [m for m in self._parts.modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+        drops = [m for m in self.parts.modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         drops = [drop for drop in drops if drop.training]
         if drops:
             warn(f"the module is captured in training mode with {len(drops)} active dropouts; call module.eval() first")
@@ -120,7 +123,7 @@ class Mode:
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
         if registered == self._hooks_seen:
             return False
-        if any(map(_acts, self._parts.hooks())):
+        if any(map(_acts, self.parts.hooks())):
             return True
         self._hooks_seen = registered
         return False

@@ -29,6 +29,7 @@ class ModuleParts:
             `module.eval()` does not reach, is expected to be as it is when it is first found.
 
     Attributes:
+        named: All parts and their paths.
         modules: All parts.
     """
 
@@ -37,8 +38,9 @@ class ModuleParts:
         registered, others = [*module.named_modules()], [*_unregistered(module, also)]
         for path, part in others if not first else (*registered, *others):
             expected.setdefault(path, part.training)
-        self.modules = [part for _, part in (*registered, *others)]
-        watched = [(path, part) for path, part in (*registered, *others) if part is module or type(part) not in INERT]
+        self.named = [*registered, *others]
+        self.modules = [part for _, part in self.named]
+        watched = [(path, part) for path, part in self.named if part is module or type(part) not in INERT]
         plain = [(path, part) for path, part in watched if "training" in vars(part)]
         scripts = [(path, part) for path, part in watched if "training" not in vars(part)]
         self._flags = [vars(part) for _, part in plain]

@@ -117,7 +117,7 @@ def _within(path: str, value: Any, depth: int, seen: set[int], access: Access) -
     if isinstance(value, LEAVES) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Tensor | nn.Module) and not _is_ours(value):
+    if isinstance(value, Tensor | nn.Module) and not is_ours(value):
         yield ReachableValue(path, value, None, None, access)
     if depth:
         yield from _inside(path, value, depth - 1, seen, access)
@@ -134,7 +134,7 @@ def _inside(path: str, value: Any, depth: int, seen: set[int], access: Access) -
 
 def _outside(path: str, module: nn.Module, depth: int, seen: set[int]) -> Iterator[ReachableValue]:
     """Yield what an unregistered module and its submodules hold."""
-    if _is_ours(module):
+    if is_ours(module):
         return
     parts = [(prefix, owner) for prefix, owner in module.named_modules() if owner is module or id(owner) not in seen]
     for prefix, owner in parts:
@@ -188,7 +188,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Step]]:
     elif isinstance(value, _lru_cache_wrapper):
         yield "", value.__wrapped__, attrgetter("__wrapped__")
         yield from [(" (cached)", part, partial(_itself, part)) for part in gc.get_referents(value)]
-    elif not isinstance(value, type | ModuleType) and not _is_ours(value):
+    elif not isinstance(value, type | ModuleType) and not is_ours(value):
         held = getattr(value, "__dict__", None) or {}
         yield from [(f".{name}", part, partial(_attribute, name)) for name, part in list(held.items())]
         if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
@@ -247,7 +247,7 @@ def _content(cell: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _is_ours(value: Any) -> bool:
+def is_ours(value: Any) -> bool:
     """Return True for objects of this library that are not searched, such as an encoder installed as a forward."""
     name = type(getattr(value, "__self__", value)).__module__  # a bound method belongs to its encoder
     return name.startswith("varlen_graphs.") and not name.startswith(_TENSOR_HOLDERS)
