@@ -1,6 +1,7 @@
 """Wrong input gets an error that says what came, what was expected and what to try; the encoder goes on working."""
 
 import re
+from itertools import count
 
 import numpy
 import pytest
@@ -181,7 +182,7 @@ def test_unknown_arguments_are_refused():
         vg.InputError, match=re.escape("Attention has no argument 'scales'; it takes ['x', 'scale', 'le")
     ):
         encoder(torch.zeros(2, 8), lengths=[2], scales=3)
-    with pytest.raises(vg.InputError, match="argument 'scale' is a list, which cannot be hashed"):
+    with pytest.raises(vg.InputError, match="argument 'scale' is a list, which may change"):
         encoder(torch.zeros(2, 8), lengths=[2], scale=[3])
 
 
@@ -459,13 +460,10 @@ def test_a_capture_that_fails_names_the_line_and_the_encoder_can_run_eager():
 
 def test_a_capture_that_gives_something_else_than_the_run_before_it():
     class Fickle(torch.nn.Linear):
-        runs = 0
-
         def forward(self, x):
-            self.runs += 1
-            return [super().forward(x)] * (1 if self.runs == runs_before_the_capture + 1 else 2)
+            return [super().forward(x)] * (1 if next(runs) == runs_before_the_capture else 2)
 
-    runs_before_the_capture = 4  # two probes, a warm-up, and one that is watched
+    runs, runs_before_the_capture = count(), 4  # two probes, a warm-up, and one that is watched
     spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths())
     encoder = vg.GraphedEncoder(Fickle(4, 4), [64], spec, backend="tape")
     with pytest.raises(vg.CaptureError, match=r"the capture returned 1 tensor .* the run before it 2 with"):

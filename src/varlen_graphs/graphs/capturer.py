@@ -20,7 +20,7 @@ from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
-from varlen_graphs.spec.call import StaticKey
+from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.watch.sharded import mesh_of
 
 MANY_KEYS = 8

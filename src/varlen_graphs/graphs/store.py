@@ -17,7 +17,8 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
-from varlen_graphs.spec.call import Call, StaticKey, static_key
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.statics import StaticKey, static_key
 
 LOGGER = logging.getLogger("varlen_graphs")
 

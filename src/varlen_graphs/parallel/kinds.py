@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from varlen_graphs.errors import RankError, SpecError
-from varlen_graphs.spec.call import StaticKey, static_key
 from varlen_graphs.spec.outputs import Parts
+from varlen_graphs.spec.statics import StaticKey, static_key
 
 
 class Kind(NamedTuple):

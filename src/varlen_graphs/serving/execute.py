@@ -20,10 +20,11 @@ from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_rows, no_rows
-from varlen_graphs.spec.call import Call, StaticKey
+from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.reading import only_on_device, read_layout
 from varlen_graphs.spec.signature import Signature
+from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Size, Trace
 

@@ -13,11 +13,15 @@ from varlen_graphs.routing.eviction.recent import Recent
 from varlen_graphs.routing.packing import total_cost
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call, static_key
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.statics import static_key
 from varlen_graphs.stats import Stats
 
 NOT_CAPTURED = "not captured yet"
 CAPTURING = "a graph was being captured"
+
+MOST_KEYS = 64
+"""Number of sets of static arguments and adapters whose requests are kept."""
 
 LITTLE_MORE = 1.5
 """Largest ratio of costs at which other budgets stand in, while the cost of an eager call is not known."""
@@ -59,6 +63,8 @@ class Requests:
         with self._lock:
             key = self.store.key(static_key(inputs.statics))
             self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self._stats.calls)
+            if len(self._requests) > MOST_KEYS:  # drop what was requested least, and longest ago
+                del self._requests[min(self._requests, key=lambda key: sum(self._requests[key].calls.values()))]
         self.pending.set()
 
     def capture(self, most: int | None) -> list[Budget]:
@@ -105,10 +111,11 @@ class Requests:
     def _forget(self, key: Key, budget: Budget) -> None:
         """Remove a budget that has a graph now, or cannot have one."""
         with self._lock:
-            request = self._requests[key]
-            del request.calls[budget]
-            if not request.calls:
-                del self._requests[key]
+            request = self._requests.get(key)
+            if request is not None:  # it may have been dropped
+                request.calls.pop(budget, None)
+                if not request.calls:
+                    del self._requests[key]
 
 
 class LazyRouter(Router):

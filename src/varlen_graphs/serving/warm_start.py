@@ -10,7 +10,7 @@ from varlen_graphs.routing.eviction.recent import share_of_each
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.serving.warmup_file import WarmupFile, identity_of
-from varlen_graphs.spec.call import statics_of
+from varlen_graphs.spec.statics import json_statics
 
 
 class WarmStart:
@@ -45,7 +45,8 @@ class WarmStart:
         device, costs = self._executor.forward.device, self._executor.store.budgets.measured
         costs = costs if costs is not None and costs.measured else None
         timed = timing.as_json(device) if device is not None else []
-        used = [(statics_of(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
+        by_key = [(json_statics(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
+        used = [(statics, replays) for statics, replays in by_key if statics is not None]
         WarmupFile(self._identity(), costs, used, timed).save(path)
 
     def request_used(self, requests: Requests) -> None:

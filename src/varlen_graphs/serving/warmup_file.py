@@ -19,7 +19,6 @@ from varlen_graphs.files import DAMAGED, integer, write_whole
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import static_key
 from varlen_graphs.spec.outputs import extents
 from varlen_graphs.watch.sharded import sharding
 
@@ -51,7 +50,6 @@ class WarmupFile:
             "used": [
                 [statics, [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(budgets.items())]]
                 for statics, budgets in self.used
-                if _is_json(statics)
             ],
             "attention": self.attention,
         }
@@ -111,14 +109,6 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
 
 def _counts(value: Any) -> dict[Budget, int]:
     return {Budget(*capacities): integer("calls", calls, zero=True) for *capacities, calls in value}
-
-
-def _is_json(statics: dict[str, Any]) -> bool:
-    """Return True if JSON preserves static arguments; it does not preserve tuples and dtypes."""
-    try:
-        return static_key(json.loads(json.dumps(statics))) == static_key(statics)
-    except (TypeError, ValueError):
-        return False
 
 
 def _version(package: str) -> str:

@@ -1,16 +1,12 @@
 """One call: its arguments, sorted."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from varlen_graphs.layout.items import Layout
-
-StaticKey = tuple[tuple[str, Any], ...]
-"""Static arguments as a key, by which graphs are kept."""
+from varlen_graphs.spec.statics import StaticKey
 
 
 @dataclass(slots=True)
@@ -45,32 +41,3 @@ class Call:
     def items(self) -> int:
         """Number of items. A description that only the GPU has seen is a tensor with an entry an item."""
         return len(next(iter(self.description.values())) if self.layout is None else self.layout)
-
-
-def static_key(statics: Mapping[str, Any]) -> StaticKey:
-    """Return static arguments as a key. Types are part of it, because 1 == 1.0 == True."""
-    return tuple((name, typed(statics[name])) for name in sorted(statics))
-
-
-def statics_of(key: StaticKey) -> dict[str, Any]:
-    """Return the static arguments of a key."""
-    return {name: value for name, (_, value) in key}
-
-
-def typed(value: Any) -> tuple[Any, Any]:
-    """Return a value with its types, so that values equal in Python but not alike compare as different."""
-    return _types(value), value
-
-
-def _types(value: Any) -> Any:
-    """Return the types of a value and of all it contains, and the signs of zeros: where equal values may differ."""
-    kind = type(value)
-    if isinstance(value, tuple):
-        return (kind, *map(_types, value))
-    if isinstance(value, frozenset):
-        return kind, frozenset((one, _types(one)) for one in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return (kind, *(_types(getattr(value, field.name)) for field in fields(value)))
-    if isinstance(value, float) and value == 0:
-        return kind, math.copysign(1, value)
-    return kind

@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call, static_key, typed
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.statics import ChangeableError, alike, static_form, static_key
 
 OTHER_OUTPUTS = {
     "output_hidden_states": True,
@@ -140,7 +141,7 @@ class Signature:
             original module can answer, if there is one.
 
         Raises:
-            InputError: An argument is unknown, missing, an undeclared tensor, or not hashable.
+            InputError: An argument is unknown, missing, an undeclared tensor, or may change.
         """
         statics: dict[str, Any] = {}
         beyond = None
@@ -157,7 +158,7 @@ class Signature:
                 )
             if self.takes(name):
                 if not self._is_default(name, value):
-                    statics[name] = self._hashable(name, value)
+                    statics[name] = self._static(name, value)
                     beyond = reason if asks_other else beyond
             elif name in WITHOUT_EFFECT or (name in OTHER_OUTPUTS and not asks_other):
                 continue
@@ -225,16 +226,16 @@ class Signature:
     def _is_default(self, name: str, value: Any) -> bool:
         if name not in self._captured:
             return False
-        default = self._captured[name].default
-        return value is default or bool(typed(value) == typed(default))
+        return alike(value, self._captured[name].default)
 
-    def _hashable(self, name: str, value: Any) -> Any:
+    def _static(self, name: str, value: Any) -> Any:
         try:
-            hash(value)
-        except TypeError:
+            static_form(value)
+        except ChangeableError as error:
+            part = "" if error.kind is type(value) else f"holds a {error.kind.__name__}, and "
             raise InputError(
-                f"argument {name!r} is a {type(value).__name__}, which cannot be hashed, so no graph can be kept for "
-                "it; pass a tuple, a number, a string or another hashable value"
+                f"argument {name!r} is a {type(value).__name__}, which {part}may change, while the graphs captured for "
+                "it do not; pass a number, a string, a tuple, an enum, or a frozen dataclass of these"
             ) from None
         return value
 

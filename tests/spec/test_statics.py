@@ -1,0 +1,180 @@
+"""Static arguments: what may be the key of graphs, and what is told apart."""
+
+import enum
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import encoder_of, rows_for
+from tests.support.towers import distance
+from varlen_graphs.spec.statics import json_statics, static_key
+
+
+class Kind(enum.Enum):
+    ADD = "add"
+    LEAVE = "leave"
+
+
+class Flags(enum.Flag):
+    ONE = enum.auto()
+    TWO = enum.auto()
+
+
+class Name(str):
+    """Equal to its text, and of another type."""
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    scale: Any
+    shift: Any = field(default=0.0, compare=False)
+
+
+APART = [
+    0, 0.0, -0.0, False, 1, 1.0, True, "1", b"1", 1 + 0j, complex(1, -0.0), None, ..., math.nan, math.inf, Decimal(1), Fraction(1),
+    Name("1"), Path("1"), range(1), numpy.float32(1), numpy.float64(1), numpy.int64(1), torch.float32, torch.device("cpu"), int,
+    torch.relu, distance, math, Kind.ADD, Kind.LEAVE, Flags.ONE, Flags.ONE | Flags.TWO, (), (1,), (1.0,), ((1,),), Pair(1, 2),
+    (1, 2), (0.0,), (-0.0,), torch.Size([1, 2]), frozenset(), frozenset({1}), frozenset({1.0}), Setting(1), Setting(1.0),
+    Setting(1, 1), Setting(1, (1,)), Setting(math.nan),
+]  # fmt: skip
+
+
+def test_values_that_are_not_alike_have_keys_of_their_own():
+    assert len({static_key({"by": value}) for value in APART}) == len(APART)
+
+
+@pytest.mark.parametrize("make", [lambda: float("nan"), lambda: (float("nan"), 1), lambda: Setting(float("nan"), 2)])
+def test_nan_is_one_value(make):
+    assert static_key({"by": make()}) == static_key({"by": make()})
+
+
+def test_json_preserves_numbers_texts_and_none():
+    statics = {"a": 1, "b": 1.5, "c": True, "d": None, "e": "text", "f": -0.0}
+    got = json_statics(static_key(statics))
+    assert {name: repr(value) for name, value in got.items()} == {name: repr(value) for name, value in statics.items()}
+    assert all(json_statics(static_key({"by": value})) is None for value in ((), (1,), math.nan, Kind.ADD, Name("1")))
+
+
+class Scaling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x, by=None):
+        by = by.setting if hasattr(by, "setting") else by
+        factor = by.scale + by.shift if hasattr(by, "scale") else 1.0
+        return x * self.weight * factor
+
+
+class Options:
+    """Hashed by identity."""
+
+    def __init__(self, scale):
+        self.scale, self.shift = scale, 0.0
+
+
+@dataclass
+class Unfrozen:
+    scale: float
+    shift: float = 0.0
+    __hash__ = object.__hash__
+
+
+class Tagged(int):
+    """Has an attribute beside its value."""
+
+    def __new__(cls, value, scale):
+        made = super().__new__(cls, value)
+        made.scale = scale
+        return made
+
+
+def test_a_field_that_is_not_compared_has_graphs_of_its_own():
+    encoder, rows = encoder_of(Scaling()), rows_for([6])
+    for shift in (0.0, 1.0, 2.0):
+        assert distance(encoder(rows, lengths=[6], by=Setting(2.0, shift)), rows * (2.0 + shift)) < 1e-6
+    assert encoder.stats.replays.total() == 3
+
+
+CHANGEABLE = {
+    "an object": (Options(2.0), "is a Options, which may change"),
+    "a dataclass": (Unfrozen(2.0), "is a Unfrozen, which may change"),
+    "a bound method": (Options(1.0).__init__, "is a method, which may change"),
+    "an object in a tuple": ((1, Options(2.0)), "is a tuple, which holds a Options, and may change"),
+    "a list in a frozen dataclass": (Setting(1.0, [1]), "is a Setting, which holds a list, and may change"),
+    "a number with attributes": (Tagged(1, 2.0), "is a Tagged, which may change"),
+    "an array": (numpy.ones(3), "is a ndarray, which may change"),
+    "a dict": ({"scale": 1}, "is a dict, which may change"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), CHANGEABLE.values(), ids=CHANGEABLE)
+def test_values_that_may_change_are_refused(value, message):
+    encoder = encoder_of(Scaling())
+    with pytest.raises(
+        vg.InputError, match=f"argument 'by' {message}, while the graphs captured for it do not; pass a"
+    ):
+        encoder(rows_for([6]), lengths=[6], by=value)
+
+
+def test_nan_is_captured_once():
+    class Filling(nn.Linear):
+        def forward(self, x, fill=0.0):
+            return super().forward(x) + fill
+
+    encoder = encoder_of(Filling(8, 8))
+    for _ in range(3):
+        assert encoder(rows_for([6]), lengths=[6], fill=float("nan")).isnan().all()
+    assert len(encoder.executor.store.sets) == 1
+
+
+@pytest.mark.parametrize("default", [numpy.ones(3), torch.ones(3), [1, 2], {"a": [1.0]}, math.nan])
+def test_any_default_may_be_left_out_or_passed(default):
+    class Defaulted(nn.Linear):
+        def forward(self, x, by=default):
+            return super().forward(x) * (2.0 if by is None else 1.0)
+
+    encoder, rows = encoder_of(Defaulted(8, 8)), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    if not isinstance(default, torch.Tensor):
+        assert torch.equal(encoder(rows, lengths=[6], by=default), expected)
+    assert torch.equal(encoder(rows, lengths=[6], by=None), 2 * expected)
+    assert encoder.stats.replays.total() == encoder.stats.calls
+
+
+def test_a_list_like_the_default_is_the_default_and_another_is_refused():
+    class Listed(nn.Linear):
+        def forward(self, x, by=[1, {"a": 2}]):  # noqa: B006
+            return super().forward(x)
+
+    encoder, rows = encoder_of(Listed(8, 8)), rows_for([6])
+    encoder(rows, lengths=[6], by=[1, {"a": 2}])
+    for other in ([1, {"a": 2.0}], [1, {"b": 2}], [1], [True, {"a": 2}], numpy.ones(3)):
+        with pytest.raises(vg.InputError, match="may change"):
+            encoder(rows, lengths=[6], by=other)
+
+
+def test_requests_for_ever_new_values_are_bounded():
+    encoder, rows = encoder_of(Scaling(), capture=vg.Capture(lazy=True)), rows_for([6])
+    for _ in range(3):
+        encoder(rows, lengths=[6], by=7)
+    for by in range(8, 300):
+        encoder(rows, lengths=[6], by=by)
+    assert len(encoder.capture_wanted(None)) < 2 * 100
+    before = encoder.stats.replays.total()
+    encoder(rows, lengths=[6], by=7)  # requested most
+    assert encoder.stats.replays.total() == before + 1
