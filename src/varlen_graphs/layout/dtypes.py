@@ -18,11 +18,12 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.view(_PLAIN[tensor.dtype]) if tensor.dtype in _PLAIN else tensor
 
 
-def plain_number(number: int, dtype: torch.dtype) -> int:
+def plain_number(number: float, dtype: torch.dtype) -> float:
     """Return the number with the bits that an integer has in this dtype: 0 for a floating or complex one without."""
     bits = 8 * dtype.itemsize
     if dtype not in _PLAIN:
         return number
     if dtype.is_floating_point or dtype.is_complex:
         return 0
-    return number - (number >> (bits - 1) << bits)
+    whole = int(number)
+    return whole - (whole >> (bits - 1) << bits)

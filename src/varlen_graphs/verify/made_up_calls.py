@@ -15,7 +15,8 @@ from varlen_graphs.layout.padded import pad_rows
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call, static_key
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.statics import static_key
 
 Sizes = Sequence[tuple[int, int]]
 """Frames, and rows a frame, of some items."""
@@ -127,11 +128,11 @@ def _random(shape: Sequence[int], forward: Forward, device: torch.device) -> Ten
 
 def _valid_ids(forward: Forward) -> tuple[int, int]:
     """Return the range of integers that rows may hold: the declared pad is valid, and so are ids below all tables."""
-    packed = forward.spec.packed
+    packed, pad = forward.spec.packed, int(forward.spec.packed.pad)
     if packed.normalize is not None or packed.dtype in (torch.bool, torch.uint8):
         return 0, 2 if packed.dtype == torch.bool else 128
     tensors = chain(forward.module.parameters(), forward.module.buffers())
     end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
-    if packed.pad + 2 <= end:
-        return max(0, packed.pad), end
-    return (0, end) if 0 <= packed.pad < end else (packed.pad, packed.pad + 1)
+    if pad + 2 <= end:
+        return max(0, pad), end
+    return (0, end) if 0 <= pad < end else (pad, pad + 1)
