@@ -116,7 +116,8 @@ def test_few_frames_lie_between_a_capture_and_the_module():
     class Probe(nn.Linear):
         def forward(self, x):
             files = [
-                (file_of(frame, "capture/tape.py"), frame.f_code.co_name) for frame, _ in traceback.walk_stack(None)
+                (file_of(frame, ("capture/tape.py", "watch/")), frame.f_code.co_name)
+                for frame, _ in traceback.walk_stack(None)
             ]
             stacks.append([f"{file}: {name}" for file, name in files if file])
             return super().forward(x)

@@ -419,8 +419,7 @@ class Uploads:
         self.memory = ReadMemory(torch.device("meta"), "the module")
 
     def run(self, make):
-        with self.memory:
-            return make().to("meta", non_blocking=True) + 1
+        return self.memory.watch(lambda: make().to("meta", non_blocking=True) + 1)
 
 
 def test_host_memory_that_is_uploaded_is_held(monkeypatch):

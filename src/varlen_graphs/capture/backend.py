@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 CAPTURE_LOCK = threading.RLock()
-"""Held by the one capture of the process, warm-up included. Its settings (torch's compiler is off while a run is
-watched, attention backends are timed) apply to all threads, and two overlapping captures would leave them set."""
+"""Held by the one capture of the process, warm-up included: attention backends are timed in it, for all threads."""
 
 if hasattr(os, "register_at_fork"):  # the thread that held it does not exist in the child
     os.register_at_fork(after_in_child=CAPTURE_LOCK._at_fork_reinit)  # type: ignore[attr-defined]

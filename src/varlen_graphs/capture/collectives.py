@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.watch.rules import written_arguments
 from varlen_graphs.watch.sharded import is_distributed_tensor
+from varlen_graphs.watch.thread_modes import ThreadDispatchMode
 
 NAMESPACES = ("_c10d_functional", "_dtensor")
 """Namespaces of the operators that are collectives, or wait for one."""
@@ -29,7 +29,7 @@ def run_and_wait(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Rehearsal(TorchDispatchMode):
+class Rehearsal(ThreadDispatchMode):
     """Dispatch mode that runs without other ranks: collectives return zeros of the right shape, and write nothing."""
 
     supports_higher_order_operators = True

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.memory import poison
-from varlen_graphs.watch.launches import intercept_triton_launches
 from varlen_graphs.watch.rules import Violation
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
@@ -98,9 +97,8 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        launches = intercept_triton_launches(recorder.on_triton_launch)
-        with torch.inference_mode(False), torch.no_grad(), recorder, launches:
-            tape.outputs = run()
+        with torch.inference_mode(False):
+            tape.outputs = recorder.watch(run, recorder.on_triton_launch)
         return tape
 
     def kept(self, graphs: Sequence[Tape]) -> list[Tensor]:

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from varlen_graphs.doctor.example_call import Number
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.run_record import Allocation, CallSite, Occurrence, OperatorCall, RunRecord, Value
-from varlen_graphs.watch.launches import intercept_triton_launches
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
 from varlen_graphs.watch.rules import (
     Violation,
@@ -59,9 +58,8 @@ def observe(
     """
     observer = _Observer(tracker, device, owners, on_host)
     try:
-        launches = intercept_triton_launches(observer.on_triton_launch)
-        with torch.inference_mode(False), torch.no_grad(), tracker, observer, launches:
-            run()
+        with torch.inference_mode(False), tracker:
+            observer.watch(run, observer.on_triton_launch)
     except Exception as error:
         what = shorten(f"it raised {type(error).__name__}: {error}", 300)
         trace = error.__traceback__

@@ -156,6 +156,10 @@ class GraphSet:
         def run() -> list[Tensor]:
             return outputs_of(forward(*checks.view(arena, budget)))
 
+        def rehearse() -> None:
+            with agreement.rehearsal():
+                forward(*checks.view(arena, budget))
+
         with CAPTURE_LOCK:
             with agreement.attempt() as attempt:  # fills what the module computes once and keeps
                 arena.load_sample(budget)
@@ -163,12 +167,10 @@ class GraphSet:
                     forward(*checks.view(arena, budget))
                 attention.per_square = measured.per_square
                 if not agreement.alone:  # what no graph can hold must be found before other ranks wait for this one
-                    with ReadMemory(device, "the module"), agreement.rehearsal():
-                        forward(*checks.view(arena, budget))
+                    ReadMemory(device, "the module").watch(rehearse)
             if attempt.failure is None:
                 with agreement.attempt() as attempt:
-                    with memory:
-                        parts = forward(*checks.view(arena, budget))
+                    parts = memory.watch(lambda: forward(*checks.view(arena, budget)))
                     form = self._form or OutputForm(parts)
                     form.check(parts)
                     check_constants(parts.constants, self._constants or [])

@@ -81,8 +81,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
             return _without(tower.forward(**arguments), unknown)
 
     def watched(module: nn.Module, **arguments: Any) -> Any:
-        with CaptureRulesMode(next(module.parameters()).device, "it"):
-            return forward(module, **arguments)
+        rules = CaptureRulesMode(next(module.parameters()).device, "it")
+        return rules.watch(lambda: forward(module, **arguments))
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
     spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs)

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from varlen_graphs.watch.thread_modes import ThreadDispatchMode
 
 aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ _BY_DIM = {
 """Operators with a dimension and an index as their second and third argument."""
 
 
-class CheckedIndices(TorchDispatchMode):
+class CheckedIndices(ThreadDispatchMode):
     """Raises `IndexError` for an index out of range, as the CPU does. Syncs at every operator that takes indices."""
 
     def __init__(self) -> None:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.watch.rules import draws_random_numbers
+from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under
 
 MOST_BYTES = 1 << 30
 """Bytes of results of one run to keep at a time for comparison with another run."""
@@ -74,12 +74,11 @@ def random_draw(module: nn.Module, run: Run) -> DifferingOperation | None:
     finder = _DrawFinder(
         {id(part): f"{path or 'the module'} ({type(part).__name__})" for path, part in module.named_modules()}
     )
-    with finder:
-        run()
+    run_under(run, finder)
     return finder.found
 
 
-class _DrawFinder(TorchDispatchMode):
+class _DrawFinder(ThreadDispatchMode):
     """Finds the first operation that draws random numbers."""
 
     def __init__(self, paths: dict[int, str]) -> None:
@@ -98,7 +97,7 @@ class _DrawFinder(TorchDispatchMode):
         self.found = DifferingOperation(name, *_where(self._paths))
 
 
-class _OperationMode(TorchDispatchMode):
+class _OperationMode(ThreadDispatchMode):
     """Calls `seen` for each operation of a run that writes tensors."""
 
     def __init__(self) -> None:
@@ -107,8 +106,7 @@ class _OperationMode(TorchDispatchMode):
 
     def watch(self, run: Run) -> None:
         """Observe one run."""
-        with torch.compiler.set_stance("force_eager"), self:
-            run()
+        run_under(run, self)
 
     def seen(self, at: int, name: str, results: list[Tensor]) -> None:
         """Handle one operation."""

@@ -1,7 +1,9 @@
 """The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from varlen_graphs.verify.compare import Expected, limit_of
 from varlen_graphs.verify.made_up_calls import make_calls, mixed_layouts, small_layouts
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import Example, Trial
+from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
 DECLARATION = (
@@ -169,14 +172,14 @@ class Prover:
         The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
         function in the declaration.
         """
-        checked = CheckedIndices if call.rows.is_cuda else nullcontext
+        run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else operator.call
         try:
             layout = read_layout(self._spec, call)
-            with references(), checked():
-                output = self._forward.exact(call.rows, layout, call.statics, length=call.length)
+            with references():
+                output = run(partial(self._forward.exact, call.rows, layout, call.statics, length=call.length))
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
-                        own = Expected(self._forward.reference(call), layout, call.length)
+                        own = Expected(run(partial(self._forward.reference, call)), layout, call.length)
                         parts, items = flatten(output, self._spec.declared), range(len(layout))
                         error = own.furthest(parts, layout, items, call.length).error
                         return Example(call, layout, own, MODULE, error <= self._limit(call.rows.device))

@@ -1,35 +1,39 @@
 """Interception of Triton launches that do not go through a torch operator."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
+Listener = Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
+"""Called as `listener(kernel, args, kwargs)`, where `kwargs` includes the grid; the launch runs inside its result."""
 
-@contextmanager
-def intercept_triton_launches(
-    on_launch: Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]],
-) -> Iterator[None]:
-    """Run every Triton launch, on any thread, inside `on_launch(kernel, args, kwargs)`; `kwargs` includes the grid."""
-    classes = []
+LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
+"""Listener of this thread."""
+
+
+def listen_to_triton() -> None:
+    """Let each Triton launch, from now on, run inside the listener of its thread, if there is one."""
     if "triton" in sys.modules:
         from triton.runtime.interpreter import InterpretedFunction
         from triton.runtime.jit import JITFunction
 
-        classes = [InterpretedFunction, JITFunction]
-    originals = [cls.run for cls in classes]
+        for cls in (InterpretedFunction, JITFunction):
+            _intercept(cls)
 
-    def intercepted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with on_launch(self, args, kwargs):
-                return original(self, *args, **kwargs)
 
-        return run
+@cache
+def _intercept(cls: Any) -> None:
+    # For good: to undo it would undo it for other threads that listen as well.
+    original = cls.run
 
-    for cls, original in zip(classes, originals, strict=True):
-        cls.run = intercepted(original)
-    try:
-        yield
-    finally:
-        for cls, original in zip(classes, originals, strict=True):
-            cls.run = original
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = LISTENER.get()
+        if listener is None:
+            return original(self, *args, **kwargs)
+        with listener(self, args, kwargs):
+            return original(self, *args, **kwargs)
+
+    cls.run = run

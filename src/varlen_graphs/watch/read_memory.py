@@ -27,15 +27,9 @@ class ReadMemory(CaptureRulesMode):
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._made_by_host: dict[int, Tensor] = {}  # by storage; keeps it alive, so that the key stays unique
 
-    def __enter__(self) -> Any:
-        """Watch one run. Forget what earlier runs made: its addresses may be in use for other memory."""
+    def begin(self) -> None:
+        """Forget what earlier runs made: its addresses may be in use for other memory."""
         self._made.clear()
-        self._made_by_host.clear()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        """Stop watching."""
-        super().__exit__(*error)
         self._made_by_host.clear()
 
     def __torch_dispatch__(

@@ -1,15 +1,16 @@
 """Dispatch mode that checks a run against the rules of CUDA graph capture, and names the line that violates one."""
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.watch.launches import Listener
 from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
 from varlen_graphs.watch.rules import (
     EXPLANATIONS,
@@ -21,14 +22,16 @@ from varlen_graphs.watch.rules import (
     transfer_violation,
 )
 from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under
 
 aten = torch.ops.aten
 
 
-class CaptureRulesMode(TorchDispatchMode):
-    """Dispatch mode that refuses every operation that cannot be part of a CUDA graph.
+Result = TypeVar("Result")
 
-    Code under `torch.compile` runs uncompiled inside: the compiler would otherwise skip it for good.
+
+class CaptureRulesMode(ThreadDispatchMode):
+    """Dispatch mode that refuses every operation that cannot be part of a CUDA graph.
 
     If the device is a GPU, host tensors are those on the CPU. If it is the CPU (the tape), they are identified by how
     they were created: a factory without `device=`, `torch.tensor` and `from_numpy` create host tensors.
@@ -45,24 +48,30 @@ class CaptureRulesMode(TorchDispatchMode):
         self.device = device
         self.made_on_host: dict[int, Tensor] = {}  # by storage; held, so that the keys stay unique
         self._name = name
-        self._functions: Any = None
-        self._stance: Any = None
+        self._refusal: str | None = None
 
-    def __enter__(self) -> Any:
-        """Check the calling thread from now on."""
-        self.thread_id = threading.get_ident()
-        self._stance = torch.compiler.set_stance("force_eager")
-        self._stance.__enter__()
-        self._functions = _FunctionMode(self)
-        self._functions.__enter__()
-        return super().__enter__()  # type: ignore[no-untyped-call]
+    def watch(self, run: Callable[[], Result], listener: Listener | None = None) -> Result:
+        """Call a function in this thread, checked, without gradients and with code under `torch.compile` uncompiled.
 
-    def __exit__(self, *error: Any) -> None:
-        """Stop checking."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._functions.__exit__(*error)
-        self._functions = None  # breaks the reference cycle: tensors of the run must not wait for the collector
-        self._stance.__exit__(*error)
+        Triton launches run inside the listener, see `watch/launches.py`.
+
+        Raises:
+            CaptureError: The function did something that cannot be part of a graph, even if it handled the error.
+        """
+        self.thread_id, self._refusal, self.dispatch_depth = threading.get_ident(), None, 0
+        self.begin()
+        try:
+            result = run_under(run, self, _FunctionMode(self), listener)
+        except Exception as error:
+            if self._refusal is None or self._refusal == str(error):
+                raise
+            raise CaptureError(self._refusal) from error
+        if self._refusal is not None:
+            raise CaptureError(self._refusal)
+        return result
+
+    def begin(self) -> None:
+        """Prepare for a run. Does nothing by default."""
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -73,10 +82,12 @@ class CaptureRulesMode(TorchDispatchMode):
         """Handle a violation. By default, raise an error that names the line of user code."""
         why, remedy = EXPLANATIONS[violation.kind]
         line = next(user_lines(), UNKNOWN_LINE)
-        raise CaptureError(
+        refusal = (
             f"{self._name} could not be captured: {violation.what}\n  at {line}\n{why} {remedy}\n"
             "vg.diagnose(module, call) lists everything that prevents a capture."
         )
+        self._refusal = self._refusal or refusal
+        raise CaptureError(refusal)
 
     def on_function_violation(
         self, violation: Violation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
