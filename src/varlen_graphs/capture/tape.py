@@ -119,6 +119,12 @@ class _Recorder(CaptureRulesMode):
         self._tape = tape
         self._own_storages: set[int] = set()  # keys of the storages that the run allocated
 
+    def begin(self) -> None:
+        """Record from the start."""
+        self._own_storages.clear()
+        for recorded in (self._tape.operations, self._tape.allocated, self._tape.made):
+            recorded.clear()
+
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
     ) -> None:

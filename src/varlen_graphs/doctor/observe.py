@@ -163,6 +163,8 @@ class _Observer(CaptureRulesMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
     ) -> None:
         """Record an operator, its writes and its allocations."""
+        if self.on_fast_path:
+            return  # recorded in the run before
         if func is aten._local_scalar_dense.default:
             self._record_read(results)
         if self._suppressed:

@@ -81,6 +81,15 @@ _RANGES = {
 }
 """Their kernels read the tensors of their ends on the host."""
 
+_METADATA = ("aten", "prim", "prims", "quantized")
+"""Namespaces whose operators that return numbers read no memory, but for those of `_NUMBERS`."""
+
+_NUMBERS = {
+    aten._local_scalar_dense.default,
+    aten._nested_tensor_from_mask_left_aligned.default,
+    aten.is_nonzero.default,
+}
+
 IsHost = Callable[[Tensor], bool]
 
 
@@ -124,6 +133,10 @@ def operator_violation(
         return Violation("host sync", f"{operator} reads where the range begins or ends on the host")
     if operator is aten._local_scalar_dense.default:
         return Violation("host sync", "it reads a value on the host")
+    if _returns_numbers(operator):
+        return Violation("host sync", f"{operator} returns numbers that it reads from device tensors")
+    if _reads_inside(operator, args, kwargs):
+        return Violation("host sync", f"{operator} reads device tensors on the host")
     if _shape_depends_on_data(operator, args, kwargs, is_host):
         if operator is aten.equal.default:
             return Violation("branch", f"{operator} compares tensors for the host")
@@ -215,6 +228,35 @@ def _shape_depends_on_data(operator: Any, args: tuple[Any, ...], kwargs: dict[st
     if operator is aten._linalg_check_errors.default:
         return True
     return torch.Tag.data_dependent_output in operator.tags or torch.Tag.dynamic_output_shape in operator.tags
+
+
+def _returns_numbers(operator: Any) -> bool:
+    """Return True if the results of an operator are Python numbers, which it must read from its tensors."""
+    if operator.namespace in _METADATA:
+        return operator in _NUMBERS
+    kinds = [str(own.type).removesuffix("[]") for own in operator._schema.returns]
+    return bool(kinds) and all(kind in ("int", "float", "bool", "number", "SymInt") for kind in kinds)
+
+
+def _reads_inside(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if the kernel of an operator reads tensors on the host, mostly to check their values."""
+    if operator not in _READERS:
+        return False
+    named = named_arguments(operator, args, kwargs)
+    return _READERS[operator](named)
+
+
+_READERS: dict[Any, Callable[[dict[str, Any]], bool]] = {
+    aten.segment_reduce.default: lambda named: named["lengths"] is not None and not named["unsafe"],
+    aten.histc.default: lambda named: named["min"] == named["max"],
+    aten.multinomial.default: lambda named: not named["replacement"] or named["num_samples"] == 1,
+    aten.normal.float_Tensor: lambda named: True,
+    aten.normal.Tensor_Tensor: lambda named: True,
+    aten._ctc_loss.Tensor: lambda named: True,
+    aten._ctc_loss.default: lambda named: True,
+    aten.linalg_eig.default: lambda named: True,
+}
+"""Operators whose kernels read tensors on the host, and whether they do with these arguments."""
 
 
 def _has_mask(indices: Any) -> bool:

@@ -1,11 +1,12 @@
 """Dispatch mode that checks a run against the rules of CUDA graph capture, and names the line that violates one."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +30,11 @@ aten = torch.ops.aten
 
 Result = TypeVar("Result")
 
+_FAST_PATHS = {
+    module.forward.__code__ for module in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+}
+"""Forwards of torch that take another path under a function mode."""
+
 
 class CaptureRulesMode(ThreadDispatchMode):
     """Dispatch mode that refuses every operation that cannot be part of a CUDA graph.
@@ -47,11 +53,16 @@ class CaptureRulesMode(ThreadDispatchMode):
         self.thread_id = threading.get_ident()
         self.device = device
         self.made_on_host: dict[int, Tensor] = {}  # by storage; held, so that the keys stay unique
+        self.has_fast_path = False
+        self.on_fast_path = False
         self._name = name
         self._refusal: str | None = None
 
     def watch(self, run: Callable[[], Result], listener: Listener | None = None) -> Result:
         """Call a function in this thread, checked, without gradients and with code under `torch.compile` uncompiled.
+
+        Modules of torch that avoid their fast path under a function mode run once more, without it: what counts is
+        what runs without being watched.
 
         Triton launches run inside the listener, see `watch/launches.py`.
 
@@ -59,9 +70,14 @@ class CaptureRulesMode(ThreadDispatchMode):
             CaptureError: The function did something that cannot be part of a graph, even if it handled the error.
         """
         self.thread_id, self._refusal, self.dispatch_depth = threading.get_ident(), None, 0
+        self.has_fast_path = self.on_fast_path = False
         self.begin()
         try:
             result = run_under(run, self, _FunctionMode(self), listener)
+            if self.has_fast_path and self._refusal is None:
+                self.on_fast_path = True
+                self.begin()
+                result = run_under(run, self, None, listener)
         except Exception as error:
             if self._refusal is None or self._refusal == str(error):
                 raise
@@ -132,7 +148,7 @@ class CaptureRulesMode(ThreadDispatchMode):
         violation = transfer_violation(func, args, kwargs)
         if violation is None and not all_on_host:
             violation = operator_violation(func, args, kwargs, on_host, self.is_host)
-        if violation is not None:
+        if violation is not None and self._counts():
             self.on_violation(violation)
         self.dispatch_depth += 1
         try:
@@ -145,10 +161,19 @@ class CaptureRulesMode(ThreadDispatchMode):
                 if isinstance(tensor, Tensor):
                     self.mark_host(tensor)
         elif not all(has_storage(tensor) for tensor in (*inputs, *results) if isinstance(tensor, Tensor)):
-            self.on_violation(Violation("sparse tensor", f"{func} takes or makes a tensor that is sparse or nested"))
+            if self._counts():
+                what = f"{func} takes or makes a tensor that is sparse or nested"
+                self.on_violation(Violation("sparse tensor", what))
         elif not all_on_host:
             self.on_operator(func, args, kwargs, inputs, results)
         return result
+
+    def _counts(self) -> bool:
+        """Return False in code that ran before under the function mode, which tells more of its tensors."""
+        frame = sys._getframe(2) if self.on_fast_path else None
+        while frame is not None and frame.f_code not in _FAST_PATHS:
+            frame = frame.f_back
+        return frame is not None or not self.on_fast_path
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -165,6 +190,8 @@ class _FunctionMode(TorchFunctionMode):
         rules = self._rules
         if rules.dispatch_depth:
             return func(*args, **kwargs)
+        if sys._getframe(1).f_code in _FAST_PATHS:
+            rules.has_fast_path = True
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         violation = function_violation(func, args, kwargs, tensors, rules.is_host)
         if violation is not None:
