@@ -3,41 +3,62 @@
 import ast
 import linecache
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
 from varlen_graphs.watch.lines import Line
 
-_CONTROL = (
-    ast.For, ast.While, ast.If, ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Match,
-)  # fmt: skip
+_STATEMENTS = (ast.For, ast.While, ast.If, ast.Match)
+_EXPRESSIONS = (ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+Control = ast.stmt | ast.expr
 
 
 def deciding_line(line: Line, steady: Set[int]) -> Line | None:
     """Return the first line of the outermost loop or branch around a line with no `steady` line in its body.
 
-    Steady lines, of the same file, always ran equally often: this loop or branch decides how often the line runs.
+    Steady lines, of the same file, always ran equally often: this loop or branch decides how often the line runs. An
+    expression may share its lines with steady code, and decides if no statement does.
     """
-    for node in _around(line):
+    around, _ = _around(_tree(line.file), line.number)
+    for node in around:
         first = node.body[0].lineno if isinstance(node, ast.For | ast.While | ast.If) else node.lineno
         if not any(first <= number <= (node.end_lineno or first) for number in steady):
             return line._replace(number=node.lineno)
-    return None
+    return line._replace(number=around[-1].lineno) if around and isinstance(around[-1], _EXPRESSIONS) else None
 
 
-def _around(line: Line) -> list[ast.stmt | ast.expr]:
-    """Return the loops and branches around a line within its function, outermost first."""
+def function_around(line: Line) -> int:
+    """Return the number of the first line of the innermost function around a line; 0 if there is none."""
+    node, first = _tree(line.file), 0
+    while (inner := next(_children_at(node, line.number), None)) is not None:
+        node, first = inner, inner.lineno if isinstance(inner, _FUNCTIONS) else first
+    return first
+
+
+def _tree(file: str) -> ast.AST:
+    """Return the syntax tree of a file; empty if it is not plain Python, such as a cell with magic commands."""
+    return _parse("".join(linecache.getlines(file)))
+
+
+@lru_cache(maxsize=64)
+def _parse(source: str) -> ast.AST:
     try:
-        node: ast.AST | None = ast.parse("".join(linecache.getlines(line.file)))
-    except SyntaxError:  # not plain Python, such as a notebook cell with magic commands
-        return []
-    around: list[ast.stmt | ast.expr] = []
-    while node is not None:
-        if isinstance(node, _FUNCTIONS):
-            around.clear()
-        elif isinstance(node, _CONTROL):
-            around.append(node)
-        node = next(_children_at(node, line.number), None)
-    return around
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _around(node: ast.AST, number: int) -> tuple[list[Control], bool]:
+    """Return the loops and branches around a line within its function, outermost first, and whether `node` is in it.
+
+    Several expressions may share the line; the one with most loops and branches counts.
+    """
+    inner = [_around(child, number) for child in _children_at(node, number)]
+    around, ends = max(inner, key=lambda found: len(found[0]), default=([], False))
+    if not ends and isinstance(node, _STATEMENTS + _EXPRESSIONS):
+        around = [node, *around]
+    return around, ends or isinstance(node, _FUNCTIONS)
 
 
 def _children_at(node: ast.AST, number: int) -> Iterator[ast.AST]:

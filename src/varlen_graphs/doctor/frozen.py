@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from varlen_graphs.doctor.branches import deciding_line
+from varlen_graphs.doctor.branches import deciding_line, function_around
 from varlen_graphs.doctor.example_call import ExampleCall, Number
 from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord, Value
 from varlen_graphs.watch.lines import Line
@@ -54,7 +54,7 @@ def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
         (steady if as_often else changed).append(site)
     stacks = {site.lines[at:] for site in steady for at in range(len(site.lines))}
     decided: dict[Line, list[CallSite]] = {}
-    undecided: dict[tuple[str, str], list[tuple[Line, CallSite]]] = {}
+    undecided: dict[tuple[str, int], list[tuple[Line, CallSite]]] = {}
     for site in changed:
         # Report the outermost line of the stack under which everything changed, not the lines that it calls.
         line = next((line for at, line in _outside_in(site) if site.lines[at:] not in stacks), site.lines[0])
@@ -62,10 +62,10 @@ def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
         if deciding := deciding_line(line, numbers):
             decided.setdefault(deciding, []).append(site)
         else:
-            undecided.setdefault((line.file, line.function), []).append((line, site))
-    for line in [line for line in decided if (line.file, line.function) in undecided]:
-        own = undecided[line.file, line.function]
-        if min(own)[0].number < line.number:  # after an early return, later branches decide nothing
+            undecided.setdefault((line.file, function_around(line)), []).append((line, site))
+    for line in list(decided):
+        own = undecided.get((line.file, function_around(line)))
+        if own and min(own)[0].number < line.number and _ended(calls, [site for _, site in own], decided[line]):
             own += [(line, site) for site in decided.pop(line)]
     decided |= {min(line for line, _ in own): [site for _, site in own] for own in undecided.values()}
     occurrences = []
@@ -76,6 +76,12 @@ def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
         what = f"it ran {', '.join(ran)}"
         occurrences += [Occurrence("frozen branch", what, line, module) for module in _outermost(modules)]
     return occurrences
+
+
+def _ended(calls: Sequence[ObservedCall], sites: Sequence[CallSite], later: Sequence[CallSite]) -> bool:
+    """Return True if some calls returned before `sites`, so that they did not run what comes later either."""
+    ended = [call for call in calls if not any(_count(call, site) for site in sites)]
+    return bool(ended) and not any(_count(call, site) for call in ended for site in later)
 
 
 def _side_by_side(

@@ -1,0 +1,98 @@
+"""Loops and branches that the layout decides, each named where it stands."""
+
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import Of
+
+
+def calls(*lengths):
+    """Calls of as many rows."""
+    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
+
+
+CALLS = calls([3, 5], [2, 2, 4])
+
+
+class First(nn.Module):
+    def forward(self, x, lengths):
+        x = x + 1
+        if len(lengths) < 3:
+            return x
+        return x * 2
+
+
+class Second(nn.Module):
+    def forward(self, x, lengths):
+        y = x - 1
+        if len(lengths) < 3:
+            return y
+        return y / 2
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = First(), Second()
+
+    def forward(self, x, lengths):
+        return self.second(self.first(x, lengths), lengths)
+
+
+def branches(module):
+    return [f.line.source for f in vg.diagnose(module, *CALLS) if f.kind == "frozen branch"]
+
+
+def test_a_branch_in_the_forward_of_one_class_hides_none_in_another():
+    assert branches(Both()) == ["return x * 2", "return y / 2"]
+
+
+def test_a_comprehension_in_an_assignment_is_named():
+    def forward(m, x, lengths):
+        x = x * 2
+        parts = [part + 1 for part in lengths.unbind()]
+        y = torch.cat([x[:1] + part for part in parts])
+        z = torch.cat([x[:1] - part for part in lengths.unbind()])
+        return x, y, z
+
+    assert [source.split(" =")[0] for source in branches(Of(forward))] == ["parts", "y", "z"]
+
+
+def test_a_conditional_expression_in_an_assignment_is_named():
+    def forward(m, x, lengths):
+        y = x * (x.relu() if len(lengths) > 2 else 1) + 1
+        return y - 1
+
+    assert branches(Of(forward)) == ["y = x * (x.relu() if len(lengths) > 2 else 1) + 1"]
+
+
+def test_a_loop_after_a_branch_that_does_not_return_is_named():
+    def forward(m, x, lengths):
+        x = x.relu() if len(lengths) > 2 else x.sigmoid() + 1
+        for length in lengths.unbind():
+            x = x * length
+        return x
+
+    assert [source.partition(" ")[0] for source in branches(Of(forward))] == ["x", "for"]
+
+
+def test_a_loop_after_an_early_return_is_not():
+    def forward(m, x, lengths):
+        x = x * 2
+        if len(lengths) < 3:
+            return x
+        x = x + 1
+        for length in lengths.unbind():
+            x = x * length
+        return x
+
+    assert branches(Of(forward)) == ["x = x + 1"]
+
+
+def test_a_comprehension_around_a_function_decides_nothing_inside_of_it():
+    def forward(m, x, lengths):
+        steps = [lambda x: x + 1 for _ in range(2)]
+        return [step(x) for step in steps]
+
+    assert not branches(Of(forward))
