@@ -39,7 +39,9 @@ def _load(factory: str) -> tuple[nn.Module, tuple[Any, ...]]:
     try:
         made = function()
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"{factory!r} cannot be called without arguments: {_describe_error(error)}") from error
+        called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        what = "raised an error" if called else "cannot be called without arguments"
+        raise FactoryError(f"{factory!r} {what}: {_describe_error(error)}") from error
     if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], nn.Module):
         raise FactoryError(f"{factory!r} returned {type(made).__name__}: expected a tuple (module, call, call, ...)")
     return made[0], made[1:]

@@ -1,5 +1,6 @@
 """Diagnosis of a module: runs it on example calls, and merges the records into findings."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -16,7 +17,7 @@ from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe, storage_key
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.errors import InputError
-from varlen_graphs.watch.lines import UNKNOWN_LINE
+from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.watch.owners import reachable_tensors
 from varlen_graphs.watch.rules import has_storage
 
@@ -92,8 +93,8 @@ def _errors(runs: Sequence[RunRecord]) -> list[Occurrence]:
 
 def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]) -> RunRecord:
     args, kwargs = copied = example.copied(device)
-    state = {name: tensor.detach() for name, tensor in _state(module)}  # held, so that the keys stay unique
-    owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state.items()}
+    state = [(name, tensor.detach()) for name, tensor in _state(module)]  # held, so that the keys stay unique
+    owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state}
     arguments = {name: tensor for name, tensor in copied.tensors().items() if has_storage(tensor)}
     owners |= {storage_key(own): ("input written", f"the argument {name}") for name, own in arguments.items()}
     run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, on_host)
@@ -105,18 +106,28 @@ def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, tensor) for name, tensor in reachable_tensors(module) if has_storage(tensor))
 
 
-def _replaced(module: nn.Module, before: dict[str, Tensor], run: RunRecord) -> list[Occurrence]:
+def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunRecord) -> list[Occurrence]:
     """Find parameters, buffers and other tensors it had read before, that a run replaced by other memory."""
     registered = {name for name, _ in chain(module.named_parameters(), module.named_buffers())}
     made = {storage._cdata: own for own in run.kept if (storage := own.storage()) is not None}
-    replaced = []
+    now: dict[str, list[int]] = {}
     for name, tensor in _state(module):
-        key = storage_key(tensor)
+        now.setdefault(name, []).append(storage_key(tensor))
+    replaced = []
+    for name, tensor in before:
         counts = name in registered or f"the module's {name}" in run.used
-        if counts and name in before and key != storage_key(before[name]):
-            line, path = (made[key].line, made[key].module) if key in made else (UNKNOWN_LINE, "")
+        keys = now.get(name, [])  # several in a cache of a function
+        if counts and keys and storage_key(tensor) not in keys:
+            own = made.get(keys[-1])
+            line, path = (own.line, own.module) if own else (_forward_line(module), "")
             replaced.append(Occurrence("state written", f"it replaces the module's {name}", line, path))
     return replaced
+
+
+def _forward_line(module: nn.Module) -> Line:
+    """Return the line where the forward of a module begins."""
+    code = getattr(inspect.unwrap(module.forward), "__code__", None)
+    return Line(code.co_filename, code.co_firstlineno, code.co_name) if code else UNKNOWN_LINE
 
 
 def _kept(runs: Sequence[Sequence[RunRecord]]) -> list[list[Occurrence]]:
@@ -124,13 +135,18 @@ def _kept(runs: Sequence[Sequence[RunRecord]]) -> list[list[Occurrence]]:
     # Lines with written state are excluded, because they are reported already.
     state = {own.line for _, second in runs for own in second.occurrences if own.kind == "state written"}
     always = {made.line for _, second in runs for made in second.kept}
+    new = [
+        [made for made in first.kept if made.line not in always | state and second.error is None]
+        for first, second in runs
+    ]
+    by_layout = {made.line for made in chain(*new[1:])}
     found = []
-    for at, (first, second) in enumerate(runs):
+    for at, (_, second) in enumerate(runs):
         kept = [made for made in second.kept if made.line not in state]
         occurrences = [Occurrence("kept memory", f"it keeps {made.form}", made.line, made.module) for made in kept]
-        kind = "cache by layout" if at else "lazy cache"
-        what = f"it keeps {{}}, made in the first run of call {at + 1} only"
-        new = [made for made in first.kept if made.line not in always | state and second.error is None]
-        occurrences += [Occurrence(kind, what.format(made.form), made.line, made.module) for made in new]
+        for made in new[at]:
+            kind = "cache by layout" if made.line in by_layout else "lazy cache"
+            what = f"it keeps {made.form}, made in the first run of call {at + 1} only"
+            occurrences.append(Occurrence(kind, what, made.line, made.module))
         found.append(occurrences)
     return found

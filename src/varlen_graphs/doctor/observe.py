@@ -111,6 +111,12 @@ class _Observer(CaptureRulesMode):
         """Return the allocations that are still alive."""
         return [made for made in self._allocations.values() if made.storage() is not None]
 
+    def mark_host(self, tensor: Tensor) -> None:
+        """Mark a tensor as one of the host, whose memory is no business of a graph."""
+        super().mark_host(tensor)
+        if has_storage(tensor):
+            self._allocations.pop(storage_key(tensor), None)
+
     def on_violation(self, violation: Violation) -> None:
         """Record a violation."""
         if not self._suppressed:
@@ -135,7 +141,7 @@ class _Observer(CaptureRulesMode):
 
     def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Call a function, whose operators may use the sizes of its tensors; skip the creation of host tensors."""
-        if not tensors and creates_on_host(kwargs):
+        if not tensors and creates_on_host(func, tensors, kwargs, self.names_host):
             with self._suppress():
                 return super().call_function(func, args, kwargs, tensors)
         self._function = _FunctionCall(str(getattr(func, "__name__", func)), tensors)

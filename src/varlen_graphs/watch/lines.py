@@ -20,6 +20,7 @@ _LIBRARIES = (
 )
 """Files that hold no user code: torch, Triton, and the rooms of this library that a forward calls or runs under."""
 
+_TORCH_MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
@@ -43,16 +44,33 @@ UNKNOWN_LINE = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """Yield the lines of user code on the current stack, innermost first, up to the call of the doctor."""
+    """Yield the lines of user code on the current stack, innermost first, up to the call of the doctor.
+
+    If the doctor runs a module of torch, the innermost forward counts as user code.
+    """
     frame: FrameType | None = sys._getframe(1)
-    found = False
+    found, of_torch = False, None
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES):
             found = True
             yield _line(frame, frame.f_lineno)
-        elif found and frame.f_code.co_filename.startswith(_DOCTOR):
+        elif file.startswith(_TORCH_MODULES) and frame.f_code.co_name == "forward":
+            of_torch = of_torch or _line(frame, frame.f_lineno)
+        elif file.startswith(_DOCTOR) and (found or of_torch):
+            if not found and of_torch:
+                yield of_torch
             return
         frame = frame.f_back
+
+
+def names_cpu() -> bool:
+    """Return True if the innermost function of user code has the constant `"cpu"`, and no other name of a device."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    constants = () if frame is None else frame.f_code.co_consts
+    return "cpu" in constants and "cuda" not in constants
 
 
 def raising_line(trace: TracebackType | None) -> Line:

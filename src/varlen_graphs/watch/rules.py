@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 aten = torch.ops.aten
 
@@ -90,20 +90,36 @@ _NUMBERS = {
     aten.is_nonzero.default,
 }
 
+FACTORIES = {
+    torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones, torch.rand,
+    torch.randint, torch.randn, torch.randperm, torch.range, torch.scalar_tensor, torch.zeros,
+}  # fmt: skip
+"""Functions that create tensors on the host unless `device=` says otherwise, even from numbers in device tensors."""
+
 IsHost = Callable[[Tensor], bool]
+NamesHost = Callable[[Any], bool]
 
 
 def function_violation(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], is_host: IsHost
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    is_host: IsHost,
+    names_host: NamesHost,
 ) -> Violation | None:
-    """Return the violation by a call of a torch function, before any operator runs; `tensors` are its arguments."""
+    """Return the violation by a call of a torch function, before any operator runs.
+
+    `tensors` are its arguments; `names_host` tells whether a device, its name, or that of a tensor, is the host.
+    """
     from_host = bool(tensors) and is_host(tensors[0])
     if tensors and not from_host:
         if violation := _host_read(function):
             return violation
-        if _copies_to_host(function, args, kwargs):
+        if function is Tensor.to and any(map(names_host, _targets(args, kwargs))):
             return Violation("copy to host", "it copies a device tensor to the host")
-    if _copies_to_device(function, args, kwargs, from_host and not tensors[0].is_pinned()):
+    pageable = from_host and not tensors[0].is_pinned()
+    if _copies_to_device(function, args, kwargs, pageable, names_host):
         return Violation("copy to device", "it copies a host tensor to the device")
     return None
 
@@ -163,10 +179,17 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str,
     return named.get("dropout_p") != 0 and named.get("train") is not False and named.get("training") is not False
 
 
-def creates_on_host(kwargs: dict[str, Any]) -> bool:
-    """Return True if a factory with these arguments creates a host tensor; a `torch.device` may be the module's own."""
+def creates_on_host(function: Any, tensors: list[Tensor], kwargs: dict[str, Any], names_host: NamesHost) -> bool:
+    """Return True if a function, called with these tensors, creates host tensors."""
     device = kwargs.get("device")
-    return device is None or (isinstance(device, str) and device == "cpu")
+    return (function in FACTORIES or not tensors) and (device is None or names_host(device))
+
+
+def checks_on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if a function reads tensors on the host to check their values, but on the CPU only."""
+    if function is nn.functional.one_hot:
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) > 0)
+    return function in (torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile)
 
 
 def has_storage(tensor: Tensor) -> bool:
@@ -197,23 +220,29 @@ def _host_read(function: Any) -> Violation | None:
         return None
 
 
-def _copies_to_host(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if a function copies its tensor to `"cpu"`; a `torch.device` may be the module's own."""
-    return function is Tensor.to and "cpu" in (kwargs.get("device"), *(a for a in args[1:] if isinstance(a, str)))
+def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments of `Tensor.to` that may name a device."""
+    given = (*args[1:3], kwargs.get("device"), kwargs.get("other"))
+    return [target for target in given if isinstance(target, torch.device | str | Tensor)]
 
 
-def _copies_to_device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], from_pageable: bool) -> bool:
+def _copies_to_device(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    from_pageable: bool,
+    names_host: NamesHost,
+) -> bool:
     """Return True if a function copies pageable host memory to the device."""
-    if function in (torch.tensor, torch.as_tensor) and not creates_on_host(kwargs):
-        return not isinstance(args[0] if args else kwargs.get("data"), Tensor)
+    if function in (torch.tensor, torch.as_tensor):
+        data, device = args[0] if args else kwargs.get("data"), kwargs.get("device")
+        from_host = not isinstance(data, Tensor) or from_pageable
+        return from_host and device is not None and not names_host(device)
     if function is Tensor.new_tensor:
-        return True
+        return not names_host(kwargs.get("device") or args[0])
     if not from_pageable or function not in (Tensor.to, Tensor.cuda):
         return False
-    targets = (*args[1:], kwargs.get("device"), kwargs.get("other"))
-    return function is Tensor.cuda or any(
-        isinstance(target, torch.device | Tensor) or (isinstance(target, str) and target != "cpu") for target in targets
-    )
+    return function is Tensor.cuda or not all(map(names_host, _targets(args, kwargs)))
 
 
 def _shape_depends_on_data(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_host: IsHost) -> bool:

@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.watch.launches import Listener
-from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.watch.rules import (
     EXPLANATIONS,
     Violation,
+    checks_on_cpu,
     creates_on_host,
     function_violation,
     has_storage,
@@ -34,6 +35,8 @@ _FAST_PATHS = {
     module.forward.__code__ for module in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 }
 """Forwards of torch that take another path under a function mode."""
+
+_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 class CaptureRulesMode(ThreadDispatchMode):
@@ -55,6 +58,8 @@ class CaptureRulesMode(ThreadDispatchMode):
         self.made_on_host: dict[int, Tensor] = {}  # by storage; held, so that the keys stay unique
         self.has_fast_path = False
         self.on_fast_path = False
+        self.checks_on_cpu = False
+        self._devices: dict[int, tuple[torch.device, bool]] = {}  # those read from tensors, and whether of the host
         self._name = name
         self._refusal: str | None = None
 
@@ -114,7 +119,7 @@ class CaptureRulesMode(ThreadDispatchMode):
     def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Call a torch function that violates no rule. Without tensor arguments it may create host tensors."""
         result = func(*args, **kwargs)
-        if not tensors and creates_on_host(kwargs):
+        if creates_on_host(func, tensors, kwargs, self.names_host):
             for made in tree_leaves(result):
                 if isinstance(made, Tensor):
                     self.mark_host(made)
@@ -135,6 +140,25 @@ class CaptureRulesMode(ThreadDispatchMode):
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; wraps tensors seen before
             return False
         return local_tensor(tensor).untyped_storage()._cdata in self.made_on_host
+
+    def names_host(self, target: torch.device | str | Tensor) -> bool:
+        """Return True if a device, the name of one, or the device of a tensor is the host.
+
+        On the CPU, the device of a host tensor equals that of the module, but it is another object. An unknown one may
+        be the module's, unless the function that passes it names `"cpu"`, and no other device.
+        """
+        if isinstance(target, Tensor):
+            return self.is_host(target)
+        if isinstance(target, str):
+            return target.partition(":")[0] == "cpu"
+        if self.device.type != "cpu" or target.type != "cpu":
+            return target.type == "cpu"
+        _, of_host = self._devices.get(id(target), (target, None))
+        return names_cpu() if of_host is None else of_host
+
+    def note_device(self, tensor: Tensor, device: torch.device) -> None:
+        """Remember whose device this is."""
+        self._devices[id(device)] = device, self.is_host(tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,7 +193,9 @@ class CaptureRulesMode(ThreadDispatchMode):
         return result
 
     def _counts(self) -> bool:
-        """Return False in code that ran before under the function mode, which tells more of its tensors."""
+        """Return False in checks of values on the CPU, and in code that ran before under the function mode."""
+        if self.checks_on_cpu:
+            return False
         frame = sys._getframe(2) if self.on_fast_path else None
         while frame is not None and frame.f_code not in _FAST_PATHS:
             frame = frame.f_back
@@ -193,7 +219,17 @@ class _FunctionMode(TorchFunctionMode):
         if sys._getframe(1).f_code in _FAST_PATHS:
             rules.has_fast_path = True
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        violation = function_violation(func, args, kwargs, tensors, rules.is_host)
+        if func == _DEVICE and rules.device.type == "cpu":
+            device = func(*args, **kwargs)
+            rules.note_device(args[0], device)
+            return device
+        violation = function_violation(func, args, kwargs, tensors, rules.is_host, rules.names_host)
         if violation is not None:
             return rules.on_function_violation(violation, func, args, kwargs)
-        return rules.call_function(func, args, kwargs, tensors)
+        if rules.device.type != "cpu" or not checks_on_cpu(func, args, kwargs):
+            return rules.call_function(func, args, kwargs, tensors)
+        rules.checks_on_cpu = True
+        try:
+            return rules.call_function(func, args, kwargs, tensors)
+        finally:
+            rules.checks_on_cpu = False
