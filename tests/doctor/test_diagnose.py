@@ -791,3 +791,14 @@ def test_the_command_says_what_is_wrong_with_a_factory(factories, capsys, factor
         main(["doctor", factory])
     assert exit.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_diagnosis_hooks_no_module_of_other_threads():
+    def forward(m, x):
+        hooked.append(nn.modules.module._has_any_global_hook())
+        return x * 2
+
+    hooked = []
+    assert vg.diagnose(Of(forward), torch.ones(4)).ok
+    assert hooked
+    assert not any(hooked)

@@ -1,26 +1,28 @@
-"""Tracking of the submodule that is running."""
+"""The submodule that is running."""
 
-import threading
-from types import TracebackType
-from typing import Any
+import sys
+from types import FrameType, TracebackType
 
-import torch.nn.modules.module as torch_module
 from torch import nn
+
+_CALL = nn.Module._call_impl.__code__
 
 
 class ModuleTracker:
-    """Tracks which submodules of a module are running, on the thread that enters it."""
+    """Names the submodule of a module that is running, found on the stack: hooks would be those of all threads."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.paths: list[str] = []  # of the running submodules, innermost last; the module itself is ""
         self._names = {id(part): name for name, part in module.named_modules()}
-        self._handles: list[Any] = []
-        self._thread = 0
 
     @property
     def path(self) -> str:
-        """Path of the innermost running submodule."""
-        return self.paths[-1] if self.paths else ""
+        """Path of the innermost running submodule; the module itself is `""`."""
+        frame: FrameType | None = sys._getframe(1)
+        path: str | None = None
+        while frame is not None and path is None:  # a module made in the forward counts as the one around it
+            path = self._names.get(id(frame.f_locals["self"])) if frame.f_code is _CALL else None
+            frame = frame.f_back
+        return path or ""
 
     def path_of(self, trace: TracebackType | None) -> str:
         """Return the path of the innermost submodule in a traceback."""
@@ -29,26 +31,3 @@ class ModuleTracker:
             path = self._names.get(id(trace.tb_frame.f_locals.get("self")), path)
             trace = trace.tb_next
         return path
-
-    def __enter__(self) -> "ModuleTracker":
-        """Start tracking."""
-        self._thread = threading.get_ident()
-        self._handles = [
-            torch_module.register_module_forward_pre_hook(self._begin),
-            torch_module.register_module_forward_hook(self._end, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Stop tracking."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _begin(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self._thread:
-            # A module created in the forward counts as part of the one that is running.
-            self.paths.append(self._names.get(id(module), self.path))
-
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self._thread and self.paths:
-            self.paths.pop()

@@ -58,7 +58,7 @@ def observe(
     """
     observer = _Observer(tracker, device, owners, on_host)
     try:
-        with torch.inference_mode(False), tracker:
+        with torch.inference_mode(False):
             observer.watch(run, observer.on_triton_launch)
     except Exception as error:
         what = shorten(f"it raised {type(error).__name__}: {error}", 300)
