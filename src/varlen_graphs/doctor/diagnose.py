@@ -14,8 +14,9 @@ from varlen_graphs.doctor.findings import Diagnosis
 from varlen_graphs.doctor.frozen import ObservedCall, frozen_branches, frozen_values, padded_sizes
 from varlen_graphs.doctor.merge import merge_findings
 from varlen_graphs.doctor.module_tracker import ModuleTracker
-from varlen_graphs.doctor.observe import observe, storage_key
+from varlen_graphs.doctor.observe import observe
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
+from varlen_graphs.doctor.sources import storage_key
 from varlen_graphs.errors import InputError
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.watch.owners import reachable_tensors

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from varlen_graphs.doctor.branches import deciding_line, function_around
 from varlen_graphs.doctor.example_call import ExampleCall, Number
 from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord, Value
-from varlen_graphs.watch.lines import Line
+from varlen_graphs.doctor.sources import Result, Source
+from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 
 
 class ObservedCall(NamedTuple):
@@ -32,7 +33,7 @@ def frozen_values(calls: Sequence[ObservedCall]) -> list[Occurrence]:
         Occurrence("frozen value", what, site.lines[0], operations[0].module)
         for site, operations, alike in _side_by_side(calls)
         if (what := _changed_values(site, operations, alike))
-    ]
+    ] + list(_changed_outputs(calls))
 
 
 def padded_sizes(calls: Sequence[ObservedCall]) -> list[Occurrence]:
@@ -109,7 +110,29 @@ def _changed_values(site: CallSite, operations: Sequence[OperatorCall], calls: S
         values = [operation.values.get(name) for operation in operations]
         if not all(_equal(value, values[0]) for value in values) and not _follows_from_sizes(values, operations, calls):
             changed.append(f"{_describe(name, values, site, calls)}{_origin(values, site, calls)}")
-    return "; ".join(changed)
+    sources = {name: [own.sources.get(name, frozenset()) for own in operations] for name in operations[0].sources}
+    chosen = {name: _chosen(own, calls) for name, own in sources.items()}
+    return "; ".join([*changed, *(_describe(name, own, site, calls) for name, own in chosen.items() if own)])
+
+
+def _changed_outputs(calls: Sequence[ObservedCall]) -> Iterator[Occurrence]:
+    for name in calls[0].run.outputs if len(calls) > 1 else ():
+        if chosen := _chosen([call.run.outputs.get(name, frozenset()) for call in calls], calls):
+            made = next((source for source in chosen if isinstance(source, Result)), None)
+            pairs = [f"{source} in {call.name}" for source, call in zip(chosen, calls, strict=True)]
+            line = made.site.lines[0] if made else UNKNOWN_LINE
+            yield Occurrence("frozen value", f"the output{name} is {', '.join(pairs)}", line, "")
+
+
+def _chosen(sources: Sequence[Set[Source]], calls: Sequence[ObservedCall]) -> list[Source] | None:
+    """Return a source for each call if the layout chooses among tensors that all calls have."""
+    # What only some calls made follows from a branch, which is reported.
+    if not all(sources) or frozenset.intersection(*map(frozenset, sources)):
+        return None
+    made = {source.site for own in sources for source in own if isinstance(source, Result)}
+    if any(len({len(call.run.operations.get(site, ())) for call in calls}) > 1 for site in made):
+        return None
+    return [min(own, key=str) for own in sources]
 
 
 def _changed_scalars(
@@ -122,7 +145,7 @@ def _changed_scalars(
             yield _describe(name, values, site, calls)
 
 
-def _describe(name: str, values: Sequence[Value | None], site: CallSite, calls: Sequence[ObservedCall]) -> str:
+def _describe(name: str, values: Sequence[Value | Source | None], site: CallSite, calls: Sequence[ObservedCall]) -> str:
     pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
     return f"{name} of {site.name} is {', '.join(pairs)}"
 

@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from textwrap import shorten
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
 from varlen_graphs.doctor.example_call import Number
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.run_record import Allocation, CallSite, Occurrence, OperatorCall, RunRecord, Value
+from varlen_graphs.doctor.sources import Result, Sources, storage_key
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
 from varlen_graphs.watch.rules import (
     Violation,
@@ -59,7 +60,7 @@ def observe(
     observer = _Observer(tracker, device, owners, on_host)
     try:
         with torch.inference_mode(False):
-            observer.watch(run, observer.on_triton_launch)
+            observer.record_outputs(observer.watch(run, observer.on_triton_launch))
     except Exception as error:
         what = shorten(f"it raised {type(error).__name__}: {error}", 300)
         trace = error.__traceback__
@@ -83,12 +84,6 @@ def _scalars_of(operator: Any, results: list[Any]) -> frozenset[str]:
     return frozenset(own.name for own in arguments if any(kind in str(own.type) for kind in _NUMBERS))
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Return a key of the tensor's storage, unique among live storages."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
 class _Observer(CaptureRulesMode):
     """Records violations instead of raising at the first one."""
 
@@ -106,6 +101,7 @@ class _Observer(CaptureRulesMode):
         self._function: _FunctionCall | None = None
         self._sizes_read: Counter[Line] = Counter()
         self._suppressed = 0  # inside an operation that is recorded already, or on the host
+        self._sources = Sources()
 
     def alive(self) -> list[Allocation]:
         """Return the allocations that are still alive."""
@@ -182,25 +178,38 @@ class _Observer(CaptureRulesMode):
                 self._record("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._record_write(func, tensor)
-        line = self._record_operation(str(func), named, _scalars_of(func, results))
+        site = self._record_operation(str(func), named, _scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
-        for result in results:
-            if isinstance(result, Tensor) and storage_key(result) not in known:
-                self._record_allocation(result, line)
+        for at, result in enumerate(results):
+            if isinstance(result, Tensor):
+                fresh = storage_key(result) not in known
+                self._sources.add(result, Result(site, len(self.run.operations[site]) - 1, at), fresh)
+                if fresh:
+                    self._record_allocation(result, site.lines[0])
+
+    def record_outputs(self, output: Any) -> None:
+        """Record where the tensors that the run returned come from."""
+        for path, leaf in tree_flatten_with_path(output)[0]:
+            if isinstance(leaf, Tensor) and has_storage(leaf) and not self.is_host(leaf):
+                self.run.outputs[keystr(path)] = self._sources.of(leaf)
 
     def _record(self, kind: str, what: str) -> None:
         line = next(user_lines(), UNKNOWN_LINE)
         self.run.occurrences.append(Occurrence(kind, what, line, self._tracker.path))
 
-    def _record_operation(self, operator: str, named: dict[str, Any], scalars: frozenset[str] = frozenset()) -> Line:
+    def _record_operation(
+        self, operator: str, named: dict[str, Any], scalars: frozenset[str] = frozenset()
+    ) -> CallSite:
         lines = tuple(user_lines()) or (UNKNOWN_LINE,)
-        operation = OperatorCall(*self._values_and_sizes(named), len(self.run.sizes), self._tracker.path, scalars)
-        self.run.operations.setdefault(CallSite(lines, operator), []).append(operation)
+        site = CallSite(lines, operator)
+        values, sizes, sources = self._arguments(named)
+        operation = OperatorCall(values, sizes, len(self.run.sizes), self._tracker.path, scalars, sources)
+        self.run.operations.setdefault(site, []).append(operation)
         function = self._function or _FunctionCall(operator, [])
         if not function.counted:
             function.counted = True
             self.run.functions.setdefault(CallSite(lines, function.name), []).append(self._tracker.path)
-        return lines[0]
+        return site
 
     def _record_read(self, result: Any) -> None:
         numbers = {leaf for leaf in tree_leaves(result) if isinstance(leaf, bool | int | float)}
@@ -224,32 +233,35 @@ class _Observer(CaptureRulesMode):
         allocation = Allocation(weakref.ref(tensor.untyped_storage()), line, self._tracker.path, form)
         self._allocations[storage_key(tensor)] = allocation
 
-    def _values_and_sizes(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
+    def _arguments(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int], dict[str, Set[Any]]]:
+        """Return the values, the sizes of tensors and the sources of tensors among named arguments."""
         values: dict[str, Value] = {}
         sizes: dict[str, int] = {}
+        sources: dict[str, Set[Any]] = {}
         given = self._function.tensors if self._function else []
         for name, value in (named | {"given": given}).items():
-            leaves = tree_leaves(value)
+            leaves = [str(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in tree_leaves(value)]
             if leaves and all(isinstance(leaf, Number) for leaf in leaves):
                 values[name] = tuple(leaves) if isinstance(value, list | tuple) else leaves[0]
             for at, leaf in enumerate(leaves):
                 if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
                     values[name] = leaf.item()
                 elif isinstance(leaf, Tensor) and has_storage(leaf):
-                    if name != "given" and (own := self._own_name(leaf)):
-                        values[name if leaf is value else f"{name}[{at}]"] = own
+                    if name != "given":
+                        sources[name if leaf is value else f"{name}[{at}]"] = self._sources_of(leaf)
                     sizes[f"{name}[{at}].numel"] = leaf.numel()
                     sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
-        return values, sizes
+        return values, sizes, sources
 
-    def _own_name(self, tensor: Tensor) -> str | None:
-        """Return the name of a tensor that the module held before the run."""
+    def _sources_of(self, tensor: Tensor) -> Set[Any]:
+        """Return the possible sources of a tensor, by name if it existed before the run."""
         key = storage_key(tensor)
         kind, name = self._owners.get(key, ("", ""))
-        if kind != "state written" or key in self._allocations:
-            return None
-        self.run.used.add(name)
-        return name
+        if not name or key in self._allocations:
+            return self._sources.of(tensor)
+        if kind == "state written":
+            self.run.used.add(name)
+        return self._sources.of(tensor) or {name}
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()

@@ -1,8 +1,9 @@
 """Record of one run of a module."""
 
 import weakref
+from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,11 +32,12 @@ class CallSite(NamedTuple):
 class OperatorCall(NamedTuple):
     """Arguments of one operator call, except for the contents of device tensors."""
 
-    values: dict[str, Value]  # by argument name; host scalars too, and the names of tensors of the module
+    values: dict[str, Value]  # by argument name; host scalars too
     sizes: dict[str, int]  # dimensions and element counts of its tensors, and of those of the torch function around it
     sizes_read: int  # number of sizes that Python had read before, in this run
     module: str
     scalars: frozenset[str]  # names of the values used in arithmetic
+    sources: dict[str, Set[Any]]  # possible sources of its tensors, see `sources.py`
 
 
 class Allocation(NamedTuple):
@@ -56,6 +58,7 @@ class RunRecord:
     functions: dict[CallSite, list[str]] = field(default_factory=dict)  # paths of the submodules that called them
     sizes: list[tuple[str, int]] = field(default_factory=list)  # read by Python of the module, with names of places
     reads: dict[Line, set[Number]] = field(default_factory=dict)  # numbers that the host read from device tensors
+    outputs: dict[str, Set[Any]] = field(default_factory=dict)  # possible sources of the tensors it returned
     error: Occurrence | None = None
     used: set[str] = field(default_factory=set)  # names of the module's own tensors that operators took
     kept: list[Allocation] = field(default_factory=list)  # still alive after the run, with its output dropped
