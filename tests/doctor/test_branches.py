@@ -45,15 +45,16 @@ def branches(module):
 
 
 def test_a_branch_in_the_forward_of_one_class_hides_none_in_another():
-    assert branches(Both()) == ["return x * 2", "return y / 2"]
+    found = [f.line.number for f in vg.diagnose(Both(), *CALLS) if f.kind == "frozen branch"]
+    assert found == [cls.forward.__code__.co_firstlineno + 2 for cls in (First, Second)]
 
 
 def test_a_comprehension_in_an_assignment_is_named():
     def forward(m, x, lengths):
         x = x * 2
-        parts = [part + 1 for part in lengths.unbind()]
+        parts = [part + 1 for part in range(len(lengths)) for part in [x[0]]]
         y = torch.cat([x[:1] + part for part in parts])
-        z = torch.cat([x[:1] - part for part in lengths.unbind()])
+        z = torch.cat([x[:1] - at for at in range(len(lengths))])
         return x, y, z
 
     assert [source.split(" =")[0] for source in branches(Of(forward))] == ["parts", "y", "z"]
@@ -70,11 +71,36 @@ def test_a_conditional_expression_in_an_assignment_is_named():
 def test_a_loop_after_a_branch_that_does_not_return_is_named():
     def forward(m, x, lengths):
         x = x.relu() if len(lengths) > 2 else x.sigmoid() + 1
-        for length in lengths.unbind():
-            x = x * length
+        for at in range(len(lengths)):
+            x = x * at
         return x
 
     assert [source.partition(" ")[0] for source in branches(Of(forward))] == ["x", "for"]
+
+
+def test_a_loop_over_the_entries_of_a_tensor_follows_its_size():
+    def forward(m, x, lengths):
+        for length in lengths[:]:
+            x = torch.where(x > 2, length, x)
+        return x
+
+    (finding,) = vg.diagnose(Of(forward), *CALLS)
+    assert (finding.kind, finding.blocks, finding.line.source) == ("padded size", False, "for length in lengths[:]:")
+
+
+def test_a_branch_in_a_loop_is_named_if_it_does_not_follow_the_loop():
+    def forward(m, x, lengths):
+        for at in range(len(lengths)):
+            x = x * 2
+            if m.odd[len(lengths)] == at:
+                x = x + 1
+            if x.dim() == 2:
+                x = x - 1
+        return x
+
+    module = Of(forward)
+    module.odd = {2: 1, 3: 5}
+    assert branches(module) == ["for at in range(len(lengths)):", "if m.odd[len(lengths)] == at:"]
 
 
 def test_a_loop_after_an_early_return_is_not():
@@ -87,7 +113,7 @@ def test_a_loop_after_an_early_return_is_not():
             x = x * length
         return x
 
-    assert branches(Of(forward)) == ["x = x + 1"]
+    assert branches(Of(forward)) == ["if len(lengths) < 3:"]
 
 
 def test_a_comprehension_around_a_function_decides_nothing_inside_of_it():

@@ -56,7 +56,7 @@ READ = {
     "GLM-4.1V": POSITION_IDS + CU_SEQLENS + ATTENTION,
     "ModernBERT": [
         ("branch", "_ignore_bidirectional_mask_sdpa", "padding_mask.all()"),
-        ("frozen branch", "sdpa_mask", "batch_arange = "),  # no mask is made where nothing is padding
+        ("frozen branch", "sdpa_mask", "_ignore_bidirectional_mask_sdpa("),  # no mask where nothing is padding
     ],
 }
 """Kind, function and a part of the line. `padding_mask.all()` is asked for full and for sliding attention."""

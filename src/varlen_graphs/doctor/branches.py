@@ -14,18 +14,46 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Control = ast.stmt | ast.expr
 
 
-def deciding_line(line: Line, steady: Set[int]) -> Line | None:
-    """Return the first line of the outermost loop or branch around a line with no `steady` line in its body.
+def controls_around(line: Line) -> list[Control]:
+    """Return the loops and branches around a line within its function, outermost first."""
+    return _around(_tree(line.file), line.number)[0]
+
+
+def deciding_control(line: Line, steady: Set[int]) -> Control | None:
+    """Return the outermost loop or branch around a line with no `steady` line in its body.
 
     Steady lines, of the same file, always ran equally often: this loop or branch decides how often the line runs. An
     expression may share its lines with steady code, and decides if no statement does.
     """
-    around, _ = _around(_tree(line.file), line.number)
+    around = controls_around(line)
     for node in around:
         first = node.body[0].lineno if isinstance(node, ast.For | ast.While | ast.If) else node.lineno
         if not any(first <= number <= (node.end_lineno or first) for number in steady):
-            return line._replace(number=node.lineno)
-    return line._replace(number=around[-1].lineno) if around and isinstance(around[-1], _EXPRESSIONS) else None
+            return node
+    return around[-1] if around and isinstance(around[-1], _EXPRESSIONS) else None
+
+
+def exit_before(line: Line) -> Line:
+    """Return the line of the last branch before a line that leaves its function or loop; the line itself if none."""
+    first = function_around(line)
+    exits = [
+        node.lineno
+        for node in ast.walk(_tree(line.file))
+        if isinstance(node, ast.If) and first <= node.lineno and (node.end_lineno or node.lineno) < line.number
+        if any(isinstance(own, ast.Return | ast.Continue | ast.Break | ast.Raise) for own in node.body + node.orelse)
+    ]
+    return line._replace(number=max(exits, default=line.number))
+
+
+def return_line(line: Line) -> Line:
+    """Return the line of the first return in the function that begins at a line, or of the branch it is in."""
+    inside = next((own for own in ast.walk(_tree(line.file)) if getattr(own, "lineno", 0) == line.number), None)
+    returns = [own.lineno for own in ast.walk(inside) if isinstance(own, ast.Return)] if inside else []
+    if not returns:
+        return line
+    first = line._replace(number=min(returns))
+    around = controls_around(first)
+    return first._replace(number=around[0].lineno) if around else first
 
 
 def function_around(line: Line) -> int:

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.backend import CAPTURE_LOCK
+from varlen_graphs.doctor.branches import return_line
 from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
 from varlen_graphs.doctor.findings import Diagnosis
-from varlen_graphs.doctor.frozen import ObservedCall, frozen_branches, frozen_values, padded_sizes
+from varlen_graphs.doctor.frozen import ObservedCall, frozen_values, padded_sizes
+from varlen_graphs.doctor.frozen_branches import frozen_branches
 from varlen_graphs.doctor.merge import merge_findings
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
-from varlen_graphs.doctor.sources import storage_key
+from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.errors import InputError
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.watch.owners import reachable_tensors
@@ -60,6 +62,8 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         runs = [[_observe(module, example, first.device, on_host) for _ in range(2)] for example in examples]
         third = _observe(module, examples[0], first.device, on_host)
     seen = [[*pair[1].occurrences, *kept, *_errors(pair)] for pair, kept in zip(runs, _kept(runs), strict=True)]
+    known = {own.line for own in chain(*seen) if own.kind == "state written"}
+    seen.append([own for own in runs[0][0].occurrences if own.kind == "state written" and own.line not in known])
     seen.append(_errors([runs[0][1], third]))
     named = ("the second run of call 1", runs[0][1]), ("the third run", third)
     seen += _compared([ObservedCall.of(*own, examples[0]) for own in named])
@@ -98,8 +102,14 @@ def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_h
     owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state}
     arguments = {name: tensor for name, tensor in copied.tensors().items() if has_storage(tensor)}
     owners |= {storage_key(own): ("input written", f"the argument {name}") for name, own in arguments.items()}
-    run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, on_host)
+    sources = Sources()
+    for name, tensor in state:
+        sources.add(tensor, f"the module's {name}")
+    for name, tensor in arguments.items():
+        sources.add(tensor, f"the argument {name}")
+    run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, sources, on_host)
     run.occurrences += _replaced(module, state, run)
+    run.returned_at = return_line(_forward_line(module))
     return run
 
 
@@ -146,8 +156,9 @@ def _kept(runs: Sequence[Sequence[RunRecord]]) -> list[list[Occurrence]]:
         kept = [made for made in second.kept if made.line not in state]
         occurrences = [Occurrence("kept memory", f"it keeps {made.form}", made.line, made.module) for made in kept]
         for made in new[at]:
-            kind = "cache by layout" if made.line in by_layout else "lazy cache"
+            kind = "cache by layout" if made.line in by_layout else "state written" if made.from_data else "lazy cache"
             what = f"it keeps {made.form}, made in the first run of call {at + 1} only"
+            what += ", from the contents of its tensors" if kind == "state written" else ""
             occurrences.append(Occurrence(kind, what, made.line, made.module))
         found.append(occurrences)
     return found

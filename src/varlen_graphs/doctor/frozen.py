@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from varlen_graphs.doctor.branches import deciding_line, function_around
 from varlen_graphs.doctor.example_call import ExampleCall, Number
 from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord, Value
 from varlen_graphs.doctor.sources import Result, Source
-from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 
 
 class ObservedCall(NamedTuple):
@@ -45,46 +43,6 @@ def padded_sizes(calls: Sequence[ObservedCall]) -> list[Occurrence]:
     ]
 
 
-def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
-    """Find loops and branches in which torch functions ran in some calls only, or not equally often in all calls."""
-    # If no loop or branch is found, as after an early return, the first such line of the function is reported.
-    changed: list[CallSite] = []
-    steady: list[CallSite] = []
-    for site in dict.fromkeys(site for call in calls for site in call.run.functions):
-        as_often = len({_count(call, site) for call in calls}) == 1
-        (steady if as_often else changed).append(site)
-    stacks = {site.lines[at:] for site in steady for at in range(len(site.lines))}
-    decided: dict[Line, list[CallSite]] = {}
-    undecided: dict[tuple[str, int], list[tuple[Line, CallSite]]] = {}
-    for site in changed:
-        # Report the outermost line of the stack under which everything changed, not the lines that it calls.
-        line = next((line for at, line in _outside_in(site) if site.lines[at:] not in stacks), site.lines[0])
-        numbers = {own.number for other in steady for own in other.lines if own.file == line.file}
-        if deciding := deciding_line(line, numbers):
-            decided.setdefault(deciding, []).append(site)
-        else:
-            undecided.setdefault((line.file, function_around(line)), []).append((line, site))
-    for line in list(decided):
-        own = undecided.get((line.file, function_around(line)))
-        if own and min(own)[0].number < line.number and _ended(calls, [site for _, site in own], decided[line]):
-            own += [(line, site) for site in decided.pop(line)]
-    decided |= {min(line for line, _ in own): [site for _, site in own] for own in undecided.values()}
-    occurrences = []
-    for line, sites in decided.items():
-        counts = [sum(_count(call, site) for site in sites) for call in calls]
-        ran = [f"{n} operation{'s' * (n != 1)} in {call.name}" for n, call in zip(counts, calls, strict=True)]
-        modules = {path for call in calls for site in sites for path in call.run.functions.get(site, ())}
-        what = f"it ran {', '.join(ran)}"
-        occurrences += [Occurrence("frozen branch", what, line, module) for module in _outermost(modules)]
-    return occurrences
-
-
-def _ended(calls: Sequence[ObservedCall], sites: Sequence[CallSite], later: Sequence[CallSite]) -> bool:
-    """Return True if some calls returned before `sites`, so that they did not run what comes later either."""
-    ended = [call for call in calls if not any(_count(call, site) for site in sites)]
-    return bool(ended) and not any(_count(call, site) for call in ended for site in later)
-
-
 def _side_by_side(
     calls: Sequence[ObservedCall],
 ) -> Iterator[tuple[CallSite, tuple[OperatorCall, ...], Sequence[ObservedCall]]]:
@@ -118,10 +76,8 @@ def _changed_values(site: CallSite, operations: Sequence[OperatorCall], calls: S
 def _changed_outputs(calls: Sequence[ObservedCall]) -> Iterator[Occurrence]:
     for name in calls[0].run.outputs if len(calls) > 1 else ():
         if chosen := _chosen([call.run.outputs.get(name, frozenset()) for call in calls], calls):
-            made = next((source for source in chosen if isinstance(source, Result)), None)
             pairs = [f"{source} in {call.name}" for source, call in zip(chosen, calls, strict=True)]
-            line = made.site.lines[0] if made else UNKNOWN_LINE
-            yield Occurrence("frozen value", f"the output{name} is {', '.join(pairs)}", line, "")
+            yield Occurrence("frozen value", f"the output{name} is {', '.join(pairs)}", calls[0].run.returned_at, "")
 
 
 def _chosen(sources: Sequence[Set[Source]], calls: Sequence[ObservedCall]) -> list[Source] | None:
@@ -148,23 +104,6 @@ def _changed_scalars(
 def _describe(name: str, values: Sequence[Value | Source | None], site: CallSite, calls: Sequence[ObservedCall]) -> str:
     pairs = [f"{value} in {call.name}" for value, call in zip(values, calls, strict=True)]
     return f"{name} of {site.name} is {', '.join(pairs)}"
-
-
-def _outermost(paths: Set[str]) -> list[str]:
-    """Return the paths of submodules that lie inside no other one."""
-    return sorted(path for path in paths if not any(_is_inside(path, other) for other in paths))
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return path != other and (not other or path.startswith(f"{other}."))
-
-
-def _outside_in(site: CallSite) -> list[tuple[int, Line]]:
-    return list(enumerate(site.lines))[::-1]
-
-
-def _count(call: ObservedCall, site: CallSite) -> int:
-    return len(call.run.functions.get(site, ()))
 
 
 def _equal(value: Value | None, other: Value | None) -> bool:

@@ -17,6 +17,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from varlen_graphs.doctor.example_call import Number
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.run_record import Allocation, CallSite, Occurrence, OperatorCall, RunRecord, Value
+from varlen_graphs.doctor.scalars import scalars_of
 from varlen_graphs.doctor.sources import Result, Sources, storage_key
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
 from varlen_graphs.watch.rules import (
@@ -34,10 +35,7 @@ aten = torch.ops.aten
 Owners = dict[int, tuple[str, str]]
 """Tensors that exist before a run, by `storage_key`: the kind of finding if one is written, and its name."""
 
-_RANGES = (aten.arange, aten.range, aten.linspace, aten.logspace)
-"""Their numbers determine the size of the result, or positions in it."""
-
-_NUMBERS = ("number", "float", "Tensor")
+_ITERATIONS = (Tensor.unbind, torch.unbind)  # `for part in tensor` calls the first
 _SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
 
 
@@ -51,13 +49,19 @@ class _FunctionCall:
 
 
 def observe(
-    run: Callable[[], Any], tracker: ModuleTracker, device: torch.device, owners: Owners, on_host: dict[int, Tensor]
+    run: Callable[[], Any],
+    tracker: ModuleTracker,
+    device: torch.device,
+    owners: Owners,
+    sources: Sources,
+    on_host: dict[int, Tensor],
 ) -> RunRecord:
     """Run a function eagerly, without gradients, and record what it does, including an error that it raises.
 
-    `on_host` are the host tensors created by earlier runs; those of this run are added.
+    `sources` has the tensors that exist before the run. `on_host` are the host tensors created by earlier runs; those
+    of this run are added.
     """
-    observer = _Observer(tracker, device, owners, on_host)
+    observer = _Observer(tracker, device, owners, sources, on_host)
     try:
         with torch.inference_mode(False):
             observer.record_outputs(observer.watch(run, observer.on_triton_launch))
@@ -72,25 +76,18 @@ def observe(
     return observer.run
 
 
-def _scalars_of(operator: Any, results: list[Any]) -> frozenset[str]:
-    """Return the names of arguments that are factors, limits or fill values of a floating-point result."""
-    # Sizes, dimensions and indices are excluded. So is integer arithmetic, which mostly computes indices.
-    if not isinstance(operator, torch._ops.OpOverload) or operator.overloadpacket in _RANGES:
-        return frozenset()
-    tensors = [result for result in results if isinstance(result, Tensor)]
-    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-        return frozenset()
-    arguments = operator._schema.arguments
-    return frozenset(own.name for own in arguments if any(kind in str(own.type) for kind in _NUMBERS))
-
-
 class _Observer(CaptureRulesMode):
     """Records violations instead of raising at the first one."""
 
     # On the CPU, a copy between host and device returns the tensor itself, where a GPU would have two tensors. Here it
     # is copied, so that host and device tensors stay distinct as on a GPU.
     def __init__(
-        self, tracker: ModuleTracker, device: torch.device, owners: Owners, on_host: dict[int, Tensor]
+        self,
+        tracker: ModuleTracker,
+        device: torch.device,
+        owners: Owners,
+        sources: Sources,
+        on_host: dict[int, Tensor],
     ) -> None:
         super().__init__(device, "the module")
         self.made_on_host = on_host
@@ -101,7 +98,8 @@ class _Observer(CaptureRulesMode):
         self._function: _FunctionCall | None = None
         self._sizes_read: Counter[Line] = Counter()
         self._suppressed = 0  # inside an operation that is recorded already, or on the host
-        self._sources = Sources()
+        self._sources = sources
+        self._from_data: set[int] = set()  # storages with results computed from contents of the call's tensors
 
     def alive(self) -> list[Allocation]:
         """Return the allocations that are still alive."""
@@ -147,6 +145,9 @@ class _Observer(CaptureRulesMode):
             self._function = None
         if func in _SIZES and not self._suppressed:
             self._record_sizes(result)
+        if func in _ITERATIONS and args[1:] in ((), (0,)) and not kwargs:
+            line = next(user_lines(), UNKNOWN_LINE)
+            self.run.turns[line] = self.run.turns.get(line, 0) + len(tensors[0])
         return result
 
     def on_triton_launch(
@@ -178,14 +179,26 @@ class _Observer(CaptureRulesMode):
                 self._record("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._record_write(func, tensor)
-        site = self._record_operation(str(func), named, _scalars_of(func, results))
+        site = self._record_operation(str(func), named, scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
         for at, result in enumerate(results):
             if isinstance(result, Tensor):
                 fresh = storage_key(result) not in known
-                self._sources.add(result, Result(site, len(self.run.operations[site]) - 1, at), fresh)
+                self._follow_data(func, inputs, result)
+                self._sources.add(result, Result(site, len(self.run.operations[site]) - 1, at))
                 if fresh:
                     self._record_allocation(result, site.lines[0])
+
+    def _follow_data(self, func: Any, inputs: list[Tensor], result: Tensor) -> None:
+        """Note whether a result is computed from the contents of the call's tensors, and not from their shapes."""
+        name = str(func)
+        from_shape = "_like" in name or ".new_" in name
+        keys = {storage_key(tensor) for tensor in inputs}
+        given = any(self._owners.get(key, ("", ""))[0] == "input written" for key in keys)
+        if not from_shape and (given or keys & self._from_data):
+            self._from_data.add(storage_key(result))
+        elif storage_key(result) not in keys:
+            self._from_data.discard(storage_key(result))
 
     def record_outputs(self, output: Any) -> None:
         """Record where the tensors that the run returned come from."""
@@ -230,7 +243,8 @@ class _Observer(CaptureRulesMode):
 
     def _record_allocation(self, tensor: Tensor, line: Line) -> None:
         form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        allocation = Allocation(weakref.ref(tensor.untyped_storage()), line, self._tracker.path, form)
+        from_data = storage_key(tensor) in self._from_data
+        allocation = Allocation(weakref.ref(tensor.untyped_storage()), line, self._tracker.path, form, from_data)
         self._allocations[storage_key(tensor)] = allocation
 
     def _arguments(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int], dict[str, Set[Any]]]:
@@ -247,7 +261,7 @@ class _Observer(CaptureRulesMode):
                 if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
                     values[name] = leaf.item()
                 elif isinstance(leaf, Tensor) and has_storage(leaf):
-                    if name != "given":
+                    if name != "given" and not self.is_host(leaf):
                         sources[name if leaf is value else f"{name}[{at}]"] = self._sources_of(leaf)
                     sizes[f"{name}[{at}].numel"] = leaf.numel()
                     sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
@@ -257,11 +271,9 @@ class _Observer(CaptureRulesMode):
         """Return the possible sources of a tensor, by name if it existed before the run."""
         key = storage_key(tensor)
         kind, name = self._owners.get(key, ("", ""))
-        if not name or key in self._allocations:
-            return self._sources.of(tensor)
-        if kind == "state written":
+        if kind == "state written" and key not in self._allocations:
             self.run.used.add(name)
-        return self._sources.of(tensor) or {name}
+        return self._sources.of(tensor)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from varlen_graphs.doctor.example_call import Number
-from varlen_graphs.watch.lines import Line
+from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 
 Value = Number | tuple[Number, ...]
 
@@ -47,6 +47,7 @@ class Allocation(NamedTuple):
     line: Line
     module: str
     form: str  # dtype and shape, for messages
+    from_data: bool  # computed from the contents of the call's tensors
 
 
 @dataclass
@@ -59,6 +60,8 @@ class RunRecord:
     sizes: list[tuple[str, int]] = field(default_factory=list)  # read by Python of the module, with names of places
     reads: dict[Line, set[Number]] = field(default_factory=dict)  # numbers that the host read from device tensors
     outputs: dict[str, Set[Any]] = field(default_factory=dict)  # possible sources of the tensors it returned
+    turns: dict[Line, int] = field(default_factory=dict)  # of loops over tensors
+    returned_at: Line = UNKNOWN_LINE
     error: Occurrence | None = None
     used: set[str] = field(default_factory=set)  # names of the module's own tensors that operators took
     kept: list[Allocation] = field(default_factory=list)  # still alive after the run, with its output dropped

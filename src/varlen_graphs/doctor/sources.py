@@ -1,8 +1,10 @@
 """Where tensors come from in a run: the operator that made each of them, or its name."""
 
+import weakref
 from collections.abc import Set
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from varlen_graphs.doctor.run_record import CallSite
@@ -34,18 +36,23 @@ class Sources:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, dict[Geometry, set[Source]]] = {}
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], dict[Geometry, set[Source]]]] = {}
 
-    def add(self, tensor: Tensor, source: Source, fresh: bool) -> None:
-        """Add the source of a tensor; `fresh` means that it begins a new storage."""
-        key = storage_key(tensor)
-        if fresh:
-            self._places[key] = {}
-        self._places.setdefault(key, {}).setdefault(_geometry(tensor), set()).add(source)
+    def add(self, tensor: Tensor, source: Source) -> None:
+        """Add a source of a tensor."""
+        places = self._places(tensor)
+        if places is None:
+            places = {}
+            self._storages[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), places
+        places.setdefault(_geometry(tensor), set()).add(source)
 
     def of(self, tensor: Tensor) -> Set[Source]:
         """Return the possible sources of a tensor."""
-        return frozenset(self._places.get(storage_key(tensor), {}).get(_geometry(tensor), ()))
+        return frozenset((self._places(tensor) or {}).get(_geometry(tensor), ()))
+
+    def _places(self, tensor: Tensor) -> dict[Geometry, set[Source]] | None:
+        storage, places = self._storages.get(storage_key(tensor), (None, None))
+        return places if storage is not None and storage() is not None else None  # another had this key before
 
 
 def storage_key(tensor: Tensor) -> int:
