@@ -1,6 +1,5 @@
 """The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -172,7 +171,7 @@ class Prover:
         The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
         function in the declaration.
         """
-        run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else operator.call
+        run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
         try:
             layout = read_layout(self._spec, call)
             with references():
