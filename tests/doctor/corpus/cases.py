@@ -1,0 +1,93 @@
+"""What the modules of the corpus share: how they are declared, called, and registered.
+
+Each module shows one way to get a wrong number out of a graph, or is the harmless twin of one. On the statements that
+the doctor has to name stands the comment `# site`; `# consequence` stands where it may name what follows from them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import varlen_graphs as vg
+from tests.support.segments import boundaries
+
+DIM = 8
+
+Expectation = Literal["blocks", "proof", "fine"]
+"""The doctor names the sites; only a replay shows that it is wrong, so the proof has to; or nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with its expectation.
+
+    Attributes:
+        made: The class, made without arguments.
+        expects: What has to happen.
+        training: True if the module is in training mode.
+        statics: Further keyword arguments of each call.
+        before: Called with the module before each call, and the number of the call.
+        takes: Names of the arguments other than the rows.
+    """
+
+    made: type[nn.Module]
+    expects: Expectation
+    training: bool = False
+    statics: Callable[[int], dict[str, Any]] = field(default=lambda at: {})
+    before: Callable[[nn.Module, int], None] = field(default=lambda module, at: None)
+    takes: tuple[str, ...] = ()
+
+    def module(self) -> nn.Module:
+        """Return a new module, always the same."""
+        torch.manual_seed(0)
+        return self.made().train(self.training)
+
+    @property
+    def spec(self) -> vg.BufferSpec:
+        """The declaration of the arguments that the module takes."""
+        buffers = {
+            "cu_seqlens": vg.CuSeqlens("cu_seqlens"),
+            "max_seqlen": vg.MaxSeqlen("max_seqlen"),
+            "item": vg.DeviceBuffer("item", lambda table: table.row_item),
+        }
+        taken = [buffer for name, buffer in buffers.items() if name in self.takes]
+        return vg.BufferSpec(vg.PackedRows("x", shape=(DIM,)), vg.Lengths("lengths"), taken)
+
+    def arguments(self, lengths: Sequence[int], at: int, bound: int | None = None) -> dict[str, Any]:
+        """Return the module's own arguments for items of these lengths, without padding."""
+        computed: dict[str, Any] = {
+            "lengths": torch.tensor(lengths),
+            "cu_seqlens": boundaries(lengths),
+            "max_seqlen": bound or max(lengths),
+            "item": torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
+        }
+        return {"x": rows_of(lengths, at)} | {name: computed[name] for name in self.takes} | self.statics(at)
+
+
+CASES: dict[str, Case] = {}
+
+
+def rows_of(lengths: Sequence[int], at: int) -> Tensor:
+    """Return the rows of a call."""
+    return torch.randn(sum(lengths), DIM, generator=torch.Generator().manual_seed(at))
+
+
+def case(expects: Expectation, takes: str = "", **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Register a module of the corpus."""
+
+    def register(made: type[nn.Module]) -> type[nn.Module]:
+        CASES[made.__name__] = Case(made, expects, takes=tuple(takes.split()), **options)
+        return made
+
+    return register
+
+
+class Base(nn.Module):
+    """A weight, and nothing that mixes rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(DIM, DIM)
