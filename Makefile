@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-offline soak fuzz check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-kernels plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -33,6 +33,10 @@ test-gpu: $(DEV_ENV)
 # The job on Ray, which is large, so that `make test` does without.
 test-offline: $(OFFLINE_ENV)
 	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py $(ARGS)
+
+# The doctor and default encoders over tests/doctor/corpus; writes the score into docs/doctor.md.
+score: $(DEV_ENV)
+	$(RUN) -m tests.doctor.corpus $(ARGS)
 
 # Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`.
 soak: $(DEV_ENV)

@@ -31,6 +31,7 @@ class Case:
         statics: Further keyword arguments of each call.
         before: Called with the module before each call, and the number of the call.
         takes: Names of the arguments other than the rows.
+        eager: True if it runs eager by a documented rule, although nothing is wrong with it.
     """
 
     made: type[nn.Module]
@@ -39,6 +40,7 @@ class Case:
     statics: Callable[[int], dict[str, Any]] = field(default=lambda at: {})
     before: Callable[[nn.Module, int], None] = field(default=lambda module, at: None)
     takes: tuple[str, ...] = ()
+    eager: bool = False
 
     def module(self) -> nn.Module:
         """Return a new module, always the same."""

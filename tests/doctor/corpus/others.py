@@ -91,7 +91,7 @@ def images_of_sizes() -> list[dict[str, Any]]:
 
 
 def packed_images() -> list[dict[str, Any]]:
-    sizes = ([[4, 6], [2, 4]], [[4, 4], [4, 4]], [[4, 8]], [[2, 4], [6, 4]])
+    sizes = ([[4, 6], [2, 4]], [[4, 4], [4, 4]], [[4, 8]], [[2, 4], [6, 4]], [[2, 4], [2, 4], [4, 4]])
     return [{"pixel_values": rows(32, 192), "image_grid_hw": torch.tensor(own)} for own in sizes]
 
 
@@ -122,8 +122,8 @@ def spectrograms(mask: bool) -> Callable[[], list[dict[str, Any]]]:
 
 
 def asr_clips() -> list[dict[str, Any]]:
-    marks = [(torch.arange(200) < torch.tensor(own)[:, None]).long() for own in ([200, 60], [130, 200], [90, 170])]
-    return [{"input_features": rows(2, 16, 200), "input_features_mask": mark} for mark in marks]
+    marks = [(torch.arange(400) < torch.tensor(own)[:, None]).long() for own in ([400, 60], [90, 80], [290, 170])]
+    return [{"input_features": rows(2, 16, 400), "input_features_mask": mark} for mark in marks]
 
 
 def family(name: str, settings: dict[str, Any], layouts: list[list[list[int]]], row: int) -> Callable[[], Made]:
@@ -331,13 +331,16 @@ TOWERS: dict[str, Tower] = {
             ),
             *sites(
                 "RadioModel._forward_packed",
-                "cu_seqlens=cu_seqlens if len(sequence_lengths) > 1 else None",
                 "starts.repeat_interleave(sequence_lengths)",
                 "features = last_hidden_state[positions_in_image >= num_prefix_tokens]",
             ),
+            *sites("RadioAttention.forward", "if cu_seqlens is None:"),
             *attention("RadioAttention", "outputs = ["),
         ),
-        sites("RadioAttention.forward", "if cu_seqlens is None:", with_body=True),
+        (
+            *sites("RadioModel._forward_packed", "cu_seqlens=cu_seqlens if len(sequence_lengths) > 1 else None"),
+            *sites("RadioAttention.forward", "if cu_seqlens is None:", with_body=True),
+        ),
     ),
     "RoBERTa": Tower(model("RobertaModel", "RobertaConfig", WORDS, texts), *MASKED),
     "SigLIP": Tower(model("SiglipVisionModel", "SiglipVisionConfig", PATCHES, plain_images), NONE),

@@ -63,6 +63,8 @@ MASK_OR_NONE: tuple[Site, ...] = (
            file=MASKS),
     *sites("_ignore_bidirectional_mask_sdpa", "if _is_torch_xpu_available:", file=MASKS),
     *sites("padding_mask_function.inner_mask", "return padding_mask[batch_idx, kv_idx]", file=MASKS),
+    *sites("create_position_bias_mask", "if attention_mask is None:", with_body=True,
+           file="transformers.integrations.sdpa_attention"),
     *sites("sdpa_attention_forward", "attn_output = torch.nn.functional.scaled_dot_product_attention(",
            file="transformers.integrations.sdpa_attention"),
 )  # fmt: skip

@@ -6,7 +6,6 @@ the head; `with_body` takes in what it runs.
 
 import ast
 import importlib
-import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -72,12 +71,6 @@ def marked(made: type, mark: str) -> list[Place]:
     (node,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == made.__name__]
     statements = [own for own in ast.walk(node) if isinstance(own, ast.stmt)]
     return [Place(path, own.lineno, _last_line(own)) for own in statements if mark in lines[_last_line(own) - 1]]
-
-
-def place_of_class(made: type) -> Place:
-    """Return the lines of a class of the corpus."""
-    lines, first = inspect.getsourcelines(made)
-    return Place(inspect.getfile(made), first, first + len(lines) - 1)
 
 
 def _part_of(site: Site, path: str, node: ast.stmt, last: int) -> bool:

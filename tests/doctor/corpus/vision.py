@@ -227,7 +227,11 @@ TOWERS: dict[str, Tower] = {
         grids("MiniCPMV4_6VisionModel", IMAGES, 1, 3, 4, 384, grid="target_sizes"),
         (
             *NEAREST, *WINDOW_INDEX,
-            *sites("MiniCPMV4_6ViTWindowAttentionMerger.forward", "window_index = window_index.to(device)"),
+            *sites(
+                "MiniCPMV4_6ViTWindowAttentionMerger.forward",
+                "window_index = window_index.to(device)",
+                "torch_compilable_check(",  # the message is formatted in any case, and holds a tensor
+            ),
             *attention("MiniCPMV4_6VisionAttention"),
         ),
         sites("get_vision_nearest_position_ids", "pos_ids_list.append(", file=VISION),

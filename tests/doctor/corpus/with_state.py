@@ -182,7 +182,7 @@ class InitializesByABufferFlag(Base):
     def forward(self, x):
         if self.ready.item() == 0:  # site
             self.scale.copy_(x.abs().amax(0))  # site
-            self.ready.fill_(1)  # site
+            self.ready.fill_(1)  # consequence
         return self.proj(x) / self.scale
 
 
@@ -370,8 +370,10 @@ class HookOfTheLayout(Base):
         return self.proj(x)
 
 
-@case("fine")
+@case("fine", eager=True)
 class ScalesInAHook(Base):
+    """Calls with forward hooks run eager."""
+
     def __init__(self):
         super().__init__()
         self.proj.register_forward_hook(lambda module, args, output: output * 2)
