@@ -1,0 +1,75 @@
+"""The doctor against sites that were listed by reading, and default encoders of modules made to mislead them.
+
+`make score` runs all towers; here are those whose sources differ most.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.doctor.corpus.__main__ import JSON, PAGE, filled
+from tests.doctor.corpus.everything import CASES, MODULES, TOWERS
+from tests.doctor.corpus.score import PRECISION, RECALL, Tally, run_case, score_case, score_tower
+from tests.doctor.corpus.sites import MARK, marked
+
+if transformers.__version__.split(".")[:2] != ["5", "23"]:
+    pytest.skip("the sites are those of transformers 5.23", allow_module_level=True)
+
+ROOT = Path(__file__).parent.parent.parent
+
+FEW = [
+    "DINOv3", "Ernie 4.5 VL resampler", "HunYuan-VL", "Inkling 2", "Kimi-K2.5", "MiniCPM-V 2.6 resampler",
+    "MiniCPM-V 4.6", "Muse Glimmer", "Pixtral", "Qwen2.5-VL", "Qwen3-ASR", "Qwen3-VL", "RADIO", "SigLIP 2", "T5",
+    "VideoLLaMA 3",
+]  # fmt: skip
+
+HARMLESS = [name for name, case in CASES.items() if case.expects == "fine" and not case.eager]
+
+
+def check(tallies):
+    total = sum(tallies, Tally())
+    assert total.listed
+    assert total.recall >= RECALL, "\n".join(total.missed)
+    assert total.precision >= PRECISION, "\n".join(total.invented)
+
+
+def test_the_corpus_is_large_and_its_modules_are_marked():
+    assert len(TOWERS) >= 40
+    assert sum(case.expects != "fine" for case in CASES.values()) >= 80
+    for case in CASES.values():
+        assert bool(marked(case.made, MARK)) == (case.expects == "blocks")
+
+
+def test_sites_of_towers_are_named_and_few_others():
+    check(score_tower(name, TOWERS[name]) for name in FEW)
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.__name__.rpartition(".")[2])
+def test_sites_of_modules_are_named_and_few_others(file):
+    own = [case for case in CASES.values() if case.made.__module__ == file.__name__]
+    tallies = [score_case(case) for case in own]
+    if any(case.expects == "blocks" for case in own):
+        check(tallies)
+    else:
+        assert not [one for tally in tallies for one in tally.invented]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_module_is_silently_wrong_by_default(name):
+    outcome = run_case(CASES[name])
+    assert not outcome.wrong
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_modules_are_replayed(name):
+    outcome = run_case(CASES[name])
+    assert outcome.replayed, outcome.said
+
+
+def test_the_page_has_the_score_of_everything():
+    written = json.loads((ROOT / JSON).read_text())
+    assert (set(written["towers"]), set(written["modules"])) == (set(TOWERS), set(CASES))
+    page = (ROOT / PAGE).read_text()
+    assert filled(page, written) == page
