@@ -47,7 +47,7 @@ def section(written: dict) -> str:
         )
         for label, own in sums
     ]  # fmt: skip
-    head = ("", "sites listed", "missed", "statements named", "invented", "recall", "precision")
+    head = ("", "listed", "missed", "statements named", "invented", "recall", "precision")
     modules = [*written["modules"].values()]
     outcomes = []
     for expectation, label in EXPECTATIONS.items():

@@ -292,7 +292,7 @@ class OrdersParts(Base):
 @case("blocks", "lengths")
 class PicksAnOutput(Base):
     def forward(self, x, lengths):
-        outputs = self.proj(x), self.proj(-x)
+        outputs = self.proj(x), self.proj(-x)  # consequence
         return outputs[len(lengths) % 2]  # site
 
 
@@ -517,25 +517,30 @@ class OneHotOfFour(Base):
 # Caches by layout
 
 
-@functools.lru_cache(maxsize=32)
-def positions(rows, device):
-    return torch.arange(rows, dtype=torch.float32, device=device)
-
-
 @case("proof")
 class CachesPositionsBySize(Base):
     """The place of a row in the call: it moves where the call is split."""
 
+    @staticmethod
+    @functools.lru_cache(maxsize=32)
+    def positions(rows, device):
+        return torch.arange(rows, dtype=torch.float32, device=device)  # consequence
+
     def forward(self, x):
-        return self.proj(x) + positions(len(x), x.device)[:, None]
+        return self.proj(x) + self.positions(len(x), x.device)[:, None]
 
 
 @case("fine", "cu_seqlens item")
 class CachesPlacesBySize(Base):
-    """The place of a row in its item, from a table by size."""
+    """The place of a row in its item, from a table by size. A cache may drop a table, so it may be named, once."""
+
+    @staticmethod
+    @functools.lru_cache(maxsize=32)
+    def positions(rows, device):
+        return torch.arange(rows, dtype=torch.float32, device=device)  # consequence
 
     def forward(self, x, cu_seqlens, item):
-        return self.proj(x) + (positions(len(x), x.device) - cu_seqlens[item])[:, None]
+        return self.proj(x) + (self.positions(len(x), x.device) - cu_seqlens[item])[:, None]
 
 
 @case("blocks", "lengths")

@@ -40,9 +40,9 @@ class Tally:
     """Sites that were listed, and places that were named.
 
     Attributes:
-        listed: Number of listed sites.
+        listed: Number of listed sites; modules count once.
         missed: Sites that were not named.
-        named: Number of named statements, consequences of sites left out.
+        named: Number of named statements, of towers without consequences of sites.
         invented: Statements that were named and are not listed.
     """
 
@@ -98,7 +98,10 @@ def score_tower(name: str, tower: Tower) -> Tally:
 
 
 def score_case(case: Case) -> Tally:
-    """Diagnose a module. What it says of a module that the proof has to refuse is neither asked for nor wrong."""
+    """Diagnose a module. It counts once, and is named by a finding on one of its sites or of what follows from them.
+
+    What the doctor says of a module that the proof has to refuse is neither asked for nor wrong.
+    """
     _seed()
     calls = [case.arguments(lengths, at, bound=64) for at, lengths in enumerate(LAYOUTS)]
     fixed = case.statics(0)
@@ -106,7 +109,10 @@ def score_case(case: Case) -> Tally:
     listed, allowed = marked(case.made, MARK), marked(case.made, CONSEQUENCE)
     if case.expects == "proof":
         allowed = [Place(inspect.getfile(case.made), 1, sys.maxsize)]
-    return tally(case.made.__name__, diagnosis, listed, allowed)
+    name, counted = case.made.__name__, tally(case.made.__name__, diagnosis, [*listed, *allowed], ())
+    asked = case.expects == "blocks"
+    missed = [f"{name}: {_source(listed[0])}"] if asked and not counted.named - len(counted.invented) else []
+    return Tally(int(asked), missed, counted.named, counted.invented)
 
 
 @dataclass
