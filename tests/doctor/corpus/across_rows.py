@@ -71,6 +71,32 @@ class SubtractsTheLastRow(Base):
 
 
 @case("proof")
+class SubtractsTheFirstRow(Base):
+    def forward(self, x):
+        return self.proj(x) - x[:1]
+
+
+@case("proof")
+class SubtractsTheMiddleRow(Base):
+    def forward(self, x):
+        return self.proj(x) - x[len(x) // 2]
+
+
+@case("proof")
+class BranchesOnOddRows(Base):
+    """All budgets have an even number of rows."""
+
+    def forward(self, x):
+        return -x if len(x) % 2 else self.proj(x)
+
+
+@case("proof")
+class BranchesOnFewRows(Base):
+    def forward(self, x):
+        return self.proj(x) if len(x) > 4 else -x
+
+
+@case("proof")
 class LinspaceOverRows(Base):
     def forward(self, x):
         return self.proj(x) * torch.linspace(0, 1, len(x), device=x.device)[:, None]

@@ -223,6 +223,14 @@ class BranchesOnItems(Base):
 
 
 @case("blocks", "lengths")
+class BranchesOnThreeItems(Base):
+    def forward(self, x, lengths):
+        if len(lengths) == 3:  # site
+            x = -x  # consequence
+        return self.proj(x)
+
+
+@case("blocks", "lengths")
 class ReturnsEarly(Base):
     def forward(self, x, lengths):
         if len(lengths) == 1:  # site
