@@ -33,11 +33,15 @@ SMALL: Sequence[Sizes] = [
 
 MIXED: Sequence[Sizes] = [
     [(1, 24), (3, 12), (1, 35), (2, 16), (1, 8), (1, 32)],
-    [(1, 24), (1, 12), (1, 35), (1, 16), (1, 8), (1, 32)],
+    [(1, 24), (3, 12), (2, 16), (1, 8)],
     [(3, 12), (1, 24)],
+    [(1, 24), (1, 12), (1, 35), (1, 16), (1, 8), (1, 32)],
     [(1, 24), (1, 12)],
 ]
 """Items of several sizes and numbers of frames; poorer ones where a budget or a module takes no richer ones."""
+
+EDGES: Sequence[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
+"""One item or three, odd numbers of rows, and one row."""
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
@@ -60,6 +64,13 @@ def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
             if _fits(spec, layout, budget):
                 yield layout
     yield from small_layouts(spec, budget)
+
+
+def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield layouts at the edges of a budget: of few items and rows, of all its items, of all its rows."""
+    layouts = [_layout(spec, sizes) for sizes in (*EDGES, [(1, 1)] * budget.items)]
+    layouts.append(sample_layout(spec.layout, budget, spec.needs.windows))
+    yield from (layout for layout in layouts if _fits(spec, layout, budget))
 
 
 def _layout(spec: BufferSpec, sizes: Sizes) -> Layout:

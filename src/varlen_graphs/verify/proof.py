@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.checked_indices import CheckedIndices
 from varlen_graphs.verify.compare import Expected, limit_of
-from varlen_graphs.verify.made_up_calls import make_calls, mixed_layouts, small_layouts
+from varlen_graphs.verify.made_up_calls import edge_layouts, make_calls, mixed_layouts, small_layouts
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import Example, Trial
 from varlen_graphs.watch.thread_modes import run_under
@@ -34,13 +35,29 @@ DECLARATION = (
 )
 
 
+class _Task(NamedTuple):
+    """What one graph replays.
+
+    Attributes:
+        budget: The budget of the graph.
+        layouts: Made-up layouts; it replays the first one that the module takes.
+        reorder: If True, also with the items in another order.
+        must_run: If False, the module may refuse them all.
+    """
+
+    budget: Budget
+    layouts: Iterable[Layout]
+    reorder: bool = False
+    must_run: bool = True
+
+
 class Prover:
     """Proves new graphs of an encoder before calls use them.
 
-    Every graph replays a few small items, and the largest of a new set also items of several sizes and numbers of
-    frames, as they are and in another order. Each is replayed with NaN in the pool and in all padding, and with other
-    values. Outputs must equal those of the module itself, run eager without padding, and must not change with the
-    padding. A graph that fails is refused: its calls run eager.
+    Every graph replays a few small items. Of a new set the largest graph also replays items of several sizes and
+    numbers of frames, as they are and in another order, and the smallest one the edges of its budget. Each is replayed
+    with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module itself, run
+    eager without padding, and must not change with the padding. A graph that fails is refused: its calls run eager.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -70,21 +87,28 @@ class Prover:
         """
         if not budgets:
             return
-        is_new, largest, refused = len(graphs) == len(budgets), max(budgets), dict[Budget, str]()
+        is_new = len(graphs) == len(budgets)
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
-            pool, known = self._pool.memory(), dict[Layout, Example]()
-            layouts = dict[Budget, Iterable[Layout]]({largest: mixed_layouts(self._spec, largest)} if is_new else {})
-            if failures := self._failures(graphs, inputs, layouts, pool, known, reorder=True):
-                refused = dict.fromkeys(self._budgets.enabled, failures[largest])
-            else:
-                layouts = {budget: small_layouts(self._spec, budget) for budget in sorted(budgets, reverse=True)}
-                refused = self._failures(graphs, inputs, layouts, pool, known)
+            prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
+            refused = prove([_Task(one, small_layouts(self._spec, one)) for one in sorted(budgets, reverse=True)])
+            right = [budget for budget in budgets if budget not in refused]
+            if is_new and right and (failures := prove(self._tasks_of_a_set(right))):
+                refused |= dict.fromkeys(self._budgets.enabled, next(iter(failures.values())))
         graphs.against |= {example.against for example in known.values()}
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
         if refused:
             self._report(refused, max(count, len(refused)))
+
+    def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
+        """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
+
+        Edges are those of the smallest budget, where replays are short.
+        """
+        smallest, largest = min(budgets), max(budgets)
+        edges = [_Task(smallest, [layout], must_run=False) for layout in edge_layouts(self._spec, smallest)]
+        return [_Task(largest, mixed_layouts(self._spec, largest), reorder=True), *edges]
 
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
@@ -99,36 +123,36 @@ class Prover:
         self,
         graphs: GraphSet,
         inputs: CaptureInputs,
-        layouts: dict[Budget, Iterable[Layout]],
         pool: list[Tensor],
         known: dict[Layout, Example],
-        reorder: bool = False,
+        tasks: Sequence["_Task"],
     ) -> dict[Budget, str]:
-        """Return the budgets whose graphs are wrong on the first of their layouts that the module takes, and why."""
-        failures, verdicts = dict[Budget, str](), list[Tensor]()
-        trials = dict[Budget, Trial]()
-        for budget, some in layouts.items():  # queued without a sync: the device is busy while the host goes on
+        """Return the budgets whose graphs are wrong in a task, and why."""
+        failures, trials, verdicts = dict[Budget, str](), list[Trial](), list[Tensor]()
+        for task in tasks:  # queued without a sync: the device is busy while the host goes on
             with graphs.agreement.attempt() as attempt:
-                example = self._example(some, inputs, known)
+                example = self._example(task.layouts, inputs, known)
             if (failure := attempt.take()) is not None:
                 if isinstance(failure.error, SpecError):
                     raise failure.error
-                failures[budget] = f"{budget} could not be proven, because made-up calls fail: {failure.error}"
+                if task.must_run:
+                    why = f"{task.budget} could not be proven, because made-up calls fail: {failure.error}"
+                    failures.setdefault(task.budget, why)
                 continue
-            limit = self._limit(inputs.device)
-            trials[budget] = Trial(self._forward, graphs, budget, pool, example, limit, reorder)
-            verdicts.append(trials[budget].run())
+            trial = Trial(self._forward, graphs, task.budget, pool, example, self._limit(inputs.device), task.reorder)
+            trials.append(trial)
+            verdicts.append(trial.run())
         right = torch.stack(verdicts).tolist() if verdicts else []
-        for (budget, trial), is_right in zip(trials.items(), right, strict=True):
+        for trial, is_right in zip(trials, right, strict=True):
             with graphs.agreement.attempt() as attempt:
                 if not is_right:
-                    raise VerificationError(f"wrong in {budget}")
-            if attempt.take() is None:
+                    raise VerificationError(f"wrong in {trial.budget}")
+            if attempt.take() is None or trial.budget in failures:
                 continue
             with graphs.agreement.attempt() as attempt:
                 trial.find_evidence()
             if (failure := attempt.take()) is not None:
-                failures[budget] = str(failure.error)
+                failures[trial.budget] = str(failure.error)
                 self._forward.wrong |= not trial.example.forward_is_right
         return failures
 

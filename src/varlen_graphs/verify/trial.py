@@ -66,7 +66,7 @@ class Trial:
         reorder: If True, the example is also replayed with its items in another order.
 
     Attributes:
-        example: As given.
+        budget, example: As given.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Trial:
     ) -> None:
         self._forward = forward
         self._graphs = graphs
-        self._budget = budget
+        self.budget = budget
         self._pool = pool
         self.example = example
         self._limit = limit
@@ -107,7 +107,7 @@ class Trial:
         """
         call, layout, expected, against, _ = self.example
         items, limit = range(len(layout)), self._limit
-        where = f"wrong in {self._budget}, replaying items {few(layout)}"
+        where = f"wrong in {self.budget}, replaying items {few(layout)}"
         over_nan = self._replay(call)
         found = expected.furthest(over_nan, layout, items, call.length)
         if found.error > limit:
@@ -140,11 +140,11 @@ class Trial:
             arena.fill(call.rows.flip(0))
         else:
             arena.poison()
-        items, pack = HostItems(read_layout(spec, call)), Pack(self._budget, range(call.items))
+        items, pack = HostItems(read_layout(spec, call)), Pack(self.budget, range(call.items))
         spans, collected = items.spans(pack), Collected(items.everything)
-        arena.load_rows(call.rows, spans, self._budget)
+        arena.load_rows(call.rows, spans, self.budget)
         items.load(arena, pack)
-        collected.take(graphs.replay(self._budget), graphs.extents, spans)
+        collected.take(graphs.replay(self.budget), graphs.extents, spans)
         tensors = with_padding(collected.tensors, graphs.extents, items.layout.rows, call.length)
         return flatten(graphs.rebuild(tensors), spec.declared)
 
@@ -172,7 +172,7 @@ class Trial:
         try:
             if draw := random_draw(self._forward.module, partial(self._forward.exact, call.rows, layout, call.statics)):
                 return f"The module draws random numbers, so no two runs agree: {draw}\nCall module.eval() first."
-            pack = Pack(self._budget, range(len(layout)))
+            pack = Pack(self.budget, range(len(layout)))
             locator = ErrorLocator(self._forward, self._graphs.arena, call, pack, call.rows.flip(0))
             return (
                 locator.explain_padding()
