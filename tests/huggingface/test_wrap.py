@@ -346,12 +346,15 @@ def test_recorded_outputs_come_from_the_original(plain):
     assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["the same", "replaced"])
 @pytest.mark.parametrize(("name", "value"), [("output_hidden_states", True), ("return_dict", False)])
-def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value):
+def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value, replaced):
     model = wrapped(whole_model())
     tower, inputs = model.model.visual, prompt(model, IMAGES)
     call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
     tower(**call)
+    if replaced:
+        tower.config = copy.deepcopy(tower.config)
     setattr(tower.config, name, value)
     got = tower(**call)
     assert vg.encoders(model)["model.visual"].stats.eager == {f"config.{name}={value}": 1}

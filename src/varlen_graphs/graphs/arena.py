@@ -35,6 +35,7 @@ class Arena:
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
+        loading: True while host buffers are computed for a replay whose rows are loaded.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Arena:
         self._extent = spec.row_extent
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
+        self.loading = False
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
@@ -141,11 +143,15 @@ class Arena:
         if self._pads:
             self._pad_rows(layout.total, budget)
         self._load_items(layout)
-        for buffer in self._spec.host_buffers:
-            value = buffer.compute(layout, budget).flatten()
-            static = self._host[buffer.name][: len(value)]
-            # Torch's allocator reuses a pinned block only after the copy from it.
-            static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
+        self.loading = True
+        try:
+            for buffer in self._spec.host_buffers:
+                value = buffer.compute(layout, budget).flatten()
+                static = self._host[buffer.name][: len(value)]
+                # Torch's allocator reuses a pinned block only after the copy from it.
+                static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
+        finally:
+            self.loading = False
 
     def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int, budget: Budget) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.mode import NO_GRAPHS, Mode
 from varlen_graphs.capture.pool import Loan, on_device
-from varlen_graphs.errors import CaptureError, StaleOutputError
+from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore, Usable
@@ -137,8 +137,17 @@ class Executor:
         return usable, route
 
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
-        """Replay the packs of a call. Borrowed outputs of the pool become invalid."""
+        """Replay the packs of a call. Borrowed outputs of the pool become invalid.
+
+        Raises:
+            InputError: A host buffer made this call, while it was computed for another one.
+        """
         arena = graphs.arena
+        if arena.loading:
+            raise InputError(
+                "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call "
+                "it belongs to; compute it from the layout alone, or call another encoder"
+            )
         arena.check_row_shape(call.rows.shape)
         self.pool.advance()
         items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout)

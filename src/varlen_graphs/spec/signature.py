@@ -56,8 +56,6 @@ class Signature:
         self._who = type(module).__name__
         own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
         self._replaced = forward is not None
-        # The dict itself: attributes of a transformers configuration take a microsecond each.
-        self._settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
         if forward is not None:
@@ -192,8 +190,10 @@ class Signature:
 
     def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
+        # Dicts, because attributes of a transformers configuration take a microsecond each.
+        settings = getattr(getattr(self._module, "config", None), "__dict__", {})
         for name, private, other in _SETTINGS:
-            asked = self._settings.get(name, self._settings.get(private, not other))
+            asked = settings.get(name, settings.get(private, not other))
             if bool(asked) is other and name not in arguments:
                 return f"config.{name}={other}"
         return None
