@@ -1,9 +1,11 @@
 """`varlen_attention` inside unmodified transformers models."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import torch
 from einops import rearrange
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -66,29 +68,65 @@ def _given(kwargs: dict[str, Any], name: str) -> bool:
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention)
 
+_USING: ContextVar[tuple[int, ...]] = ContextVar("_USING", default=())
+"""Ids of the configs whose attention is `varlen_attention` in this thread."""
+
+_GETTERS: set[Callable[[Any], Any]] = set()
+"""Getters of the classes whose configs ask the thread."""
+
 
 @contextmanager
 def use_attention(module: Any) -> Iterator[None]:
-    """Run an unmodified transformers model with `varlen_attention` inside a `with` block.
+    """Run an unmodified transformers model with `varlen_attention` inside a `with` block, in this thread only.
 
-    Sets the attention through the property of the config, because `set_attn_implementation` looks on the hub for an
-    unknown name that contains "flash". Transformers 4.57 knows only one name: inside the block that name means
-    `varlen_attention` for the whole process, other models included. The former settings return when the block ends.
+    Nothing of the model changes: in this thread, its config names `varlen_attention` as its attention. Transformers
+    4.57 knows only one name, that of FlashAttention 2, whose function then is `varlen_attention` in this thread.
 
     Args:
         module: A tower, or a model all of whose parts pack their items: attention raises `InputError` in other parts.
     """
-    config, original = module.config, ALL_ATTENTION_FUNCTIONS[_EXACT_NAME]
-    before = [(part, part._attn_implementation) for part in _with_parts(config)]
-    name = ATTENTION if _any_flash_name() else _EXACT_NAME
+    parts = _with_parts(module.config)
+    for kind in {type(part) for part in parts}:
+        _ask_thread(kind)
+    if not _any_flash_name() and not isinstance(ALL_ATTENTION_FUNCTIONS[_EXACT_NAME], _ByThread):
+        ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = _ByThread(ALL_ATTENTION_FUNCTIONS[_EXACT_NAME])
+    token = _USING.set((*_USING.get(), *map(id, parts)))
     try:
-        ALL_ATTENTION_FUNCTIONS[name] = flash_attention
-        config._attn_implementation = name
         yield
     finally:
-        for part, implementation in before:  # outer configs first: their property also sets that of their parts
-            part._attn_implementation = implementation
-        ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = original
+        _USING.reset(token)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _using() -> tuple[int, ...]:
+    return _USING.get()
+
+
+def _ask_thread(kind: Any) -> None:
+    """Let configs of a class name the attention that the thread uses; done once, and without effect on other threads.
+
+    Through the property of the class, because nothing of a config may change while other threads run its model.
+    """
+    own = kind._attn_implementation
+    if own.fget in _GETTERS:
+        return
+    name = ATTENTION if _any_flash_name() else _EXACT_NAME
+
+    def attention(config: Any) -> Any:
+        return name if (using := _using()) and id(config) in using else own.fget(config)
+
+    _GETTERS.add(attention)
+    kind._attn_implementation = property(attention, own.fset)
+
+
+class _ByThread:
+    """Attention function that is `varlen_attention` where the thread uses it, and another one elsewhere."""
+
+    def __init__(self, other: Callable[..., Any]) -> None:
+        self._other = other
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (flash_attention if _using() else self._other)(*args, **kwargs)
 
 
 def _with_parts(config: Any) -> list[Any]:

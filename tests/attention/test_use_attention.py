@@ -1,0 +1,128 @@
+"""`use_attention`: one thread runs a model with our attention, and no other thread sees anything of it."""
+
+import copy
+import json
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.support.towers import distance, pixels, qwen3_vl_tower
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from varlen_graphs.attention.transformers import use_attention  # noqa: E402
+
+GRID = [(1, 4, 4), (1, 8, 4), (2, 4, 4)]
+
+
+def run(tower, grid=GRID):
+    with torch.no_grad():
+        return tower(pixels(grid), grid_thw=torch.tensor(grid))
+
+
+def in_another_thread(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_other_threads_keep_the_attention_of_the_model(name):
+    tower = qwen3_vl_tower()
+    tower.config._attn_implementation = name
+    before, expected = vars(tower.config).copy(), run(tower)
+    with use_attention(tower):
+        ours = tower.config._attn_implementation
+        assert in_another_thread(lambda: tower.config._attn_implementation) == name
+        assert distance(in_another_thread(lambda: run(tower)), expected) == 0
+        assert vars(tower.config) == before
+        for copied in (copy.deepcopy(tower.config), pickle.loads(pickle.dumps(tower.config))):
+            assert copied._attn_implementation == name
+        assert ours not in json.dumps(tower.config.to_dict())
+        assert distance(run(tower), expected) < 1e-5
+    assert tower.config._attn_implementation == name
+
+
+def test_blocks_nest_and_end_with_errors():
+    first, second = qwen3_vl_tower(), qwen3_vl_tower()
+    before = first.config._attn_implementation
+    with use_attention(first), use_attention(second):
+        assert first.config._attn_implementation == second.config._attn_implementation != before
+    with pytest.raises(ZeroDivisionError), use_attention(first):
+        _ = 1 / 0
+    assert first.config._attn_implementation == second.config._attn_implementation == before
+    with use_attention(first):
+        assert second.config._attn_implementation == before
+
+
+def test_an_attention_that_is_set_is_the_one_after_the_block():
+    tower = qwen3_vl_tower()
+    with use_attention(tower):
+        in_another_thread(lambda: setattr(tower.config, "_attn_implementation", "eager"))
+    assert tower.config._attn_implementation == "eager"
+
+
+def test_threads_that_enter_and_leave_leave_nothing_behind():
+    tower = qwen3_vl_tower()
+    before, expected = tower.config._attn_implementation, run(tower)
+    barrier = threading.Barrier(4)
+
+    def work(ours):
+        for _ in range(5):
+            barrier.wait()
+            if ours:
+                with use_attention(tower):
+                    got = run(tower)
+            else:
+                assert tower.config._attn_implementation == before
+                got = run(tower)
+            assert distance(got, expected) < (1e-5 if ours else 1e-12)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [True, True, False, False]))
+    assert tower.config._attn_implementation == before
+
+
+def test_the_generic_recipe_changes_nothing_for_other_threads():
+    tower = qwen3_vl_tower()
+    before, expected = vars(tower.config).copy(), run(tower)
+    encoder = vg.recipes.generic(tower, budgets=[128, 256], backend="tape")
+    name, stop, seen = tower.config._attn_implementation, threading.Event(), set()
+
+    def watch():
+        while not stop.is_set():
+            seen.add(tower.config._attn_implementation)
+            assert distance(run(tower), expected) == 0
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            encoder.capture()
+            assert distance(encoder(pixels(GRID), grid_thw=GRID), expected) < 1e-5
+            assert distance(encoder.eager(pixels(GRID), grid_thw=GRID), expected) < 1e-5
+        finally:
+            stop.set()
+        watching.result()
+    assert seen == {name}
+    assert vars(tower.config) == before
+
+
+def test_compiled_code_uses_the_attention_of_its_block():
+    tower = qwen3_vl_tower()
+    expected = run(tower)
+    names = []
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def named(config, x):
+        return x + 1 if config._attn_implementation == names[0] else x
+
+    with use_attention(tower):
+        names.append(tower.config._attn_implementation)
+    assert named(tower.config, torch.zeros(1)) == 0
+    torch.compiler.reset()
+    with use_attention(tower):
+        assert named(tower.config, torch.zeros(1)) == 1
+    assert distance(run(tower), expected) == 0
