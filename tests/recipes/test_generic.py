@@ -186,6 +186,34 @@ def test_nothing_of_the_tower_is_changed():
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
+class Centred(torch.nn.Module):
+    """Takes the mean of its first rows for that of all."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.mean = norm, None
+
+    def forward(self, x):
+        x = self.norm(x)
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return x - self.mean
+
+
+def test_a_tower_that_initialises_itself_is_left_as_it_was_and_not_captured_before_it_has():
+    tower = generic_tower("GlmOcrVisionModel").eval()
+    centred = tower.blocks[0].norm1 = Centred(tower.blocks[0].norm1)
+    encoder = graphed(tower)
+    assert centred.mean is None
+    rows = rows_for(encoder, [(1, 4, 4)], 0)
+    with pytest.raises(vg.CaptureError, match=r"keeps what it computes from rows in 'blocks\.0\.norm1\.mean'"):
+        encoder(rows, grid_thw=[(1, 4, 4)])
+    assert centred.mean is None
+    encoder.eager(rows, grid_thw=[(1, 4, 4)])
+    out = encoder(rows, grid_thw=[(1, 4, 4)])
+    assert distance(out, plain(tower, encoder)(rows, [(1, 4, 4)])) < 1e-5
+
+
 def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
     tower = generic_tower("GlmOcrVisionModel")
     encoder = graphed(tower)

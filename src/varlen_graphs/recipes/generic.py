@@ -17,6 +17,7 @@ from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
 from varlen_graphs.recipes.precomputed import GATHERED, precomputed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 
@@ -44,6 +45,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         SpecError: The tower requests a tensor that no buffer computes, cannot be captured, or returns another output
             with the declared buffers. The message names the argument or the line.
     """
+    before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
         spec, forward = _declare(tower)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
@@ -51,6 +53,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         raise SpecError(
             f"{name} needs a recipe: {error}\nTo write one, or to declare the arguments yourself, see docs/recipes.md"
         ) from error
+    finally:
+        before.restore()  # the tower may have kept something of the random rows
     if budgets is None:
         clips = isinstance(spec.layout, Lengths)
         budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()] if clips else Ladder()
