@@ -5,6 +5,7 @@ Without a GPU, Triton's kernels run in its interpreter, which must be said befor
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,6 +15,14 @@ if not torch.cuda.is_available():
 # Tests are made of small operations, in which threads mostly wait for each other; those of child processes too.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    """Run a test without gradients, as encoders are called; tests of training enable them."""
+    with torch.no_grad():
+        yield
+
 
 settings.register_profile("varlen_graphs", deadline=None)
 settings.load_profile("varlen_graphs")

@@ -37,5 +37,6 @@ def one_input(data: bytes) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
     atheris.Setup([sys.argv[0], *OPTIONS, *sys.argv[1:]], one_input)
     atheris.Fuzz()

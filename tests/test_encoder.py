@@ -671,7 +671,7 @@ def test_a_capture_with_dropout_at_work_is_warned_of():
         def forward(self, x, cu_seqlens, max_seqlen):
             return self.dropout(super().forward(x, cu_seqlens, max_seqlen))
 
-    with pytest.warns(UserWarning, match="captured in training mode with 1 active dropouts; call module.eval"):
+    with pytest.warns(UserWarning, match="captured in training mode with 1 active dropout; call module.eval"):
         attention_encoder(module=Dropping(), verify=UNPROVEN)(rows_for([6]), lengths=[6])
     attention_encoder(module=Dropping().eval())(rows_for([6]), lengths=[6])
 

@@ -46,6 +46,9 @@ class GraphedEncoder(OperatedEncoder):
     are packed into budgets; each budget's graph computes the buffers from the items and runs the module. Items that no
     budget holds run eager through the same code.
 
+    In grad mode, calls of a module in training mode with a trainable parameter, and calls whose rows require grad, run
+    the original with its gradients.
+
     Graphs are captured at the first call, or by `capture()`. A replay does not sync with the host. Weights may be
     updated in place. Moving, casting or reloading the module raises `StaleGraphError` at the next call; replacing a
     single one of hundreds of weights does within 64 calls, and at `check()`. Calls from several threads take turns.

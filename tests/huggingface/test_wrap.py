@@ -329,11 +329,13 @@ def test_checkpointing_flags_change_nothing(plain):
     assert not vg.encoders(plain)["model.visual"].stats.eager
 
 
-def test_a_tower_learns_only_without_graphs_in_it(plain):
+@pytest.mark.filterwarnings("ignore:.*outputs in evaluation mode carry no gradient")
+def test_a_wrapped_tower_learns_in_training_mode_alone(plain):
     inputs = prompt(plain, IMAGES)
     weight = plain.model.visual.blocks[0].attn.qkv.weight
-    for wrapping, learns in ((vg.unwrap, True), (wrapped, False)):
-        wrapping(plain)(**inputs).logits.sum().backward()
+    for wrapping, learns in ((vg.unwrap, True), (wrapped, False), (nn.Module.train, True), (nn.Module.eval, False)):
+        with torch.enable_grad():
+            wrapping(plain)(**inputs).logits.sum().backward()
         assert (weight.grad is not None) is learns
         plain.zero_grad()
 

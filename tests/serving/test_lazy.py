@@ -142,9 +142,9 @@ def test_borrowed_outputs_of_calls_without_graphs_are_the_callers_own():
 def test_nothing_is_captured_in_another_state_than_that_of_construction():
     encoder = lazy_encoder()
     check(encoder, [20])
-    encoder.module.train(False)
+    encoder.module.train()
     assert encoder.capture_wanted() == []
-    encoder.module.train(True)
+    encoder.module.eval()
     with torch.autocast("cpu", torch.bfloat16):  # of this thread, and not of the encoder
         assert encoder.capture_wanted() == [SMALL]
     check(encoder, [20])

@@ -252,7 +252,7 @@ def test_weights_that_the_tower_lacks_are_missing_once():
 
 
 def test_an_encoder_as_the_forward_of_its_tower_raises_and_says_what_to_assign():
-    tower = Tower()
+    tower = Tower().train()
     encoder = encoder_of(tower)
     tower.forward = encoder
     for traverse in (tower.state_dict, tower.train, lambda: [*tower.parameters()], lambda: [*tower.modules()]):

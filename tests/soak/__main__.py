@@ -29,6 +29,7 @@ def main():
     arguments.add_argument("--case", help="run this case alone")
     options = arguments.parse_args()
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.case:
         check_case(eval(options.case, vars(parts) | vars(vg) | {"Case": Case, "Call": Call}), device)

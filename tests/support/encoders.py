@@ -28,6 +28,7 @@ class Attention(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.qkv = nn.Linear(dim, 3 * dim)
+        self.eval()
 
     def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).unbind(1)
@@ -41,6 +42,7 @@ class Of(nn.Module):
         super().__init__()
         self.function = function
         self.weight = nn.Parameter(torch.ones(4))
+        self.eval()
 
     def forward(self, *args, **kwargs):
         return self.function(self, *args, **kwargs)

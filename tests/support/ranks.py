@@ -69,6 +69,7 @@ def run_scenarios(scenarios, backend):
     """Run functions of `(rank, ranks)` as one of the processes of `run_group`."""
     rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
     dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=TIMEOUT)
     results = {}
     for scenario in scenarios:

@@ -354,7 +354,7 @@ def plans_that_cannot_be(rank, ranks):
     with pytest.raises(vg.SpecError, match=r"output is sharded over ranks, .*Shard\(dim="):
         both(rows_for([5], dim=DIM), lengths=[5])
     tower = qwen3_vl_tower(num_heads=1)
-    with pytest.raises(vg.SpecError, match=f"1 heads cannot be divided among {ranks} ranks"):
+    with pytest.raises(vg.SpecError, match=f"1 head cannot be divided among {ranks} ranks"):
         parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
 
 

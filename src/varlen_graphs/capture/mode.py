@@ -14,7 +14,7 @@ from varlen_graphs.capture.cuda import CudaCapture
 from varlen_graphs.capture.parts import ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
-from varlen_graphs.errors import SpecError, warn
+from varlen_graphs.errors import SpecError, counted, warn
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
 
@@ -28,6 +28,9 @@ SHARDING_HOOKS = "torch.distributed.tensor."
 
 ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 """Attributes that peft changes on a layer without replacing anything."""
+
+TRAINING = "the module is trained"
+ROWS_NEED_GRAD = "rows require grad"
 
 
 class Mode:
@@ -43,6 +46,8 @@ class Mode:
 
     Attributes:
         parts: The modules whose training mode and hooks count.
+        may_train: True if a call in grad mode that graphs could answer may need `why_trained` nevertheless: at first,
+            and if the module was in training mode at construction.
     """
 
     def __init__(self, module: nn.Module, backend: BackendName, pool: Pool, also: Mapping[str, Any]) -> None:
@@ -52,6 +57,8 @@ class Mode:
         self._backends: dict[torch.device, Backend | None] = {}
         self._also = also
         self._expected: dict[str, bool] = {}  # training mode of each part
+        self._grad_seen = False
+        self.may_train = True
         self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
         self.look_again()
 
@@ -60,6 +67,33 @@ class Mode:
         if RemovableHandle.next_id != self._hooks_seen and self.has_hooks():
             return "forward hooks"
         return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
+
+    def why_trained(self, rows_need_grad: bool) -> str | None:
+        """Return the reason why a call made in grad mode needs gradients, which no graph has, or `None`.
+
+        Looks at parameters only in training mode, and once besides, because there are many.
+        """
+        if rows_need_grad:
+            return ROWS_NEED_GRAD
+        training = self.parts.trains()
+        if training or not self._grad_seen:
+            trainable = any(parameter.requires_grad for parameter in self._module.parameters())
+            if trainable and training:
+                return TRAINING
+            if trainable:
+                self._warn_of_no_grad()
+        self.may_train = self.parts.expects_training
+        return None
+
+    def _warn_of_no_grad(self) -> None:
+        """Warn once that outputs carry no gradient, though a caller might expect one."""
+        if not self._grad_seen:
+            warn(
+                f"{type(self._module).__name__} has parameters that require grad and grad mode is on, but outputs in "
+                "evaluation mode carry no gradient: call under torch.no_grad() or torch.inference_mode(), which says "
+                "so, or train with module.train()"
+            )
+        self._grad_seen = True
 
     def change(self, device_type: str) -> str | None:
         """Return the difference from the state at construction, or `None`."""
@@ -112,11 +146,12 @@ class Mode:
         self._hooks_seen = -1
 
     def warn_of_training(self) -> None:
-        """Warn if a graph would hold the module with active dropout."""
-        drops = [m for m in self.parts.modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
-        drops = [drop for drop in drops if drop.training]
-        if drops:
-            warn(f"the module is captured in training mode with {len(drops)} active dropouts; call module.eval() first")
+        """Warn if a graph would hold the module in training mode."""
+        if self.parts.trains():
+            drops = [m for m in self.parts.modules if isinstance(m, nn.modules.dropout._DropoutNd)]
+            active = sum(drop.training and drop.p > 0 for drop in drops)
+            what = f" with {counted(active, 'active dropout')}" if active else ""
+            warn(f"{type(self._module).__name__} is captured in training mode{what}; call module.eval() first")
 
     def has_hooks(self) -> bool:
         """Return True if a forward hook would see this call, which no replay runs."""

@@ -31,6 +31,7 @@ class ModuleParts:
     Attributes:
         named: All parts and their paths.
         modules: All parts.
+        expects_training: True if a part is expected to be in training mode.
     """
 
     def __init__(self, module: nn.Module, also: Mapping[str, Any], expected: dict[str, bool]) -> None:
@@ -46,7 +47,7 @@ class ModuleParts:
         self._flags = [vars(part) for _, part in plain]
         self._scripts = [part for _, part in scripts]
         self._expected = [_expected(path, expected) for path, _ in (*plain, *scripts)]
-        self._any_training = any(self._expected)
+        self.expects_training = any(self._expected)
 
     def hooks(self) -> Iterator[Any]:
         """Yield the forward hooks of all parts, and those of the process."""
@@ -56,9 +57,13 @@ class ModuleParts:
         yield from torch_module._global_forward_hooks.values()
         yield from torch_module._global_forward_pre_hooks.values()
 
+    def trains(self) -> bool:
+        """Return True if a part is in training mode now."""
+        return any(map(_TRAINING, self._flags)) or any(script.training for script in self._scripts)
+
     def training_changed(self) -> bool:
         """Return True if a part is in another training mode than expected."""
-        if not self._any_training and not self._scripts:  # nearly always: a module in evaluation
+        if not self.expects_training and not self._scripts:  # nearly always: a module in evaluation
             return any(map(_TRAINING, self._flags))
         return [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)] != self._expected
 

@@ -105,16 +105,24 @@ class Forward:
         return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
 
     def exact(
-        self, rows: Tensor, layout: Layout, statics: dict[str, Any], beyond: str | None = None, length: int = 0
+        self,
+        rows: Tensor,
+        layout: Layout,
+        statics: dict[str, Any],
+        beyond: str | None = None,
+        length: int = 0,
+        grad: bool = False,
     ) -> Any:
         """Run items without padding; return a batch if the rows are those of one padded to `length`.
+
+        Without gradients, unless `grad` asks for them.
 
         Raises:
             SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
         """
         spec = self.spec
         budget = spec.exact_budget(layout)
-        with torch.no_grad(), on_device(rows.device):
+        with torch.set_grad_enabled(grad), on_device(rows.device):
             table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
             host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
             items = ItemTable(table, budget, spec.layout)
@@ -152,17 +160,18 @@ class Forward:
         """Return True if the module itself can run with the arguments of a call."""
         return self._signature.original_answers(call)
 
-    def reference(self, call: Call) -> Any:
+    def reference(self, call: Call, grad: bool = False) -> Any:
         """Return the correct output of a call: by the module itself if it takes the call, else by the forward.
 
-        The rows are copied first: the module may write into them.
+        The rows are copied first: the module may write into them. Without gradients, unless `grad` asks for them.
         """
-        if not self.answers_itself(call):
-            return self.exact(call.rows, read_layout(self.spec, call), call.statics, length=call.length)
+        if not (self.answers_itself(call) or (call.beyond and self._signature.original_takes_call)):
+            layout = read_layout(self.spec, call)
+            return self.exact(call.rows, layout, call.statics, call.beyond, call.length, grad)
         name = self.spec.packed.name
-        return self.original(replace(call, original=call.original | {name: call.original[name].clone()}))
+        return self.original(replace(call, original=call.original | {name: call.original[name].clone()}), grad)
 
-    def original(self, call: Call) -> Any:
+    def original(self, call: Call, grad: bool = False) -> Any:
         """Run the module itself with the caller's arguments, rows cast and normalised as for graphs."""
         packed = self.spec.packed
         arguments = dict(call.original)
@@ -172,7 +181,7 @@ class Forward:
             arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
         for name in filter(None, (self.spec.layout.name, packed.padded_by)):
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             return self._callable(**arguments)
 
     def _run(self, **arguments: Any) -> Any:

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from varlen_graphs.errors import LayoutError, SpecError, counted
@@ -209,6 +210,9 @@ def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
     """Pad packed rows to a batch `[batch, length, ...]` with zeros: two launches, or a view if no item is shorter."""
     if min(lengths) == length:
         return rows.view(len(lengths), length, *rows.shape[1:])
+    if rows.requires_grad and torch.is_grad_enabled():  # the copies below have no gradient
+        inner = (0, 0) * (rows.dim() - 1)
+        return torch.stack([F.pad(item, (*inner, 0, length - len(item))) for item in rows.split(list(lengths))])
     items = plain(rows)
     batch = items.new_zeros(len(lengths), length, *rows.shape[1:])
     torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], items.split(list(lengths)))

@@ -113,6 +113,10 @@ class Executor:
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
+        if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad):
+            trained = self.mode.why_trained(call.rows.requires_grad)
+            if trained is not None:
+                return self.train(call, trained)
         if reason is None and self.store.lazy:
             reason = self.router.why_wait(call)
         if reason is not None:
@@ -178,13 +182,23 @@ class Executor:
 
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it."""
+        self._count_eager(call, reason)
+        output = self.run_eager(call)
+        return Borrowed(output) if self.lends and not call.staged else output
+
+    def train(self, call: Call, reason: str) -> Any:
+        """Return the output of a call run eager with its gradients, and count it."""
+        self._count_eager(call, reason)
+        with torch.enable_grad():  # the rows of a stage are written without
+            output = self.forward.reference(call, grad=True)
+        return Borrowed(output) if self.lends and not call.staged else output
+
+    def _count_eager(self, call: Call, reason: str) -> None:
         read_layout(self.spec, call)
         self.stats.count_call(call.items)
         if self.traces:
             self._trace(call)
         self.stats.count_eager(reason)
-        output = self.run_eager(call)
-        return Borrowed(output) if self.lends and not call.staged else output
 
     def run_eager(self, call: Call) -> Any:
         """Return the output of a call run eager."""

@@ -83,7 +83,8 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     call = _bind(executor, layout, arguments)
     assert call.layout is not None  # noqa: S101 - it was just read
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
-    reason = call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
+    trained = executor.mode.why_trained(call.rows.requires_grad) if torch.is_grad_enabled() else None
+    reason = trained or call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive():
             usable, route = executor.route(call)
@@ -100,7 +101,8 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
                 return
     rows = call.rows.new_empty(spec.argument_shape(call.layout, call.rows))
     call.original[spec.packed.name], call.rows = rows, spec.packed.rows_first(rows)
-    with torch.no_grad(), _staged(rows, partial(executor.eager, call, reason)) as staged:
+    run = executor.train if trained else executor.eager
+    with torch.no_grad(), _staged(rows, partial(run, call, reason)) as staged:
         yield staged
 
 

@@ -26,8 +26,7 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
         call.layout = parse(spec, call.description, call.rows.shape)
         if spec.packed.padded_by is not None:
             call.length = call.rows.shape[1]
-            with torch.no_grad():
-                call.rows = pack_rows(call.rows, call.layout.rows)
+            call.rows = pack_rows(call.rows, call.layout.rows)
     return call.layout
 
 
