@@ -258,7 +258,7 @@ def test_capture_in_another_state_is_refused_and_graphs_keep_that_of_constructio
         pytest.raises(vg.CaptureError, match=r"calls run eager now \(autocast differs from construction\)"),
     ):
         encoder.capture()
-    encoder.module.eval()
+    encoder.module.train()
     with pytest.raises(vg.CaptureError, match="training mode differs from construction"):
         encoder.capture()
 

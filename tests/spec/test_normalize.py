@@ -48,7 +48,7 @@ def test_each_row_of_a_padded_batch_is_normalised_by_its_channels(backend):
 def test_the_constants_have_an_owner_that_the_guard_names(recwarn):
     normalize = vg.spec.Normalize(MEAN, STD)
     spec = vg.BufferSpec(vg.PackedRows("input", (6,), torch.uint8, normalize=normalize), vg.Lengths("lengths"))
-    encoder = vg.GraphedEncoder(torch.nn.Linear(6, 6).requires_grad_(False), [64], spec, backend="tape")
+    encoder = vg.GraphedEncoder(torch.nn.Linear(6, 6).requires_grad_(False).eval(), [64], spec, backend="tape")
     pixels = torch.ones(6, 6, dtype=torch.uint8)
     encoder(pixels, lengths=[6])
     assert not recwarn  # of memory without an owner

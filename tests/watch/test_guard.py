@@ -245,7 +245,7 @@ class Calling(nn.Module):
 
 def calling_encoder(call, **options):
     spec = vg.BufferSpec("x", vg.Lengths("lengths"))
-    return vg.GraphedEncoder(Calling(call), [64], spec, backend="tape", **options)
+    return vg.GraphedEncoder(Calling(call).eval(), [64], spec, backend="tape", **options)
 
 
 def test_memory_whose_owner_cannot_be_found_is_told_of_once():
