@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.interrupts import ThreadState
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
@@ -177,10 +178,19 @@ class Pool:
 
     @contextmanager
     def capturing(self, module: str) -> Iterator[None]:
-        """Set `busy` inside, under the lock, and let encoders inside of the captured module know."""
-        self.busy, _thread.captures = True, module
+        """Set `busy` inside, under the lock, and let encoders inside of the captured module know.
+
+        An error or an interrupt that ends the block leaves the modes of the thread as they were. Enter this first.
+        """
+        state = ThreadState()
         try:
+            self.busy, _thread.captures = True, module
             yield
+        except GeneratorExit:  # an interrupt came before the block began, and this is the collector, at any later time
+            raise
+        except BaseException:
+            state.restore()
+            raise
         finally:
             self.busy, _thread.captures = False, None
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
+from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.watch.rules import Violation
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
@@ -76,7 +77,7 @@ class Tape:
 
     def replay(self) -> None:
         """Poison the allocated memory, and run the recorded operations again."""
-        with torch.inference_mode(False), torch.no_grad():
+        with outside_inference(), torch.no_grad():
             for tensor in self.allocated:
                 poison(tensor)
             for operation in self.operations:
@@ -97,7 +98,7 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name)
-        with torch.inference_mode(False):
+        with outside_inference():
             tape.outputs = recorder.watch(run, recorder.on_triton_launch)
         return tape
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import SpecError, warn
@@ -89,7 +90,7 @@ class Capturer:
         forward = BoundForward(self._forward, statics, self._mode, attributes.drop_changed)
         with (
             self._pool.capturing(type(self._forward.module).__name__),
-            torch.inference_mode(False),
+            outside_inference(),
             torch.no_grad(),
             on_device(device),
         ):

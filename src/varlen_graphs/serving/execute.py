@@ -121,10 +121,15 @@ class Executor:
             reason = self.router.why_wait(call)
         if reason is not None:
             return self.eager(call, reason)
-        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive():
-            usable, route = self.route(call)
-            if usable.graphs is not None and route.packs:
-                return self.run(call, route, usable.graphs)
+        grad = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
+            with on_device(call.rows.device), self.pool.exclusive():
+                usable, route = self.route(call)
+                if usable.graphs is not None and route.packs:
+                    return self.run(call, route, usable.graphs)
+        finally:
+            torch._C._set_grad_enabled(grad)
         return self.eager(call, route.reason or NO_GRAPHS)
 
     def route(self, call: Call) -> tuple[Usable, Route]:
