@@ -4,6 +4,7 @@ import ast
 import linecache
 from collections.abc import Iterator, Set
 from functools import lru_cache
+from textwrap import shorten
 
 from varlen_graphs.watch.lines import Line
 
@@ -54,6 +55,19 @@ def return_line(line: Line) -> Line:
     first = line._replace(number=min(returns))
     around = controls_around(first)
     return first._replace(number=around[0].lineno) if around else first
+
+
+def statement(line: Line) -> str:
+    """Return the whole statement at a line, or the head of a loop or branch, in one line."""
+    first = last = line.number
+    node = next(_children_at(_tree(line.file), line.number), None)
+    while isinstance(node, ast.stmt):
+        body = getattr(node, "body", None)
+        head = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno or line.number
+        first, last = (node.lineno, head) if node.lineno <= line.number <= head else (first, last)
+        node = next(_children_at(node, line.number), None)
+    text = " ".join(linecache.getline(line.file, number).strip() for number in range(first, max(first, last) + 1))
+    return shorten(text, 240, placeholder=" ...") if text else line.source
 
 
 def function_around(line: Line) -> int:

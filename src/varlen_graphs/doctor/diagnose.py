@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.backend import CAPTURE_LOCK
+from varlen_graphs.doctor.advice import summary
 from varlen_graphs.doctor.branches import return_line
 from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
 from varlen_graphs.doctor.findings import Diagnosis
@@ -78,7 +79,9 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         f"call {', '.join(alone)} was not checked for frozen values: no other call has rows of the same shape. "
         "Pass calls with equally many rows and different items.",
     )
-    return Diagnosis(type(module).__name__, len(calls), merge_findings(seen), notes if alone else ())
+    findings = merge_findings(seen)
+    advice = summary(module, examples[0], findings)
+    return Diagnosis(type(module).__name__, len(calls), findings, notes if alone else (), advice)
 
 
 def _compared(calls: Sequence[ObservedCall]) -> list[list[Occurrence]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from varlen_graphs.doctor.branches import statement
 from varlen_graphs.errors import counted
 from varlen_graphs.watch.lines import Line
 from varlen_graphs.watch.rules import EXPLANATIONS
@@ -90,6 +91,7 @@ class Finding:
         why: Reason why it matters.
         remedy: Suggested change.
         declaration: Buffer or layout to declare instead, guessed from the words of the line, or `None`.
+        arguments: Keyword arguments that the function around the line takes instead.
         count: Number of times it ran, in the call in which it ran most often.
         blocks: True if it makes a capture fail, or its replays wrong.
     """
@@ -101,6 +103,7 @@ class Finding:
     why: str
     remedy: str
     declaration: str | None
+    arguments: tuple[str, ...]
     count: int
     blocks: bool
 
@@ -114,12 +117,14 @@ class Diagnosis:
         calls: Number of calls that were examined.
         findings: The findings, blocking ones first.
         notes: Checks that could not be made.
+        summary: Declaration to paste, or the recipe that has it; empty if nothing prevents a correct graph.
     """
 
     name: str
     calls: int
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    summary: str
 
     @property
     def ok(self) -> bool:
@@ -149,6 +154,7 @@ class Diagnosis:
         parts = [f"{paint('bold', self.name)}, {calls}: {verdict}{others}"]
         parts += [_finding_text(at, finding, paint) for at, finding in enumerate(self.findings, 1)]
         parts += [f"Note: {note}" for note in self.notes]
+        parts += [self.summary] if self.summary else []
         return "\n\n".join(parts)
 
     def to_json(self) -> str:
@@ -158,7 +164,15 @@ class Diagnosis:
             for finding in self.findings
         ]
         return json.dumps(
-            {"name": self.name, "calls": self.calls, "ok": self.ok, "findings": findings, "notes": self.notes}, indent=1
+            {
+                "name": self.name,
+                "calls": self.calls,
+                "ok": self.ok,
+                "findings": findings,
+                "notes": self.notes,
+                "summary": self.summary,
+            },
+            indent=1,
         )
 
 
@@ -185,12 +199,16 @@ def _finding_text(at: int, finding: Finding, paint: Callable[[str, str], str]) -
     times = f", {finding.count} times a call" if finding.count > 1 else ""
     where = ", ".join(path or "the module itself" for path in finding.modules)
     advice = f"Declare {finding.declaration}." if finding.declaration else finding.remedy
+    if finding.arguments:
+        advice = (
+            f"Pass {', '.join(finding.arguments)}, precomputed; as a buffer: {finding.declaration or 'DeviceBuffer'}."
+        )
     head = paint("red" if finding.blocks else "yellow", finding.kind)
     place = f"{finding.line.file}:{finding.line.number}, in {finding.line.function}"
     lines = [
         f"{at}. {head}{times}: {finding.what}",
         f"   at {place} ({where})",
-        f"      {paint('cyan', finding.line.source)}",
+        f"      {paint('cyan', statement(finding.line))}",
         f"   {finding.why}",
         f"   {paint('green', advice)}",
     ]

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from varlen_graphs.doctor.branches import statement
 from varlen_graphs.doctor.findings import FINDING_KINDS, Finding, collapse
+from varlen_graphs.doctor.keywords import precomputed_arguments
 from varlen_graphs.doctor.run_record import Occurrence
 from varlen_graphs.watch.lines import Line
 
@@ -12,6 +14,8 @@ MAX_DESCRIPTIONS = 3
 
 _DECLARATIONS = {
     r"window_(index|attn|seqlens)": "WindowIndex(Windows(side)) and CuSeqlens(per=Windows(side))",
+    r"block_?(diag|mask)|mask\[.*(cu_?seq|start|end)": "CuSeqlens, and call vg.varlen_attention with it, not a mask",
+    r"bucket": "a DeviceBuffer of torch.bucketize over the positions of the item table",
     r"max_?(seq)?_?len|max_length|longest|\.max\(|\bmax\(": "MaxSeqlen",
     r"cu_?seq|seq_?lens": "CuSeqlens",
     r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
@@ -46,6 +50,7 @@ def _finding(kind: str, line: Line, calls: list[list[Occurrence]]) -> Finding:
     facts = FINDING_KINDS[kind]
     descriptions = list(dict.fromkeys(occurrence.what for own in calls for occurrence in own))
     omitted = len(descriptions) - MAX_DESCRIPTIONS
+    arguments = tuple(precomputed_arguments(line)) if kind in _REPLACEABLE else ()
     return Finding(
         kind=kind,
         what="; ".join(descriptions[:MAX_DESCRIPTIONS]) + (f"; and {omitted} more" if omitted > 0 else ""),
@@ -54,6 +59,7 @@ def _finding(kind: str, line: Line, calls: list[list[Occurrence]]) -> Finding:
         why=facts.why,
         remedy=facts.remedy,
         declaration=_declaration(kind, line, calls[0][0].module),
+        arguments=arguments,
         count=max(len(own) for own in calls),
         blocks=facts.blocks,
     )
@@ -62,8 +68,10 @@ def _finding(kind: str, line: Line, calls: list[list[Occurrence]]) -> Finding:
 def _declaration(kind: str, line: Line, module: str) -> str | None:
     """Suggest what to declare instead of a line, from the name of its function, its source and its submodule's path."""
     if kind in _REPLACEABLE:
-        for words in (line.function, line.source, module):
+        for words in (line.function, statement(line), module):
             for pattern, declaration in _DECLARATIONS.items():
                 if re.search(pattern, words):
                     return declaration
+        if re.search(r"\bsplit\(", statement(line)):
+            return "the output as Rows(), in one tensor; vg.Items() gives one entry an item"
     return None

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from varlen_graphs.doctor.advice import RECIPE_NAMES
+
 Recipe = Callable[..., Any]
 """Function called as `recipe(tower, budgets, **options)` that returns a `GraphedEncoder`."""
 
@@ -29,6 +31,7 @@ def handles(*class_names: str) -> Callable[[R], R]:
 
     def register(recipe: R) -> R:
         RECIPES.update(dict.fromkeys(class_names, recipe))
+        RECIPE_NAMES.update(dict.fromkeys(class_names, recipe.__name__))
         return recipe
 
     return register
