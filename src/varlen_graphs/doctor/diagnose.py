@@ -12,18 +12,22 @@ from varlen_graphs.capture.backend import CAPTURE_LOCK
 from varlen_graphs.doctor.advice import summary
 from varlen_graphs.doctor.branches import return_line
 from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
-from varlen_graphs.doctor.findings import Diagnosis
-from varlen_graphs.doctor.frozen import ObservedCall, frozen_values, padded_sizes
+from varlen_graphs.doctor.findings import FINDING_KINDS, Diagnosis
+from varlen_graphs.doctor.frozen import READ, ObservedCall, frozen_values, padded_sizes
 from varlen_graphs.doctor.frozen_branches import frozen_branches
 from varlen_graphs.doctor.merge import merge_findings
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe
+from varlen_graphs.doctor.probes import other_layouts
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.errors import InputError
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.watch.owners import reachable_tensors
 from varlen_graphs.watch.rules import has_storage
+
+MOST_PROBED = 3
+"""Number of calls whose rows are run with other layouts."""
 
 
 def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
@@ -34,7 +38,8 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     tensors of a call count as device tensors, as on the tape. Syncs wherever the module does.
 
     Frozen values show as differences between calls with equally many rows: pass two or more of these, with different
-    items. The largest tensor of a call is taken as its rows.
+    items. The largest tensor of a call is taken as its rows. Calls of two tensors by name, rows and items, are also run
+    with other items.
 
     Args:
         module: The module, in the mode in which it would be captured, usually `eval()`.
@@ -72,6 +77,12 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     groups = group_by_rows(examples)
     for group in groups:
         seen += _compared([calls_seen[at] for at in group])
+    lines = {own.line for found in seen for own in found if FINDING_KINDS[own.kind].blocks}
+    for call, example in zip(calls_seen[:MOST_PROBED], examples, strict=False):
+        with CAPTURE_LOCK, torch.inference_mode(False):
+            probed = _probed(module, call, example, first.device, on_host)
+        seen.append([own for own in probed if own.line not in lines and FINDING_KINDS[own.kind].blocks])
+        lines |= {own.line for own in seen[-1]}
     reported = {own.line for found in seen for own in found if own.kind == "frozen value"}
     seen.append([own for own in padded_sizes(_completed(calls_seen)) if own.line not in reported])
     alone = [str(group[0] + 1) for group in groups if len(group) == 1]
@@ -82,6 +93,20 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     findings = merge_findings(seen)
     advice = summary(module, examples[0], findings)
     return Diagnosis(type(module).__name__, len(calls), findings, notes if alone else (), advice)
+
+
+def _probed(
+    module: nn.Module, call: ObservedCall, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]
+) -> Iterator[Occurrence]:
+    """Yield what differs from a call with the same rows and other items, if the module takes it."""
+    for at, probe in enumerate(other_layouts(example), 1):
+        runs = [_observe(module, probe, device, on_host) for _ in range(2)]
+        if not _errors([call.run, *runs]):
+            other = ObservedCall.of(f"{call.name} with other items ({at})", runs[1], probe)
+            yield from runs[1].occurrences
+            for own in chain(*_compared([call, other])):
+                if READ not in own.what:  # the line that reads it is reported
+                    yield own
 
 
 def _compared(calls: Sequence[ObservedCall]) -> list[list[Occurrence]]:

@@ -7,6 +7,9 @@ from varlen_graphs.doctor.example_call import ExampleCall, Number
 from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord, Value
 from varlen_graphs.doctor.sources import Result, Source
 
+READ = ", read from a tensor at"
+"""Words about a number whose origin is known."""
+
 
 class ObservedCall(NamedTuple):
     """A call, and the record of its run."""
@@ -150,7 +153,7 @@ def _origin(values: Sequence[Value | None], site: CallSite, calls: Sequence[Obse
     for line in sorted(calls[0].run.reads, key=lambda line: (line.file, line.function) != (here.file, here.function)):
         read = all(_was_read(value, call.run.reads.get(line, set())) for call, value in zip(calls, values, strict=True))
         if read and line != here:
-            return f", read from a tensor at {line.file}:{line.number}"
+            return f"{READ} {line.file}:{line.number}"
     return ""
 
 
