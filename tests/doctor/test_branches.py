@@ -103,6 +103,24 @@ def test_a_branch_in_a_loop_is_named_if_it_does_not_follow_the_loop():
     assert branches(module) == ["for at in range(len(lengths)):", "if m.odd[len(lengths)] == at:"]
 
 
+def cut(x, at, most):
+    x = x * 3
+    if at < most:
+        x = x.relu()
+    return x
+
+
+def test_a_branch_in_what_a_loop_calls_is_named_if_it_does_not_follow_the_loop():
+    def forward(m, x, lengths):
+        for at in range(len(lengths)):
+            x = cut(x, at, m.most[len(lengths)])
+        return x
+
+    module = Of(forward)
+    module.most = {2: 2, 3: 1}
+    assert branches(module) == ["for at in range(len(lengths)):", "if at < most:"]
+
+
 def test_a_loop_after_an_early_return_is_not():
     def forward(m, x, lengths):
         x = x * 2

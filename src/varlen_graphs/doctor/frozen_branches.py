@@ -50,17 +50,28 @@ def _changing_line(site: CallSite, stacks: Set[tuple[Line, ...]]) -> Line:
 def _nested(
     calls: Sequence[ObservedCall], decided: Iterable[tuple[Control, list[Changed]]]
 ) -> Iterator[tuple[Line, list[Changed]]]:
-    """Yield branches and loops inside others that did not run in proportion to what is around them."""
+    """Yield branches and loops inside others, or in what they call, that did not run in proportion to these."""
     for outer, own in decided:
-        inside: dict[Control, list[Changed]] = {}
+        inside: dict[Control, tuple[Line, list[Changed]]] = {}
+        direct = []
         for line, site in own:
-            around = controls_around(line)
-            for control in around[around.index(outer) + 1 :] if outer in around else []:
-                inside.setdefault(control, []).append((line, site))
-        for control, inner in inside.items():
-            outside = [other for other in own if other not in inner]
+            around = _inside(outer, line, site)
+            if not around:
+                direct.append((line, site))
+            for place, control in around:
+                inside.setdefault(control, (place, []))[1].append((line, site))
+        for control, (place, inner) in inside.items():
+            outside = direct or [other for other in own if other not in inner]
             if outside and not any(_in_proportion(calls, one, other) for one in inner for other in outside):
-                yield inner[0][0]._replace(number=control.lineno), inner
+                yield place._replace(number=control.lineno), inner
+
+
+def _inside(outer: Control, line: Line, site: CallSite) -> list[tuple[Line, Control]]:
+    """Return the branches and loops between an outer one and an operation, with lines in them."""
+    around = controls_around(line)
+    between = around[around.index(outer) + 1 :] if outer in around else []
+    called = site.lines[: site.lines.index(line)][::-1] if line in site.lines else ()
+    return [(line, own) for own in between] + [(deeper, own) for deeper in called for own in controls_around(deeper)]
 
 
 def _in_proportion(calls: Sequence[ObservedCall], one: Changed, other: Changed) -> bool:
