@@ -5,14 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.utils._python_dispatch as python_dispatch
-
-_FLAGS = (
-    "_is_in_torch_dispatch_mode",
-    "_is_in_non_infra_torch_dispatch_mode",
-    "_is_in_any_mode_without_ignore_compile_internals",
-)
-"""Flags of torch about dispatch modes; code under `torch.compile` may run uncompiled where one is left set."""
 
 
 def outside_inference() -> AbstractContextManager[Any]:
@@ -36,18 +28,14 @@ class ThreadState:
         ]
         self._caches_casts = torch.is_autocast_cache_enabled()
         self._dispatch, self._functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
-        self._flags = {name: vars(python_dispatch)[name] for name in _FLAGS if name in vars(python_dispatch)}
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         """Set the modes as they were. Modes that were entered since and are still open end here."""
         while torch._C._len_torch_dispatch_stack() > self._dispatch:
-            python_dispatch._pop_mode()
+            torch._C._pop_torch_dispatch_stack(None)
         while torch._C._len_torch_function_stack() > self._functions:
             torch._C._pop_torch_function_stack()
-        vars(python_dispatch).update(self._flags)
-        if (tell_compiler := vars(python_dispatch).get("set_is_in_mode_without_ignore_compile_internals")) is not None:
-            tell_compiler(self._flags[_FLAGS[-1]])
         for kind, casts, dtype in self._casts:
             torch.set_autocast_enabled(kind, casts)
             torch.set_autocast_dtype(kind, dtype)
