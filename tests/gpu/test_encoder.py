@@ -272,6 +272,28 @@ def test_a_capture_that_cuda_ends_leaves_pool_allocator_and_random_numbers_worki
     assert torch.equal(good(rows, lengths=[6]), before)
 
 
+def test_an_encoder_inside_of_a_captured_module_is_refused_by_name():
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, lengths):
+            return self.inner(x, lengths=lengths)
+
+    inner = scaled(lambda cu_seqlens: 1)
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths())
+    outer = vg.GraphedEncoder(Outer(inner), [128], spec)
+    rows = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
+    before = inner(rows, lengths=[6])
+    for _ in range(2):
+        with pytest.raises(
+            vg.CaptureError, match="encoder of Scaled was called inside of Outer, which another encoder is"
+        ):
+            outer(rows, lengths=[6])
+    assert torch.equal(inner(rows, lengths=[6]), before)
+
+
 def test_other_threads_may_use_the_gpu_during_a_capture(half):
     _, tower, _ = half
     stop, failures, rounds = threading.Event(), [], []

@@ -83,10 +83,11 @@ class CudaCapture:
         graph, handle, stream = self._pool.new_graph()
         stream.wait_stream(torch.cuda.current_stream())
         scratch = torch.zeros(1, device=self._pool.device)
+        spare = spare_stream(scratch.device.index)  # made here, because a capture may not allow that
         with torch.cuda.stream(stream):
             try:
                 graph.capture_begin(pool=handle, capture_error_mode="thread_local")
-                released = None if draws else _release_generator(scratch)  # kept, to be freed after the capture
+                released = None if draws else _release_generator(spare, scratch)  # kept, to be freed after the capture
                 outputs = run()
                 self._end(graph, handle)
             except BaseException:  # an interrupt must not leave the stream capturing either
@@ -94,7 +95,7 @@ class CudaCapture:
                     with suppress(RuntimeError):  # an invalid capture; its cause propagates
                         self._end(graph, handle)
                 with suppress(RuntimeError):
-                    _release_generator(scratch)
+                    _release_generator(spare, scratch)
                 raise
             del released
             memsets_to_kernels(graph, stream)
@@ -126,15 +127,15 @@ _DRAWS = "generator not in capture mode"
 """Part of torch's error for a capture that draws from a generator that is not registered with it."""
 
 
-def _release_generator(scratch: Tensor) -> torch.cuda.CUDAGraph:
+def _release_generator(spare: torch.cuda.Stream, scratch: Tensor) -> torch.cuda.CUDAGraph:
     """Take the default generator out of capture mode, by a capture of next to nothing; return that.
 
     In torch 2.11 each capture puts the default generator into capture mode, where draws outside of it raise, and the
     end of any capture takes it out again; in torch 2.13 captures leave it alone, and this changes nothing. Lending the
     generator another state for a moment instead would hand out numbers of another seed.
     """
-    short, stream = torch.cuda.CUDAGraph(keep_graph=True), spare_stream(scratch.device.index)
-    with torch.cuda.stream(stream):
+    short = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.stream(spare):
         try:
             short.capture_begin(capture_error_mode="thread_local")
             scratch.zero_()  # torch warns of an empty graph

@@ -100,7 +100,8 @@ class Pool:
             StaleGraphError: This process was forked after the pool was used.
             CaptureError: A module that this thread captures calls the encoder.
         """
-        self.check_process()
+        if self._forks != _forks.count:
+            self.check_process()
         if _thread.captures is not None:
             raise CaptureError(
                 f"the encoder of {module} was called inside of {_thread.captures}, which another encoder is capturing: "

@@ -220,7 +220,7 @@ class Executor:
             StaleGraphError: The graphs belong to a process from which this one was forked.
             CaptureError: A module that this thread captures calls the encoder.
         """
-        self.check_usable()
+        self.pool.check_usable(self._module)
         if (checks := self.store.capturer.checks) is not None:
             found = checks.poll()
             if found:
