@@ -66,6 +66,7 @@ def process_restored():
     torch.compiler.set_stance("default")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finaliser
 @pytest.mark.usefixtures("process_restored")
 @pytest.mark.parametrize("by_call", [False, True], ids=["capture", "first call"])
 def test_an_interrupt_at_any_instruction_of_a_capture_leaves_nothing_behind(by_call):

@@ -2,6 +2,7 @@
 
 import logging
 from ctypes import c_int64
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class GpuChecks:
             self._seen = torch.zeros(STATUS, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._host = (c_int64 * STATUS).from_address(self._seen.data_ptr())
         self._logged = self._counted = self._raised = 0
+        self._lock = RLock()
 
     @property
     def memory(self) -> list[Tensor]:
@@ -75,10 +77,14 @@ class GpuChecks:
 
     def poll(self) -> int:
         """Log the last finding of the checks that have run, if it is new; return the number of new ones. No sync."""
-        call, code, *_, count = self._host
+        call, code, *_ = self._host
         if call <= self._logged or not code:  # nothing new, or not yet written to its end
             return 0
-        self._logged, new, self._counted = call, count - self._counted, count
+        with self._lock:
+            call, *_, count = self._host
+            if call <= self._logged:  # another thread was first
+                return 0
+            self._logged, new, self._counted = call, count - self._counted, count
         LOGGER.error("%s", self._finding())
         return new
 
