@@ -13,6 +13,14 @@ def outside_inference() -> AbstractContextManager[Any]:
     return guard
 
 
+def interrupt_behind(error: BaseException) -> BaseException | None:
+    """Return the interrupt that was being handled when an error was raised, as of a mode left half entered."""
+    following = error.__context__
+    while following is not None and not isinstance(following, KeyboardInterrupt | SystemExit):
+        following = following.__context__
+    return following
+
+
 class ThreadState:
     """Modes of torch in the current thread, as they are now.
 
