@@ -1,5 +1,8 @@
 """Towers without a recipe on a GPU."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -32,3 +35,30 @@ def test_replays_over_nan_equal_the_tower(name, dtype):
         assert distance(over_nan, expected) < (1e-4 if dtype == torch.float32 else 3e-2)
         assert equal_bits(over_nan, again)
     encoder.check()
+
+
+def test_another_thread_runs_the_tower_with_its_own_attention_during_captures():
+    tower = build("GlmOcrVisionModel").cuda().eval()
+    encoder = vg.recipes.generic(tower, BUDGETS)
+    name, before = tower.config._attn_implementation, dict(vars(tower.config))
+    seen, stop = set(), threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            seen.add(tower.config._attn_implementation)
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            for seed in range(3):
+                encoder.capture()
+                rows = rows_for(encoder, GRIDS[0], seed).cuda()
+                encoder(rows, grid_thw=GRIDS[0])
+                encoder.eager(rows, grid_thw=GRIDS[0])
+                encoder.release()
+        finally:
+            stop.set()
+        watching.result()
+    assert seen == {name}
+    assert dict(vars(tower.config)) == before
+    assert not encoder.disabled
