@@ -1,5 +1,6 @@
 """What a watched run changes in torch: nothing for other threads, and nothing that outlives it."""
 
+import gc
 import sys
 import threading
 
@@ -117,6 +118,7 @@ def interrupted(run, at):
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # an interrupt in a finalizer of another object would be lost
     sys.settrace(trace)
     try:
         run()
@@ -124,6 +126,7 @@ def interrupted(run, at):
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
