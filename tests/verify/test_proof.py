@@ -63,7 +63,7 @@ WRONG = {
 
 @pytest.mark.parametrize("function", WRONG.values(), ids=WRONG.keys())
 def test_what_mixes_rows_runs_eager_with_one_warning(function):
-    module = Wrong(function)
+    module = Wrong(function).eval()
     encoder = encoder_of(module)
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
@@ -78,14 +78,14 @@ def test_what_mixes_rows_runs_eager_with_one_warning(function):
 
 
 def test_attention_over_all_rows_is_refused_with_its_line():
-    encoder, rows = encoder_of(Attends()), rows_for([20, 10])
+    encoder, rows = encoder_of(Attends().eval()), rows_for([20, 10])
     line = r"at .*test_proof.py:\d+, in forward: return nn.functional.scaled_dot_product_attention\(q, k, v\)"
     with pytest.warns(UserWarning, match=f"(?s)differs by inf from the module itself.*{line}"):
         assert distance(encoder(rows, lengths=[20, 10]), encoder.module(rows)) < 1e-6
 
 
 def test_no_row_of_an_earlier_call_reaches_a_later_one():
-    encoder, rows = encoder_of(Attends()), rows_for([20])
+    encoder, rows = encoder_of(Attends().eval()), rows_for([20])
     with pytest.warns(UserWarning, match="failed the proof"):
         alone = encoder(rows, lengths=[20])
     for seed in range(3):
@@ -173,7 +173,7 @@ def test_a_function_that_is_not_what_the_module_computes_never_answers():
 
 @pytest.mark.parametrize("draw", [torch.rand_like, lambda x: nn.functional.dropout(x, 0.5, training=True)])
 def test_random_numbers_are_named(draw):
-    encoder = encoder_of(Wrong(lambda module, x: x + draw(x)))
+    encoder = encoder_of(Wrong(lambda module, x: x + draw(x)).eval())
     with pytest.warns(
         UserWarning, match=r"(?s)The module draws random numbers, so no two runs agree: aten\..*at .*py:\d"
     ):
@@ -182,14 +182,14 @@ def test_random_numbers_are_named(draw):
 
 
 def test_strict_raises_and_then_runs_eager():
-    encoder, rows = encoder_of(Attends(), verify=vg.Verify(strict=True)), rows_for([6])
+    encoder, rows = encoder_of(Attends().eval(), verify=vg.Verify(strict=True)), rows_for([6])
     with pytest.raises(vg.VerificationError, match="failed the proof at their capture"):
         encoder(rows, lengths=[6])
     assert distance(encoder(rows, lengths=[6]), encoder.module(rows)) < 1e-6
 
 
 def test_it_can_be_switched_off():
-    encoder, rows = encoder_of(Attends(), verify=vg.Verify(prove=False)), rows_for([6])
+    encoder, rows = encoder_of(Attends().eval(), verify=vg.Verify(prove=False)), rows_for([6])
     encoder(rows, lengths=[6])
     assert encoder.stats.replays.total() == 1
 
@@ -205,7 +205,7 @@ def test_lazy_encoders_request_no_refused_budget_again():
 
 
 def test_verify_tells_why_a_budget_was_refused():
-    encoder = encoder_of(Attends())
+    encoder = encoder_of(Attends().eval())
     with pytest.warns(UserWarning, match="failed the proof"):
         encoder.capture()
     with pytest.raises(vg.VerificationError, match="scaled_dot_product_attention"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.driver import spare_stream
+from varlen_graphs.capture.driver import private_stream
 from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, release_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
@@ -83,7 +83,7 @@ class CudaCapture:
         graph, handle, stream = self._pool.new_graph()
         stream.wait_stream(torch.cuda.current_stream())
         scratch = torch.zeros(1, device=self._pool.device)
-        spare = spare_stream(scratch.device.index)  # made here, because a capture may not allow that
+        spare = private_stream(scratch.device.index)  # made here, because a capture may not allow that
         with torch.cuda.stream(stream):
             try:
                 graph.capture_begin(pool=handle, capture_error_mode="thread_local")

@@ -4,6 +4,7 @@ import ctypes
 import os
 from ctypes import byref, c_int, c_uint, c_void_p
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -32,9 +33,20 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
+PRIVATE_STREAMS = 32
+"""Number of streams that captures take turns with, as torch has: it keeps a cuBLAS workspace for each."""
+
+_turns = count()
+
+
+def next_private_stream(device: int) -> torch.cuda.Stream:
+    """Return a stream to capture on, which torch gives to nobody: what others queued there would be captured."""
+    return private_stream(device, 1 + next(_turns) % PRIVATE_STREAMS)
+
+
 @cache
-def spare_stream(device: int) -> torch.cuda.Stream:
-    """Return a stream that nobody else uses, for short captures: torch hands out the same 32 again and again."""
+def private_stream(device: int, number: int = 0) -> torch.cuda.Stream:
+    """Return a stream of this library alone: torch hands out the same 32 again and again. Number 0 is a spare one."""
     handle = c_void_p()
     with torch.cuda.device(device):
         call_driver("cuStreamCreate", byref(handle), c_uint(NON_BLOCKING))

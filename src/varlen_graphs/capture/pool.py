@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.driver import next_private_stream
 from varlen_graphs.capture.interrupts import ThreadState
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
@@ -124,7 +125,8 @@ class Pool:
             # workspace per stream, and graphs keep its address; for a new stream it is allocated from the pool.
             self._handle = torch.cuda.graph_pool_handle()
             self._handles.add(tuple(self._handle))
-            self._stream = torch.cuda.Stream(self.device)
+            assert self.device is not None  # noqa: S101 - its encoder was bound
+            self._stream = next_private_stream(self.device.index)
             torch.cuda.empty_cache()  # a capture cannot free the memory that warm-up left cached
         return torch.cuda.CUDAGraph(keep_graph=True), self._handle, self._stream
 

@@ -153,7 +153,8 @@ class Capturer:
             start = time.perf_counter()
             known = None if is_first and not before else self._budgets.measured
             held = self._pool.bytes()
-            self._budgets.learn(measure(graphs, self._forward, budgets, statics, held, self.agreement, known))
+            replayed = self.prove is not None
+            self._budgets.learn(measure(graphs, self._forward, budgets, statics, held, self.agreement, known, replayed))
             self._count_seconds("budgets timed in", start)
         if (measured := self.agreement.same(self._budgets.measured)) is not None:
             self._budgets.learn(measured)

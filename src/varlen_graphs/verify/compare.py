@@ -155,8 +155,8 @@ def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int 
         rows = apart.movedim(rows_dim, 0).flatten(1) if apart.dim() > 1 else apart.reshape(1, -1)
         worst.append(rows.norm(dim=1).max() * max(1, len(rows)) ** 0.5 if rows.numel() else rows.new_zeros(()))
     whole, own = torch.stack(norms).double().unbind(1)
-    sizes = own.new_tensor([one.numel() for one in actual])
-    mean = own.square().sum() / sizes.sum().clamp(min=1)
-    scale = torch.maximum(own, (mean * sizes).sqrt()).clamp(min=1e-30)
+    mean = own.square().sum() / max(1, sum(one.numel() for one in actual))
+    average = torch.stack([(mean * one.numel()).sqrt() for one in actual])  # sizes stay on the host: no sync
+    scale = torch.maximum(own, average).clamp(min=1e-30)
     errors = torch.maximum(whole, torch.stack(worst).double() / ONE_ROW) / scale
     return errors.nan_to_num(torch.inf, torch.inf)

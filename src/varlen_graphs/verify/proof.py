@@ -90,10 +90,16 @@ class Prover:
         is_new = len(graphs) == len(budgets)
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
-            refused = prove([_Task(one, small_layouts(self._spec, one)) for one in sorted(budgets, reverse=True)])
+            tasks = [_Task(budget, small_layouts(self._spec, budget)) for budget in sorted(budgets, reverse=True)]
+            for_all = self._tasks_of_a_set(budgets) if is_new else []
+            failures = prove([*for_all, *tasks])
+            refused = {task.budget: why for task, why in failures if task in tasks}
+            whole = [why for task, why in failures if task.budget not in refused]
             right = [budget for budget in budgets if budget not in refused]
-            if is_new and right and (failures := prove(self._tasks_of_a_set(right))):
-                refused |= dict.fromkeys(self._budgets.enabled, next(iter(failures.values())))
+            if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
+                whole = [why for _, why in prove(self._tasks_of_a_set(right))]
+            if whole:
+                refused |= dict.fromkeys(self._budgets.enabled, whole[0])
         graphs.against |= {example.against for example in known.values()}
         count = len(graphs)
         for budget, failure in refused.items():
@@ -126,34 +132,38 @@ class Prover:
         pool: list[Tensor],
         known: dict[Layout, Example],
         tasks: Sequence["_Task"],
-    ) -> dict[Budget, str]:
-        """Return the budgets whose graphs are wrong in a task, and why."""
-        failures, trials, verdicts = dict[Budget, str](), list[Trial](), list[Tensor]()
-        for task in tasks:  # queued without a sync: the device is busy while the host goes on
+    ) -> list[tuple["_Task", str]]:
+        """Return the tasks in which a graph is wrong, and why."""
+        failures, examples, trials = list[tuple[_Task, str]](), list[Example](), list[Trial]()
+        taken = list[_Task]()
+        for task in tasks:
             with graphs.agreement.attempt() as attempt:
                 example = self._example(task.layouts, inputs, known)
-            if (failure := attempt.take()) is not None:
-                if isinstance(failure.error, SpecError):
-                    raise failure.error
-                if task.must_run:
-                    why = f"{task.budget} could not be proven, because made-up calls fail: {failure.error}"
-                    failures.setdefault(task.budget, why)
-                continue
-            trial = Trial(self._forward, graphs, task.budget, pool, example, self._limit(inputs.device), task.reorder)
-            trials.append(trial)
-            verdicts.append(trial.run())
+            if (failure := attempt.take()) is None:
+                taken.append(task)
+                examples.append(example)
+            elif isinstance(failure.error, SpecError):
+                raise failure.error
+            elif task.must_run:
+                failures.append(
+                    (task, f"{task.budget} could not be proven, because made-up calls fail: {failure.error}")
+                )
+        limit = self._limit(inputs.device)
+        for task, example in zip(taken, examples, strict=True):
+            trials.append(Trial(self._forward, graphs, task.budget, pool, example, limit, task.reorder))
+        verdicts = [trial.run() for trial in trials]  # all are queued before the first one is read
         right = torch.stack(verdicts).tolist() if verdicts else []
-        for trial, is_right in zip(trials, right, strict=True):
+        for task, trial, is_right in zip(taken, trials, right, strict=True):
             with graphs.agreement.attempt() as attempt:
                 if not is_right:
-                    raise VerificationError(f"wrong in {trial.budget}")
-            if attempt.take() is None or trial.budget in failures:
+                    raise VerificationError(f"wrong in {task.budget}")
+            if attempt.take() is None:
                 continue
             with graphs.agreement.attempt() as attempt:
                 trial.find_evidence()
             if (failure := attempt.take()) is not None:
-                failures[trial.budget] = str(failure.error)
-                self._forward.wrong |= not trial.example.forward_is_right
+                failures.append((task, str(failure.error)))
+                self._forward.wrong |= not trial.forward_is_right()
         return failures
 
     def _limit(self, device: torch.device) -> float:
@@ -195,17 +205,17 @@ class Prover:
         The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
         function in the declaration.
         """
-        run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
         try:
             layout = read_layout(self._spec, call)
+            moderate = call.rows.is_floating_point() and all(item[0] == 1 for item in layout.items)  # as in warm-up
+            checks = call.rows.is_cuda and not moderate
+            run = partial(run_under, operations=CheckedIndices()) if checks else partial.__call__
             with references():
                 output = run(partial(self._forward.exact, call.rows, layout, call.statics, length=call.length))
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
                         own = Expected(run(partial(self._forward.reference, call)), layout, call.length)
-                        parts, items = flatten(output, self._spec.declared), range(len(layout))
-                        error = own.furthest(parts, layout, items, call.length).error
-                        return Example(call, layout, own, MODULE, error <= self._limit(call.rows.device))
+                        return Example(call, layout, own, MODULE, flatten(output, self._spec.declared))
             against = MODULE if self._forward.is_module else DECLARATION
             return Example(call, layout, Expected(output, layout, call.length), against)
         except Exception as error:
