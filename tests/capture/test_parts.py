@@ -114,7 +114,7 @@ def test_the_training_mode_of_modules_in_lists_counts():
     assert encoder.stats.replays.total() == 1
     module = Listed().eval()
     module.parts[1].train()
-    with pytest.warns(UserWarning, match="captured in training mode with 1 active dropouts"):
+    with pytest.warns(UserWarning, match="captured in training mode with 1 active dropout"):
         encoder_of(module)(rows, lengths=[6])
 
 

@@ -48,7 +48,7 @@ class Compiled:
 def test_other_threads_run_compiled_code_during_a_capture(known):
     other, x = Compiled(), torch.ones(3)
     if known:
-        other.function(x)
+        in_thread(lambda: other.function(x))
 
     class Tower(nn.Linear):
         def forward(self, x):
@@ -139,9 +139,9 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_behind():
         TapeCapture().capture(lambda: [module(x)], "the test")
 
     run()
-    at = 0
+    at, grad = 0, torch.is_grad_enabled()
     while interrupted(run, at):
-        assert torch.is_grad_enabled(), at
+        assert torch.is_grad_enabled() == grad, at
         assert not torch.is_inference_mode_enabled(), at
         assert not _get_current_dispatch_mode_stack(), at
         assert not _get_current_function_mode_stack(), at

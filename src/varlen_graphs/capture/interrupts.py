@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.watch.thread_modes import ThreadState
+
 
 def outside_inference() -> AbstractContextManager[Any]:
     """Return `torch.inference_mode(False)` as a context manager of C++, which no interrupt can leave half entered."""
@@ -21,34 +23,29 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
     return following
 
 
-class ThreadState:
-    """Modes of torch in the current thread, as they are now.
+class Surroundings:
+    """Modes of torch in the current thread, its stream and the garbage collector, as they are now.
 
     Python delivers an interrupt between two instructions, so also inside the `__enter__` or `__exit__` of torch's
     context managers: these then leave behind what they had set, and no `with` statement undoes it.
     """
 
     def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
+        self._modes = ThreadState.now()
         self._collects = gc.isenabled()
         self._casts = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
         ]
         self._caches_casts = torch.is_autocast_cache_enabled()
-        self._dispatch, self._functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
-        """Set the modes as they were. Modes that were entered since and are still open end here."""
-        while torch._C._len_torch_dispatch_stack() > self._dispatch:
-            torch._C._pop_torch_dispatch_stack(None)
-        while torch._C._len_torch_function_stack() > self._functions:
-            torch._C._pop_torch_function_stack()
+        """Set all as it was. Modes that were entered since and are still open end here."""
+        self._modes.restore()
         for kind, casts, dtype in self._casts:
             torch.set_autocast_enabled(kind, casts)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._caches_casts)
-        torch._C._set_grad_enabled(self._grad)
         if self._stream is not None:
             torch.cuda.set_stream(self._stream)
         if self._collects:

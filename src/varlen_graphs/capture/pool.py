@@ -1,7 +1,6 @@
 """Memory pool that graphs share, and the lock and stream order that sharing requires."""
 
 import gc
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.driver import next_private_stream
-from varlen_graphs.capture.interrupts import ThreadState
+from varlen_graphs.capture.forks import FORKS
+from varlen_graphs.capture.interrupts import Surroundings
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
@@ -67,7 +67,7 @@ class Pool:
         self._done: torch.cuda.Event | None = None
         self._borrowed_on: torch.cuda.Stream | None = None
         self._streams: list[torch.cuda.Stream | None] = []  # of the blocks of `exclusive` that are open
-        self._forks = _forks.count
+        self._forks = FORKS.count
 
     def bind(self, device: torch.device) -> None:
         """Set the device when the first encoder joins.
@@ -76,7 +76,7 @@ class Pool:
             SpecError: The pool belongs to another device.
         """
         if self.device is None:
-            self.device, self._forks = device, _forks.count
+            self.device, self._forks = device, FORKS.count
         elif self.device != device:
             raise SpecError(
                 f"the pool is on {self.device}, the encoder on {device}: expected one device; give each device a pool"
@@ -88,7 +88,7 @@ class Pool:
         Raises:
             StaleGraphError: This process was forked after the pool was used.
         """
-        if self.device is not None and self._forks != _forks.count:
+        if self.device is not None and self._forks != FORKS.count:
             raise StaleGraphError(
                 "this process was forked after an encoder of the pool was used; CUDA and graphs do not survive a fork: "
                 "start workers with multiprocessing's 'spawn', or create the encoder in the worker"
@@ -101,7 +101,7 @@ class Pool:
             StaleGraphError: This process was forked after the pool was used.
             CaptureError: A module that this thread captures calls the encoder.
         """
-        if self._forks != _forks.count:
+        if self._forks != FORKS.count:
             self.check_process()
         if _thread.captures is not None:
             raise CaptureError(
@@ -113,7 +113,7 @@ class Pool:
     @property
     def _is_forked(self) -> bool:
         """True if this process was forked after the pool was used."""
-        return self.device is not None and self._forks != _forks.count
+        return self.device is not None and self._forks != FORKS.count
 
     def new_graph(self) -> tuple[torch.cuda.CUDAGraph, Any, torch.cuda.Stream]:
         """Return an empty graph, the handle of the memory to capture it in, and the stream to capture it on.
@@ -147,7 +147,7 @@ class Pool:
         return self  # not a generator, which would cost a microsecond a call
 
     def __enter__(self) -> "Pool":
-        if self._forks != _forks.count:
+        if self._forks != FORKS.count:
             self.check_process()
         self.lock.acquire()
         try:
@@ -185,7 +185,7 @@ class Pool:
 
         An error or an interrupt that ends the block leaves the modes of the thread as they were. Enter this first.
         """
-        state = ThreadState()
+        state = Surroundings()
         try:
             self.busy, _thread.captures = True, module
             yield
@@ -266,20 +266,6 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-
-class _Forks:
-    """Counter of the forks that lead to this process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._increment)
-
-    def _increment(self) -> None:
-        self.count += 1
-
-
-_forks = _Forks()
 
 _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 

@@ -18,6 +18,11 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.view(_PLAIN[tensor.dtype]) if tensor.dtype in _PLAIN else tensor
 
 
+def as_before(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `plain` bits as the dtype that they had; torch gives a view of another dtype no gradient."""
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
 def plain_number(number: float, dtype: torch.dtype) -> float:
     """Return the number with the bits that an integer has in this dtype: 0 for a floating or complex one without."""
     bits = 8 * dtype.itemsize

@@ -13,7 +13,7 @@ from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.dtypes import plain
+from varlen_graphs.layout.dtypes import as_before, plain
 from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.grids import parse_lengths
 from varlen_graphs.layout.items import Layout
@@ -203,7 +203,7 @@ def pack_rows(batch: Tensor, lengths: Sequence[int]) -> Tensor:
     if min(lengths) == batch.shape[1]:
         return batch.flatten(0, 1)
     items = [item[:length] for item, length in zip(plain(batch), lengths, strict=True)]
-    return torch.cat(items).view(batch.dtype)
+    return as_before(torch.cat(items), batch.dtype)
 
 
 def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.dtypes import plain, plain_number
+from varlen_graphs.layout.dtypes import as_before, plain, plain_number
 from varlen_graphs.layout.fields import check_fields, is_integer
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.span import Span
@@ -258,4 +258,4 @@ class BatchRows(Extent):
         padding = ~table.real_rows
         padding = padding.view(*padding.shape, *[1] * (tensor.dim() - 2))
         cleared = plain(tensor).masked_fill(padding, plain_number(value, tensor.dtype))
-        return cleared.view(tensor.dtype)
+        return as_before(cleared, tensor.dtype)

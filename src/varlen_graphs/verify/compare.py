@@ -16,7 +16,7 @@ from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.outputs import Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Allowed relative error by dtype of the computation. TF32 rounds as float16 does."""
+"""Allowed relative error by dtype of the computation. TF32 rounds as float16 does, quantised weights as bfloat16."""
 
 ONE_ROW = 8
 """Ratio of the error of one row to that of its whole item that rounding alone can cause."""
@@ -115,6 +115,8 @@ def limit_of(given: float | None, forward: Forward, device: torch.device) -> flo
     """Return the given tolerance, or that of the dtype of the computation, which autocast may choose."""
     if given is not None:
         return given
+    if any(parameter.dtype.itemsize == 1 for parameter in forward.module.parameters()):
+        return TOLERANCES[torch.bfloat16]
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else forward.module_dtype
     if dtype == torch.float32 and device.type == "cuda" and _rounds_to_tf32(forward.module):
         return TOLERANCES[torch.float16]

@@ -95,7 +95,7 @@ def _registered(start: str, owner: nn.Module, seen: set[int]) -> Iterator[Reacha
             yield ReachableValue(f"{start}{name}", tensor, None, None, (tensor, ()))
         return
     for registry in REGISTERED[:2]:
-        for name, value in vars(owner)[registry].items():
+        for name, value in vars(owner).get(registry, {}).items():
             if isinstance(value, Tensor):
                 place = Place(vars(owner), registry, name)
                 yield ReachableValue(f"{start}{name}", value, place, owner, (value, ()))

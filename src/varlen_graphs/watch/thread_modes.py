@@ -43,7 +43,7 @@ class _NoCompiler(SimpleNamespace):
         return False
 
 
-class _ThreadState(NamedTuple):
+class ThreadState(NamedTuple):
     """The torch modes of this thread."""
 
     grad: bool
@@ -53,12 +53,14 @@ class _ThreadState(NamedTuple):
     listener: Listener | None
 
     @classmethod
-    def now(cls) -> "_ThreadState":
+    def now(cls) -> "ThreadState":
+        """Return the present state."""
         tracing, listener = _guards.TracingContext.try_get(), LISTENER.get()
         depths = _C._len_torch_dispatch_stack(), _C._len_torch_function_stack()
         return cls(torch.is_grad_enabled(), *depths, tracing, listener)
 
     def restore(self) -> None:
+        """Set them as they were; modes that were entered since end here."""
         while _C._len_torch_dispatch_stack() > self.operations:
             _C._pop_torch_dispatch_stack(None)
         while _C._len_torch_function_stack() > self.functions:
@@ -84,7 +86,7 @@ def run_under(
         functions: Sees the torch functions.
         listener: Sees the launches of Triton kernels, see `watch/launches.py`.
     """
-    before = _ThreadState.now()
+    before = ThreadState.now()
     try:
         try:
             torch.set_grad_enabled(False)
