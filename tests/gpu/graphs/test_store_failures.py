@@ -359,9 +359,10 @@ def test_no_number_is_drawn_twice_or_of_another_seed_while_graphs_are_captured(m
                     numbers.append(torch.randint(2**62, (), device="cuda"))
                 except RuntimeError as error:
                     errors.append(str(error))
-                if len(numbers) % 50 == 0:
-                    torch.cuda.current_stream().synchronize()
-            drawn.extend(torch.stack(numbers).tolist())
+                if len(numbers) == 50:  # few tensors at a time: captures take snapshots of all memory
+                    drawn.extend(torch.stack(numbers).tolist())
+                    numbers.clear()
+            drawn.extend(one.item() for one in numbers)
 
     def work(number):
         if number:
