@@ -259,3 +259,13 @@ def test_token_ids_are_valid_for_every_table():
         encoder = vg.GraphedEncoder(Tokens(pad), [64], spec, backend="tape")
         encoder(torch.arange(20), lengths=[20])
         assert encoder.stats.replays.total() == 1
+
+
+def test_items_that_act_on_each_other_are_refused_whatever_their_order():
+    class Largest(nn.Module):
+        def forward(self, x, lengths):
+            return x * lengths.max()
+
+    encoder = encoder_of(Largest().eval())
+    with pytest.warns(UserWarning, match=r"(?s)\d of its items in another order.*The items of a call act on"):
+        encoder(rows_for([5, 9]), lengths=[5, 9])

@@ -31,7 +31,7 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
     recipe = next((RECIPE_NAMES[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in RECIPE_NAMES), None)
     if recipe:
         return f"A recipe declares all this: vg.recipes.{recipe}(module), or vg.wrap(model) for the whole model."
-    given = _named_tensors(module, example)
+    given = named_tensors(module, example)
     if not given:
         return ""
     rows = max(given, key=lambda name: given[name].numel())
@@ -59,7 +59,7 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
     return f"To declare (replace ...):\n\n{pasted}\n{takes}".rstrip()
 
 
-def _named_tensors(module: nn.Module, example: ExampleCall) -> Mapping[str, Tensor]:
+def named_tensors(module: nn.Module, example: ExampleCall) -> Mapping[str, Tensor]:
     """Return the tensors of a call by the names of their arguments."""
     try:
         bound = inspect.signature(module.forward).bind_partial(*example.args, **example.kwargs).arguments

@@ -19,6 +19,7 @@ from varlen_graphs.doctor.merge import merge_findings
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe
 from varlen_graphs.doctor.probes import other_layouts
+from varlen_graphs.doctor.proof import wrong_replays
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.errors import InputError
@@ -36,6 +37,9 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     Runs the module eagerly, twice for each call and a third time for the first call, on the CPU or on a GPU; nothing is
     captured. Tensors of a call are copied first, but changes that the module makes to its own state remain. On the CPU,
     tensors of a call count as device tensors, as on the tape. Syncs wherever the module does.
+
+    If nothing prevents a capture, and the calls bring rows alone, or rows and their items, graphs of a module on the
+    CPU are also proven on the tape, as at a capture.
 
     Frozen values show as differences between calls with equally many rows: pass two or more of these, with different
     items. The largest tensor of a call is taken as its rows. Calls of two tensors by name, rows and items, are also run
@@ -85,6 +89,9 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         lines |= {own.line for own in seen[-1]}
     reported = {own.line for found in seen for own in found if own.kind == "frozen value"}
     seen.append([own for own in padded_sizes(_completed(calls_seen)) if own.line not in reported])
+    if not any(FINDING_KINDS[own.kind].blocks for found in seen for own in found):
+        with torch.inference_mode(False):
+            seen.append(wrong_replays(module, examples[0], _forward_line(module)))
     alone = [str(group[0] + 1) for group in groups if len(group) == 1]
     notes = (
         f"call {', '.join(alone)} was not checked for frozen values: no other call has rows of the same shape. "

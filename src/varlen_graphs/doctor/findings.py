@@ -47,6 +47,12 @@ FINDING_KINDS: dict[str, FindingKind] = _CAPTURE_RULES | {
         "stays the one of the capture.",
         "Keep changing state outside of the module, or call module.eval() if it is a training statistic.",
     ),
+    "wrong replay": FindingKind(
+        "A graph was replayed on the tape over made-up items, with NaN and with other values as padding: its output is "
+        "not that of the module, or changes with the padding. In use such a graph is refused, and calls run eager.",
+        "Let rows mix through declared buffers only: attention over cu_seqlens, gathers by declared indices, sums by "
+        "item that leave padding out.",
+    ),
     "padded size": FindingKind(
         "It follows from the number of rows or items. A graph uses the number of its budget, padding included.",
         "Declare what is computed from it as a DeviceBuffer of the item table or as a HostBuffer, unless padding may "

@@ -1,6 +1,6 @@
 """Example calls made of others: other rows of the same items, the same items in another order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,13 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 
 
-def permuted(call: Call, layout: Layout) -> tuple[list[int], Call]:
-    """Return a call with its items, group by group, from the last to the first; and the former index of each item."""
+def permuted(call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:
+    """Return a call with its items, group by group, from the last to the first; and the former index of each item.
+
+    If groups are given, with those alone.
+    """
     rows = call.rows
-    order = [item for group in reversed(layout.groups) for item in group]
+    order = [item for group in reversed(groups or layout.groups) for item in group]
     items = tuple(layout.items[i] for i in order)
     if layout.length:
         rows = torch.stack([rows[i] for i in order])

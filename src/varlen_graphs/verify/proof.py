@@ -41,7 +41,7 @@ class _Task(NamedTuple):
     Attributes:
         budget: The budget of the graph.
         layouts: Made-up layouts; it replays the first one that the module takes.
-        reorder: If True, also with the items in another order.
+        reorder: If True, also some of its items in another order.
         must_run: If False, the module may refuse them all.
     """
 
@@ -55,7 +55,7 @@ class Prover:
     """Proves new graphs of an encoder before calls use them.
 
     Every graph replays a few small items. Of a new set the largest graph also replays items of several sizes and
-    numbers of frames, as they are and in another order, and the smallest one the edges of its budget. Each is replayed
+    numbers of frames, all and some in another order, and the smallest one the edges of its budget. Each is replayed
     with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module itself, run
     eager without padding, and must not change with the padding. A graph that fails is refused: its calls run eager.
 
