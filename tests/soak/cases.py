@@ -1,7 +1,7 @@
 """Random encoders, as descriptions: declarations, budgets and calls that fit each other, drawn by hypothesis."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy
@@ -11,6 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.soak import parts
+from tests.soak.flaws import FLAWS, Flaw
 
 TOKENS, BYTES = 50, 12
 PADDED = ("mask", "padded_lengths")
@@ -242,6 +243,15 @@ def cases(draw):
     return Case(
         layout, budgets, calls, merge, every, rows, rows_dim, column, chosen, outputs, draw(BOOLEANS), draw(BOOLEANS)
     )
+
+
+@st.composite
+def wrong_cases(draw):
+    """A case of packed rows with a part that is wrong in a graph."""
+    case = draw(cases().filter(lambda case: case.layout not in BATCHED and not case.rows_dim))
+    at = draw(st.integers(0, len(case.parts)))
+    flaw = draw(st.sampled_from(sorted(FLAWS)).map(Flaw))
+    return replace(case, parts=(*case.parts[:at], flaw, *case.parts[at:]), borrowed=False)
 
 
 def _part(layout, merge, column, windows):

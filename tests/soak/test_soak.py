@@ -1,12 +1,20 @@
 """A few random encoders; `make soak` tries them for minutes."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.soak.cases import cases
-from tests.soak.check import check_case
+from tests.soak.cases import cases, wrong_cases
+from tests.soak.check import check_case, check_wrong_case
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_graphs_of_random_encoders_give_every_item_what_it_gets_alone(case):
     check_case(case)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(wrong_cases())
+def test_graphs_of_wrong_encoders_never_answer_wrongly(case):
+    check_wrong_case(case)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ MIXED: Sequence[Sizes] = [
 EDGES: Sequence[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
 """One item or three, odd numbers of rows, and one row."""
 
+FEW_ROWS = 512
+"""Largest budget in rows for which an eager run of twice its rows is cheap."""
+
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
 
@@ -73,6 +77,12 @@ def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     yield from (layout for layout in layouts if _fits(spec, layout, budget))
 
 
+def split_layout(spec: BufferSpec, largest: Budget) -> Layout:
+    """Return a layout of several items, of more rows than the largest budget has if these are few."""
+    pairs = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
+    return _layout(spec, [(1, 12), (1, 8)] * pairs)
+
+
 def _layout(spec: BufferSpec, sizes: Sizes) -> Layout:
     unit, items = spec.row_multiple, []
     for at, (frames, rows) in enumerate(sizes):
@@ -95,7 +105,7 @@ def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs) -> Itera
     """
     shape = [*forward.spec.row_extent.size(Span.of(layout)), *inputs.row_shape]
     dtype = forward.row_dtype
-    yield _call(forward, layout, inputs, _random(shape, forward, inputs.device))
+    yield _call(forward, layout, inputs, _random(shape, prod(inputs.row_shape), forward, inputs.device))
     if not (dtype.is_floating_point or dtype.is_complex):
         pads = torch.full(shape, forward.spec.packed.pad, dtype=dtype, device=inputs.device)
         yield _call(forward, layout, inputs, pads)
@@ -127,14 +137,17 @@ def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[st
     return description
 
 
-def _random(shape: Sequence[int], forward: Forward, device: torch.device) -> Tensor:
-    """Return random rows of the dtype that calls bring; the default generator is left alone."""
+def _random(shape: Sequence[int], width: int, forward: Forward, device: torch.device) -> Tensor:
+    """Return random rows of so many numbers each, in the dtype that calls bring; leaves the default generator alone."""
     dtype, generator = forward.row_dtype, torch.Generator(device).manual_seed(0)
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(*shape, generator=generator, device=device, dtype=drawn).to(dtype)
     low, end = _valid_ids(forward)
-    return torch.randint(low, end, tuple(shape), generator=generator, device=device).to(dtype)
+    if width > 1:
+        return torch.randint(low, end, tuple(shape), generator=generator, device=device).to(dtype)
+    order = torch.randperm(end - low, generator=generator, device=device)  # as few equal rows as possible
+    return (low + order[torch.arange(prod(shape), device=device) % len(order)]).view(*shape).to(dtype)
 
 
 def _valid_ids(forward: Forward) -> tuple[int, int]:

@@ -22,10 +22,11 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.checked_indices import CheckedIndices
-from varlen_graphs.verify.compare import Expected, limit_of
-from varlen_graphs.verify.made_up_calls import edge_layouts, make_calls, mixed_layouts, small_layouts
+from varlen_graphs.verify.compare import Expected, few, limit_of
+from varlen_graphs.verify.examples import permuted
+from varlen_graphs.verify.made_up_calls import edge_layouts, make_calls, mixed_layouts, small_layouts, split_layout
 from varlen_graphs.verify.options import Verify
-from varlen_graphs.verify.trial import Example, Trial
+from varlen_graphs.verify.trial import TOGETHER, Example, Trial
 from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
@@ -98,6 +99,8 @@ class Prover:
             right = [budget for budget in budgets if budget not in refused]
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
                 whole = [why for _, why in prove(self._tasks_of_a_set(right))]
+            if not whole and right and is_new:
+                whole = self._dependence(inputs, budgets)
             if whole:
                 refused |= dict.fromkeys(self._budgets.enabled, whole[0])
         graphs.against |= {example.against for example in known.values()}
@@ -106,6 +109,22 @@ class Prover:
             graphs.refuse(budget, failure)
         if refused:
             self._report(refused, max(count, len(refused)))
+
+    def _dependence(self, inputs: CaptureInputs, budgets: Sequence[Budget]) -> list[str]:
+        """Return the evidence that items act on each other, or nothing. Found eager: graphs may hold few items."""
+        call = next(make_calls(self._forward, split_layout(self._spec, max(budgets)), inputs))
+        with suppress(Exception):  # of the module's own code, or of functions in the declaration
+            layout = read_layout(self._spec, call)
+            order, alone = permuted(call, layout, layout.groups[-1:])
+            outputs = [
+                self._forward.exact(one.rows, read_layout(self._spec, one), one.statics) for one in (call, alone)
+            ]
+            own = read_layout(self._spec, alone)
+            parts = flatten(outputs[1], self._spec.declared)
+            found = Expected(outputs[0], layout).furthest(parts, own, order)
+            if found.error > self._limit(inputs.device):
+                return [f"wrong for items {few(layout)}: alone, {found.where} differs by {found.error:.1e}\n{TOGETHER}"]
+        return []
 
     def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
         """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
