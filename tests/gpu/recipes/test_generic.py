@@ -44,7 +44,7 @@ def test_another_thread_runs_the_tower_with_its_own_attention_during_captures():
     seen, stop = set(), threading.Event()
 
     def watch():
-        while not stop.is_set():
+        while not stop.wait(5e-4):  # a loop without a pause would starve the captures of the interpreter's lock
             seen.add(tower.config._attn_implementation)
 
     with ThreadPoolExecutor(1) as pool:
