@@ -84,7 +84,8 @@ def test_a_loop_over_the_entries_of_a_tensor_follows_its_size():
             x = torch.where(x > 2, length, x)
         return x
 
-    (finding,) = vg.diagnose(Of(forward), *CALLS)
+    proof, finding = vg.diagnose(Of(forward), *CALLS)
+    assert proof.kind == "wrong replay"  # items act on each other
     assert (finding.kind, finding.blocks, finding.line.source) == ("padded size", False, "for length in lengths[:]:")
 
 

@@ -123,9 +123,8 @@ class Trial:
         items, limit = range(len(layout)), self._limit
         where = f"wrong in {self.budget}, replaying items {few(layout)}"
         over_nan = self._replay(call)
+        limit = max(limit, min(MOST_NOISE, NOISE * self._sensitivity(over_nan)))
         found = expected.furthest(over_nan, layout, items, call.length)
-        if found.error > limit:
-            limit = max(limit, min(MOST_NOISE, NOISE * self._sensitivity(over_nan)))
         if found.error > limit:
             what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
             raise VerificationError(f"{where}: {what}\n{self._cause(limit)}")
