@@ -269,3 +269,34 @@ def test_items_that_act_on_each_other_are_refused_whatever_their_order():
     encoder = encoder_of(Largest().eval())
     with pytest.warns(UserWarning, match=r"(?s)\d of its items in another order.*The items of a call act on"):
         encoder(rows_for([5, 9]), lengths=[5, 9])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_graphs_whose_proof_was_interrupted_are_not_used(error):
+    interrupts = iter([error])
+
+    class Interrupted(Attends):
+        def forward(self, x):
+            if len(x) == 127 and (pending := next(interrupts, None)):  # the rows of a made-up call
+                raise pending
+            return super().forward(x)
+
+    encoder, rows = encoder_of(Interrupted().eval()), rows_for([20, 10])
+    with pytest.raises(error):
+        encoder(rows, lengths=[20, 10])
+    assert next(interrupts, None) is None
+    with pytest.warns(UserWarning, match="2 of 2 graphs failed the proof"):
+        assert distance(encoder(rows, lengths=[20, 10]), encoder.module(rows)) < 1e-6
+    assert not encoder.stats.replays
+
+
+def test_a_declaration_that_the_proof_finds_wrong_is_an_error_of_every_call():
+    def wrong(layout):
+        return torch.zeros(3, 3)
+
+    buffers = [vg.HostBuffer("cu_seqlens", wrong, ("items",), torch.int32), vg.MaxSeqlen()]
+    encoder = attention_encoder(spec=vg.BufferSpec("x", vg.Lengths(), buffers))
+    for _ in range(2):
+        with pytest.raises(vg.SpecError, match="the function of HostBuffer 'cu_seqlens' returned"):
+            encoder(rows_for([6]), lengths=[6])
+    assert not encoder.stats.replays

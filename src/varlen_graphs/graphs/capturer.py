@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.errors import SpecError, warn
+from varlen_graphs.errors import SpecError, VerificationError, warn
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
 from varlen_graphs.graphs.calibrate import measure
@@ -109,7 +110,8 @@ class Capturer:
                 raise
             self.failure = None
             self.sets[key], self.inputs[key], self.arena = graphs, inputs, arena
-            self.dependencies.watch(self.sets.values(), attributes, backend)
+            with _dropped_on_error(graphs, budgets):
+                self.dependencies.watch(self.sets.values(), attributes, backend)
             self._disable_failed(graphs, budgets)
             if graphs.timed:
                 self.seconds = {} if is_first else self.seconds
@@ -119,7 +121,8 @@ class Capturer:
                     self.seconds["torch.compile took of that"] = compiled.seconds
             if self.prove is not None:
                 start = time.perf_counter()
-                self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
+                with _dropped_on_error(graphs, budgets):
+                    self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
                 self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
@@ -179,3 +182,16 @@ class Capturer:
                 f"the weights of {type(module).__name__} are sharded over {mesh.size()} ranks, which must capture and "
                 "replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
             )
+
+
+@contextmanager
+def _dropped_on_error(graphs: GraphSet, budgets: Sequence[Budget]) -> Iterator[None]:
+    """Drop the graphs of budgets if an error or an interrupt leaves them unproven. A failed proof has refused them."""
+    try:
+        yield
+    except VerificationError:
+        raise
+    except BaseException:
+        for budget in budgets:
+            graphs.drop(budget)
+        raise

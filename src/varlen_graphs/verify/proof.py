@@ -120,12 +120,11 @@ class Prover:
         with suppress(Exception):  # of the module's own code, or of functions in the declaration
             layout = read_layout(self._spec, call)
             order, alone = permuted(call, layout, layout.groups[-1:])
-            outputs = [
-                self._forward.exact(one.rows, read_layout(self._spec, one), one.statics) for one in (call, alone)
-            ]
             own = read_layout(self._spec, alone)
-            parts = flatten(outputs[1], self._spec.declared)
-            found = Expected(outputs[0], layout).furthest(parts, own, order)
+            run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
+            whole = run(partial(self._forward.exact, call.rows, layout, call.statics))
+            parts = flatten(run(partial(self._forward.exact, alone.rows, own, call.statics)), self._spec.declared)
+            found = Expected(whole, layout).furthest(parts, own, order)
             if found.error > APART * self._limit(inputs.device):
                 return [f"wrong for items {few(layout)}: alone, {found.where} differs by {found.error:.1e}\n{TOGETHER}"]
         return []
