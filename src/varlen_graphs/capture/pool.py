@@ -259,7 +259,7 @@ class Pool:
 
 
 class _Thread(threading.local):
-    """What this thread does: `captures` is the name of the module that it captures, if it does."""
+    """State of this thread: `captures` is the name of the module that it is capturing, or `None`."""
 
     captures: str | None = None
 

@@ -1,4 +1,4 @@
-"""What to declare instead of what the doctor found."""
+"""Declarations to paste, for the findings of a diagnosis."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -85,7 +85,7 @@ def _changed_outputs(calls: Sequence[ObservedCall]) -> Iterator[Occurrence]:
 
 def _chosen(sources: Sequence[Set[Source]], calls: Sequence[ObservedCall]) -> list[Source] | None:
     """Return a source for each call if the layout chooses among tensors that all calls have."""
-    # What only some calls made follows from a branch, which is reported.
+    # Results that only some calls made follow from a branch, which is reported.
     if not all(sources) or frozenset.intersection(*map(frozenset, sources)):
         return None
     made = {source.site for own in sources for source in own if isinstance(source, Result)}

@@ -1,4 +1,4 @@
-"""Which arguments of an operator are used in arithmetic."""
+"""Arguments of operators that are used in arithmetic."""
 
 from typing import Any
 

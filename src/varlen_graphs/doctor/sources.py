@@ -1,4 +1,4 @@
-"""Where tensors come from in a run: the operator that made each of them, or its name."""
+"""Sources of the tensors of a run: the operator that made each of them, or its name."""
 
 import weakref
 from collections.abc import Set

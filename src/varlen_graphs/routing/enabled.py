@@ -11,7 +11,7 @@ CAPTURE_FAILED = "its budget could not be captured"
 WRONG_OUTPUT = "its budget gave a wrong output"
 PROOF_FAILED = "its budget failed the proof"
 OVER_LIMIT = "its budget exceeds the memory limit"
-"""Why calls that a budget would have held run eager: `disable` takes the cause, and `stats.eager` counts by it."""
+"""Reasons in `stats.eager` for calls that a disabled or refused budget would have held."""
 
 
 class EnabledBudgets:
