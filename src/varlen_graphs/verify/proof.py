@@ -59,10 +59,11 @@ class _Task(NamedTuple):
 class Prover:
     """Proves new graphs of an encoder before calls use them.
 
-    Every graph replays a few small items. Of a new set the largest graph also replays items of several sizes and
-    numbers of frames, all and some in another order, and the smallest one the edges of its budget. Each is replayed
-    with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module itself, run
-    eager without padding, and must not change with the padding. A graph that fails is refused: its calls run eager.
+    Every graph replays a few small items. Of a new set the largest graph replays items of several sizes and numbers of
+    frames, the smallest one that holds these all and some of them in another order, and the smallest one the edges of
+    its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
+    those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
+    refused: its calls run eager.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -97,7 +98,10 @@ class Prover:
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
             tasks = [_Task(budget, small_layouts(self._spec, budget)) for budget in sorted(budgets, reverse=True)]
             for_all = self._tasks_of_a_set(budgets) if is_new else []
-            failures = prove([*for_all, *tasks])
+            richer = {task.budget for task in for_all if task.must_run}  # what these replay stands in for small items
+            failures = prove([*for_all, *(task for task in tasks if task.budget not in richer)])
+            failed = richer & {task.budget for task, _ in failures}
+            failures += prove([task for task in tasks if task.budget in failed])
             refused = {task.budget: why for task, why in failures if task in tasks}
             whole = [why for task, why in failures if task.budget not in refused]
             right = [budget for budget in budgets if budget not in refused]
@@ -132,11 +136,16 @@ class Prover:
     def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
         """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
 
-        Edges are those of the smallest budget, where replays are short.
+        Edges are those of the smallest budget, and orders those of the smallest one that holds the mixed items: what is
+        wrong there is so in every graph, and replays of these are short.
         """
-        smallest, largest = min(budgets), max(budgets)
-        edges = [_Task(smallest, [layout], must_run=False) for layout in edge_layouts(self._spec, smallest)]
-        return [_Task(largest, mixed_layouts(self._spec, largest), reorder=True), *edges]
+        spec, smallest, largest = self._spec, min(budgets), max(budgets)
+        mixed = spec.needs.load(next(mixed_layouts(spec, largest)))
+        ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
+        edges = [_Task(smallest, [layout], must_run=False) for layout in edge_layouts(spec, smallest)]
+        richest = dict.fromkeys([largest, ordered])
+        tasks = [_Task(budget, mixed_layouts(spec, budget), reorder=budget is ordered) for budget in richest]
+        return [*tasks, *edges]
 
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
