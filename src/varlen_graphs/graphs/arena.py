@@ -12,12 +12,15 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
+from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.statics import static_key
 
 HEADER = 4
 """Number of integers in front of the item table."""
@@ -27,7 +30,7 @@ PROBE_ROWS = 16
 
 
 class Arena:
-    """Rows, item table and host buffers, shared by all budgets: each budget uses a prefix.
+    """Rows, tensors beside them, item table and host buffers, shared by all budgets: each budget uses a prefix.
 
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls (integers: the declared pad).
@@ -45,6 +48,7 @@ class Arena:
         row_shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
+        input_dtypes: Sequence[torch.dtype] = (),
     ) -> None:
         self._spec = spec
         self._extent = spec.row_extent
@@ -67,11 +71,12 @@ class Arena:
             )
             for buffer in self._spec.host_buffers
         }
+        self._inputs = StaticInputs(spec, budgets, input_dtypes, device)
 
     @property
     def memory(self) -> list[Tensor]:
         """All tensors of the arena."""
-        return [self.rows, self.items, *self._host.values()]
+        return [self.rows, self.items, *self._host.values(), *self._inputs.memory]
 
     def holds(self, budget: Budget) -> bool:
         """Return True if there is room for a budget."""
@@ -93,30 +98,35 @@ class Arena:
             )
 
     def poison(self) -> None:
-        """Overwrite floating rows with NaN."""
-        if self.rows.is_floating_point():
-            poison(self.rows)
+        """Overwrite floating rows, and floating tensors beside them, with NaN."""
+        for tensor in (self.rows, *self._inputs.memory):
+            if tensor.is_floating_point():
+                poison(tensor)
 
-    def fill(self, rows: Tensor) -> None:
-        """Overwrite floating rows with those of a call, repeated. Queued on the current stream; no sync."""
-        if self.rows.is_floating_point():
-            own = rows.reshape(-1, *self.rows.shape[1:])
-            self.rows.copy_(own[torch.arange(len(self.rows), device=own.device) % len(own)])
+    def fill(self, call: Call) -> None:
+        """Overwrite floating tensors with the entries of a call, repeated, from the last to the first. No sync."""
+        for static, tensor in [(self.rows, call.rows), *self._inputs.beside(call)]:
+            if static.is_floating_point() and static.dim():
+                own = tensor.reshape(-1, *static.shape[1:]).to(static)
+                static.copy_(own[-1 - torch.arange(len(static), device=own.device) % len(own)])
 
     def _pad(self, dtype: torch.dtype) -> float:
         return 0 if dtype.is_floating_point else self._spec.packed.pad
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
-        """Return the rows, the item table and the host buffers that the graph of a budget reads."""
-        host = {}
+        """Return the rows, the item table, and the host buffers and inputs that the graph of a budget reads."""
+        given = {}
         for buffer in self._spec.host_buffers:
             capacity = buffer.capacity(budget)
-            host[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
-        return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), host
+            given[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
+        given |= self._inputs.view(budget)
+        return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), given
 
-    def part(self, span: Span, budget: Budget) -> Tensor:
-        """Return the rows of a span at a budget."""
-        return self._extent.part(self._at(budget), span)
+    def call(self, layout: Layout, budget: Budget, statics: dict[str, Any]) -> Call:
+        """Return a call of the first rows at a budget, where these and the tensors beside them lie."""
+        span = Span.of(layout)
+        rows, inputs = self._extent.part(self._at(budget), span), self._inputs.part(span, budget)
+        return Call(rows, {}, statics, static_key(statics), {}, None, layout, inputs=inputs)
 
     def _at(self, budget: Budget) -> Tensor:
         """Return the rows of a budget, as the module takes them."""
@@ -125,12 +135,16 @@ class Arena:
             self._rows_at[budget] = self.rows[: budget.rows].view(shape)
         return self._rows_at[budget]
 
-    def load_rows(self, rows: Tensor, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
-        """Copy the rows of one replay, one copy a span. Queued on the current stream; no sync.
+    def load_rows(self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
+        """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
 
-        Floating rows are cast to the dtype of the arena.
+        Floating ones are cast to the dtype of the arena. Tensors on the host sync if they lie in pinned memory.
         """
-        target, place = self._at(budget), self._extent.place
+        if call.inputs or self._spec.inputs:
+            self._inputs.load(call, spans, budget)
+        if call.staged:
+            return
+        rows, target, place = call.rows, self._at(budget), self._extent.place
         for there, here in spans:
             whole = there.rows == len(rows) and not self._extent.gaps
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
@@ -195,6 +209,7 @@ class Arena:
             values = torch.tensor(layout.items, device=self.table.device)
             shape = (*self._extent.shape(budget), *self.rows.shape[1:])
             probe_rows = torch.full(shape, self._pad(self.rows.dtype), dtype=self.rows.dtype, device=self.rows.device)
+            host |= self._inputs.pads(budget)
             probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
         return probes
 
@@ -202,6 +217,7 @@ class Arena:
         """Load items that fill a budget, for warm-up and capture; integer rows and host buffers hold their pads."""
         if not self.rows.is_floating_point():  # an earlier call may have left ids that no embedding has
             self.rows.fill_(self._spec.packed.pad)
+        self._inputs.fill_pads()
         self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)

@@ -34,14 +34,14 @@ class BoundForward:
         self._mode = mode
         self._ran = ran
 
-    def __call__(self, rows: Tensor, table: ItemTable, host: dict[str, Tensor], compiled: bool = True) -> Parts:
-        """Run rows, items and host buffers, and take the output apart, checked.
+    def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], compiled: bool = True) -> Parts:
+        """Run rows, items, host buffers and inputs, and take the output apart, checked.
 
         Runs the compiler's code, if there is one, unless `compiled=False`.
         """
         device = rows.device.type
         with self._mode.autocast(device), _named(rows, table):
-            output = self._forward(rows, table, host, self._statics, compiled and device == "cuda")
+            output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
         self._ran()
         parts = flatten(output, self._declared)
         check_extents(parts, table.budget)
@@ -67,9 +67,10 @@ class BoundForward:
 
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
-        rows, table, host = probe
-        pixels = self._forward.spec.packed.normalize is not None
-        return self(sample_rows(rows, which, pixels), table, host, compiled=False)
+        rows, table, given = probe
+        spec = self._forward.spec
+        given = given | {one.name: sample_rows(given[one.name], which, pixels=False) for one in spec.inputs}
+        return self(sample_rows(rows, which, spec.packed.normalize is not None), table, given, compiled=False)
 
 
 @contextmanager

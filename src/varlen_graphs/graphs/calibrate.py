@@ -15,7 +15,6 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.samples import sample_layout
-from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
@@ -94,8 +93,8 @@ def _eager(
     spec = forward.spec
 
     def run(sample: Layout, budget: Budget) -> float:
-        part = graphs.arena.part(Span.of(sample), budget)
-        return host_milliseconds(partial(forward.exact, part, sample, statics), agreement)
+        call = graphs.arena.call(sample, budget, statics)
+        return host_milliseconds(partial(forward.exact, call), agreement)
 
     smallest, largest = min(replays), max(replays)
     whole = sample_layout(spec.layout, largest, spec.needs.windows)

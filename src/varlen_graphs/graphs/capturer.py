@@ -98,7 +98,10 @@ class Capturer:
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
-            arena = self.arena or Arena(spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device)
+            arena = self.arena or Arena(
+                spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device,
+                [self._forward.input_dtype(one) for one in spec.inputs],
+            )  # fmt: skip
             graphs = self.sets.get(key) or GraphSet(arena, self.checks, self.agreement, timed=is_first)
             if is_new and compiled is not None:
                 compiled.begin()

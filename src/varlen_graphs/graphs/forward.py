@@ -12,12 +12,14 @@ from varlen_graphs.buffers import Buffer
 from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import warn
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.entries import Extent
+from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
@@ -75,6 +77,10 @@ class Forward:
         floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         return next(floating, torch.get_default_dtype())
 
+    def input_dtype(self, declared: Input) -> torch.dtype:
+        """Return the dtype in which the module receives a tensor beside the rows."""
+        return declared.dtype or self.module_dtype
+
     @property
     def beside(self) -> dict[str, Any]:
         """Callables and objects that run beside the module, by name."""
@@ -85,17 +91,21 @@ class Forward:
         self,
         rows: Tensor,
         table: ItemTable,
-        host: dict[str, Tensor],
+        given: dict[str, Tensor],
         statics: dict[str, Any],
         compiled: bool = False,
     ) -> Any:
-        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included."""
+        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included.
+
+        `given` holds the host buffers and the tensors beside the rows, by name.
+        """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
         if spec.packed.normalize is not None:
             rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)
         packed = spec.packed.as_argument(rows).contiguous()
-        arguments: dict[str, Any] = {spec.packed.name: packed, **host, **statics}
+        arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
+        arguments |= {one.name: one.prepare(given[one.name], table) for one in spec.inputs}
         if takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
@@ -104,31 +114,25 @@ class Forward:
             return self.compiled(table.budget, **arguments)
         return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
 
-    def exact(
-        self,
-        rows: Tensor,
-        layout: Layout,
-        statics: dict[str, Any],
-        beyond: str | None = None,
-        length: int = 0,
-        grad: bool = False,
-    ) -> Any:
-        """Run items without padding; return a batch if the rows are those of one padded to `length`.
+    def exact(self, call: Call, grad: bool = False) -> Any:
+        """Run the items of a call without padding; return a batch if its rows are those of one.
 
         Without gradients, unless `grad` asks for them.
 
         Raises:
+            LayoutError: Impossible items, if they were not read before.
             SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
         """
-        spec = self.spec
-        budget = spec.exact_budget(layout)
-        with torch.set_grad_enabled(grad), on_device(rows.device):
-            table = torch.tensor(layout.items, dtype=torch.int64, device=rows.device)
-            host = {b.name: b.compute(layout, budget).to(rows.device) for b in spec.host_buffers}
+        spec, layout, length = self.spec, read_layout(self.spec, call), call.length
+        budget, device = spec.exact_budget(layout), call.rows.device
+        with torch.set_grad_enabled(grad), on_device(device):
+            table = torch.tensor(layout.items, dtype=torch.int64, device=device)
+            given = {b.name: b.compute(layout, budget).to(device) for b in spec.host_buffers}
+            given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
             items = ItemTable(table, budget, spec.layout)
-            # As with graphs, the caller's rows are neither written to nor returned.
-            output = self(rows.to(self.row_dtype, copy=True), items, host, statics)
-            if beyond:
+            # As with graphs, the caller's tensors are neither written to nor returned.
+            output = self(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
+            if call.beyond:
                 return output
             parts = flatten(output, spec.declared)
             check_extents(parts, budget)
@@ -149,7 +153,7 @@ class Forward:
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments: hooks on parts that this function does not call see nothing"
             )
-        return self.exact(call.rows, read_layout(self.spec, call), call.statics, call.beyond, call.length)
+        return self.exact(call)
 
     @property
     def is_module(self) -> bool:
@@ -166,8 +170,7 @@ class Forward:
         The rows are copied first: the module may write into them. Without gradients, unless `grad` asks for them.
         """
         if not (self.answers_itself(call) or (call.beyond and self._signature.original_takes_call)):
-            layout = read_layout(self.spec, call)
-            return self.exact(call.rows, layout, call.statics, call.beyond, call.length, grad)
+            return self.exact(call, grad)
         name = self.spec.packed.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}), grad)
 
@@ -179,10 +182,22 @@ class Forward:
         if packed.normalize is not None:
             rows = packed.rows_first(arguments[packed.name])
             arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
+        for one in self.spec.inputs if call.inputs else ():
+            if one.name in call.inputs:
+                value = one.as_tensor(arguments[one.name])
+                arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
         for name in filter(None, (self.spec.layout.name, packed.padded_by)):
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
             return self._callable(**arguments)
+
+    def _exact_input(self, one: Input, extent: Extent, call: Call, budget: Budget) -> Tensor:
+        """Return a copy of a tensor beside the rows, or its default."""
+        dtype, device = self.input_dtype(one), call.rows.device
+        if one.name in call.inputs:
+            return call.inputs[one.name].to(device, dtype, copy=True)
+        assert one.default is not None  # noqa: S101 - else the call would have been refused
+        return torch.full((*extent.shape(budget), *one.shape), one.default, dtype=dtype, device=device)
 
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self._callable(**arguments)

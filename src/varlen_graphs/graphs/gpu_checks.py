@@ -59,7 +59,7 @@ class GpuChecks:
         return [self.veil, self._padding, self._status]
 
     def view(self, arena: Arena, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
-        """Return the rows, items and host buffers of a budget, the items checked as the arena's header asks.
+        """Return the rows, items, host buffers and inputs of a budget, the items checked as the arena's header asks.
 
         The check is the first operation of a graph. A wrong item table becomes all padding, so that every index
         computed from it is valid.

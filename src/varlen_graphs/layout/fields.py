@@ -46,17 +46,17 @@ def check_at_least(declaration: Any, least: int, *names: str, error: type[Except
             raise error(f"{what}: expected an integer of at least {least}")
 
 
-def check_pad(declaration: Any, dtype: torch.dtype) -> None:
-    """Check that tensors of a dtype can hold the `pad` of a declaration."""
+def check_pad(declaration: Any, dtype: torch.dtype, name: str = "pad") -> None:
+    """Check that tensors of a dtype can hold the `pad`, or another value, of a declaration."""
+    wanted = getattr(declaration, name)
     try:
-        value = torch.full((), declaration.pad, dtype=dtype, device="cpu").item()
-        fits = dtype.is_floating_point or value == declaration.pad
+        value = torch.full((), wanted, dtype=dtype, device="cpu").item()
+        fits = dtype.is_floating_point or value == wanted
     except (RuntimeError, OverflowError, TypeError, ValueError):
         fits = False
     if not fits:
         raise SpecError(
-            f"{type(declaration).__name__}({declaration.name!r}, pad={quoted(declaration.pad)}): expected a value of "
-            f"{dtype}"
+            f"{type(declaration).__name__}({declaration.name!r}, {name}={quoted(wanted)}): expected a value of {dtype}"
         )
 
 

@@ -16,12 +16,14 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.parallel.shares import join_layouts, rows_of
+from varlen_graphs.parallel.shares import join_layouts
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_rows
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.entries import Extent
 from varlen_graphs.spec.outputs import Parts, flatten, with_padding
+from varlen_graphs.spec.part import part_of
 from varlen_graphs.spec.reading import read_layout
 
 if TYPE_CHECKING:
@@ -130,8 +132,9 @@ class DataParallelEncoder:
             return self.encoder(*args, **kwargs)
         form = self._forms.get(kind) or self._learn(kind, call, layout)
         shares = self._shares(layout)
-        own_rows = partial(rows_of, shares[self._ranks.own], call, layout, self.encoder.spec.row_extent)
-        return self._run(call, layout, shares, form, own_rows)
+        share = shares[self._ranks.own]
+        own = partial(part_of, self.encoder.spec, call, share.layout(layout), share.spans(layout))
+        return self._run(call, layout, shares, form, own)
 
     def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
         """Bind the first call of its kind; an error on one rank raises on all."""
@@ -153,7 +156,7 @@ class DataParallelEncoder:
         """Sort the arguments of a call; its items are read later, because errors in them may be told to all ranks."""
         executor = self.encoder.executor
         call = executor.signature.bind(args, kwargs)
-        check_rows(executor.store, call.rows.device, call.rows.dtype)
+        check_rows(executor.store, call)
         if (loan := executor.pool.loan) is not None:
             executor.own_borrowed(call, loan)
         return call
@@ -191,9 +194,10 @@ class DataParallelEncoder:
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         form = self._forms.get(kinds[0]) or self._learn(kinds[0], call, layout)
-        extent, own = self.encoder.spec.row_extent, shares[self._ranks.own]
         # A padded batch keeps as many rows as its longest item has.
-        return self._run(call, layout, shares, form, lambda: extent.part(call.rows, Span.of(own.layout(layout))))
+        part = shares[self._ranks.own].layout(layout)
+        span = Span.of(part)
+        return self._run(call, layout, shares, form, lambda: part_of(self.encoder.spec, call, part, [(span, span)]))
 
     def _read_own(self, call: Call) -> Layout:
         """Return the items of this rank, which may be none."""
@@ -205,16 +209,15 @@ class DataParallelEncoder:
         return Layout((), 0, spec.layout.grouped)
 
     def _run(
-        self, call: Call, layout: Layout, shares: Sequence[Pack], form: Parts, own_rows: Callable[[], Tensor]
+        self, call: Call, layout: Layout, shares: Sequence[Pack], form: Parts, own_part: Callable[[], Call]
     ) -> Any:
         """Encode the share of this rank, if it has one, and gather all."""
         parts = [share.layout(layout) if share.items else None for share in shares]
-        mine = parts[self._ranks.own]
         own: Sequence[Tensor] | None = None
         failure: Exception | None = None
-        if mine is not None:
+        if parts[self._ranks.own] is not None:
             try:
-                encoded = self._encode(call, own_rows(), mine)
+                encoded = self._encode(own_part())
                 check_form(encoded, form)
                 own = encoded.tensors
             except Exception as error:  # other ranks must not wait for a rank that has failed
@@ -229,10 +232,9 @@ class DataParallelEncoder:
         self._ranks.tell()
         return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
 
-    def _encode(self, call: Call, rows: Tensor, part: Layout) -> Parts:
+    def _encode(self, part: Call) -> Parts:
         """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
-        own = replace(call, rows=rows, layout=part, original={}, length=0)
-        return flatten(self.encoder.executor.answer(own), self.encoder.spec.declared)
+        return flatten(self.encoder.executor.answer(replace(part, length=0)), self.encoder.spec.declared)
 
     def _shares(self, layout: Layout) -> list[Pack]:
         """Assign items to ranks; all ranks compute the same assignment."""
@@ -267,9 +269,18 @@ class DataParallelEncoder:
 
     def _encode_padding(self, call: Call, part: Layout) -> Parts:
         """Encode some items over padding rows like those of a call."""
-        extent, pad = self.encoder.spec.row_extent, self.encoder.spec.packed.pad
-        shape = extent.resize(call.rows.shape, extent.size(Span.of(part)))
-        return self._encode(call, call.rows.new_full(shape, pad), part)
+        spec, span = self.encoder.spec, Span.of(part)
+
+        def padding(tensor: Tensor, extent: Extent, pad: float) -> Tensor:
+            return tensor.new_full(extent.resize(tensor.shape, extent.size(span)), pad)
+
+        inputs = {
+            one.name: padding(call.inputs[one.name], extent, one.pad)
+            for one, extent in spec.input_extents
+            if one.name in call.inputs
+        }
+        rows = padding(call.rows, spec.row_extent, spec.packed.pad)
+        return self._encode(replace(call, rows=rows, inputs=inputs, layout=part, original={}))
 
     def _kind(self, call: Call) -> Kind:
         """Return the kind of a call, before its items are read."""

@@ -2,23 +2,8 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
-from varlen_graphs.routing.packing import Pack
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
-
-
-def rows_of(share: Pack, call: Call, layout: Layout, extent: Extent) -> Tensor:
-    """Return the rows of a share: a view, or one copy."""
-    if len(share.items) == len(layout):
-        return call.rows
-    views = [extent.part(call.rows, there) for there, _ in share.spans(layout, Span.of(layout))]
-    return torch.cat(views) if len(views) > 1 else views[0]
 
 
 def join_layouts(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:

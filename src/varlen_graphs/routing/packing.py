@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
 from typing import NamedTuple
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Demand, Load
-from varlen_graphs.layout.span import Span
+from varlen_graphs.layout.span import Span, spans_of
 from varlen_graphs.routing.costs import Costs
 
 EXACT_ITEMS = 6
@@ -50,25 +49,7 @@ class Pack(NamedTuple):
             if layout.length:
                 everything = everything._replace(length=self._length(layout))
             return [(everything, everything)]
-        length = self._length(layout)
-        spans = []
-        starts = list(accumulate(layout.rows, initial=0))
-        own = tuple([layout.items[i] for i in self.items])
-        row = item = group = 0
-        while item < len(self.items):
-            first = self.items[item]
-            count = 1
-            while item + count < len(self.items) and self.items[item + count] == first + count:
-                count += 1
-            rows = starts[first + count] - starts[first]
-            first_group = layout.group_of[first]
-            groups = layout.group_of[first + count - 1] + 1 - first_group
-            there = Span(starts[first], rows, first, count, length, layout.items, first_group, groups)
-            spans.append((there, Span(row, rows, item, count, length, own, group, groups)))
-            row += rows
-            item += count
-            group += groups
-        return spans
+        return spans_of(layout, self.items, self._length(layout))
 
     def _length(self, layout: Layout) -> int:
         """Return the rows of each item of a padded batch that take part: never fewer than are real."""

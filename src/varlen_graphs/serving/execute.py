@@ -1,7 +1,8 @@
 """The path of a call: bound, routed, and replayed or run eager."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
-from varlen_graphs.spec.reading import only_on_device, read_layout
+from varlen_graphs.spec.part import part_of
+from varlen_graphs.spec.reading import check_inputs, only_on_device, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
@@ -82,11 +84,13 @@ class Executor:
             StaleOutputError: A borrowed output came, and another thread made it invalid.
         """
         call = self.signature.bind(args, kwargs)
-        check_rows(self.store, call.rows.device, call.rows.dtype)
+        check_rows(self.store, call)
         if (loan := self.pool.loan) is not None:
             self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device):
             read_layout(self.spec, call)
+        elif call.inputs:
+            check_inputs(self.spec, call)
         return call
 
     def own_borrowed(self, call: Call, loan: Loan) -> None:
@@ -95,7 +99,7 @@ class Executor:
         Raises:
             StaleOutputError: They became invalid meanwhile.
         """
-        arguments = (call.rows, *call.original.values(), *call.description.values())
+        arguments = (call.rows, *call.original.values(), *call.description.values(), *call.inputs.values())
         borrowed = {id(value): value for value in arguments if loan.covers(value)}
         if not borrowed:
             return
@@ -109,12 +113,13 @@ class Executor:
         call.rows = own.get(id(call.rows), call.rows)
         call.original = {name: own.get(id(value), value) for name, value in call.original.items()}
         call.description = {name: own.get(id(value), value) for name, value in call.description.items()}
+        call.inputs = {name: own.get(id(value), value) for name, value in call.inputs.items()}
 
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
-        if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad):
-            trained = self.mode.why_trained(call.rows.requires_grad)
+        if torch.is_grad_enabled() and (reason or self.mode.may_train or call.requires_grad):
+            trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
                 return self.train(call, trained)
         if reason is None and self.store.lazy:
@@ -167,10 +172,10 @@ class Executor:
         for pack in route.packs:
             spans, budget = items.spans(pack), pack.budget
             if budget is None:
-                outputs = self._run_eager(call, pack, spans[0][0], graphs.refused)
+                outputs = self._run_eager(call, pack, spans, graphs.refused)
             else:
-                if not call.staged:
-                    arena.load_rows(call.rows, spans, budget)
+                if not call.staged or call.inputs:
+                    arena.load_rows(call, spans, budget)
                 active = items.load(arena, pack)
                 self.stats.count_replay(budget, active)
                 self.used[call.key][budget] += 1
@@ -245,11 +250,13 @@ class Executor:
             return None
         return CaptureInputs(bound, tuple(self.spec.row_extent.rest(example)), example.device)
 
-    def _run_eager(self, call: Call, pack: Pack, span: Span, refused: Collection[Budget]) -> list[Tensor]:
+    def _run_eager(
+        self, call: Call, pack: Pack, spans: Sequence[tuple[Span, Span]], refused: Collection[Budget]
+    ) -> list[Tensor]:
         """Run the item of a pack without a budget."""
         part = pack.layout(read_layout(self.spec, call))
         self.stats.count_eager(self.router.why_missing(part, refused))
-        output = self.forward.exact(self.spec.row_extent.part(call.rows, span), part, call.statics)
+        output = self.forward.exact(replace(part_of(self.spec, call, part, spans), length=0))
         return flatten(output, self.spec.declared).tensors
 
     def _trace(self, call: Call) -> None:

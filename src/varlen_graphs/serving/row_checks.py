@@ -1,19 +1,21 @@
-"""Check the rows of a call against the rows that graphs read."""
+"""Check the tensors of a call against those that graphs read."""
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.spec.call import Call
 
 
-def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> None:
-    """Check that rows have the device and dtype that the module takes.
+def check_rows(store: GraphStore, call: Call) -> None:
+    """Check that the rows of a call, and the tensors beside them, have the device and dtype that the module takes.
 
     Raises:
         InputError: Rows on another device, or of a dtype that is not cast.
         StaleGraphError: The module was moved to another device since the capture.
     """
+    device, dtype = call.rows.device, call.rows.dtype
     forward, arena = store.forward, store.capturer.arena  # which another thread may release
     name = forward.spec.packed.name
     if arena is not None:
@@ -31,6 +33,18 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
             f"{name} is {dtype}: expected {expected}; floating rows are cast, others are not: convert them, or declare "
             f"rows=PackedRows({name!r}, dtype={dtype})"
         )
+
+    for one in forward.spec.inputs if call.inputs else ():
+        tensor, wanted = call.inputs.get(one.name), forward.input_dtype(one)
+        if tensor is None:
+            continue
+        if tensor.device != here and tensor.device.type != "cpu":
+            raise InputError(f"{one.name} is on {tensor.device}: expected it on {here}, like the rows, or on the CPU")
+        if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
+            raise InputError(
+                f"{one.name} is {tensor.dtype}: expected {wanted}; floating tensors are cast, others are not: convert "
+                f"it, or declare {type(one).__name__}({one.name!r}, dtype={tensor.dtype})"
+            )
 
 
 def no_rows(store: GraphStore) -> Tensor:

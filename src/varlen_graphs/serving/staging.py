@@ -12,12 +12,11 @@ from varlen_graphs.capture.pool import current_stream, follow, on_device
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.padded import PaddedMask
-from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.row_checks import check_rows, no_rows
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import check_description, parse
+from varlen_graphs.spec.reading import check_description, check_inputs, parse
 
 
 class Stage:
@@ -83,14 +82,14 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     call = _bind(executor, layout, arguments)
     assert call.layout is not None  # noqa: S101 - it was just read
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
-    trained = executor.mode.why_trained(call.rows.requires_grad) if torch.is_grad_enabled() else None
+    trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
     reason = trained or call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive():
             usable, route = executor.route(call)
             reason = route.reason
             if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
-                call.rows = usable.graphs.arena.part(Span.of(call.layout), route.packs[0].budget)
+                call.rows = usable.graphs.arena.call(call.layout, route.packs[0].budget, {}).rows
                 call.original[spec.packed.name] = rows = spec.packed.as_argument(call.rows)
                 store.staged = True
                 try:
@@ -119,13 +118,14 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
         raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
     example = packed.as_argument(no_rows(executor.store))
     call = executor.signature.bind((), {**arguments, packed.name: example, spec.layout.name: layout})
-    check_rows(executor.store, call.rows.device, call.rows.dtype)
+    check_rows(executor.store, call)
     described = dict(call.description)
     if isinstance(spec.layout, PaddedMask):  # which may be wider than what it marks
         del described[spec.layout.name]
     check_description(described, executor.router.budgets.budgets[-1].rows)
     call.layout = parse(spec, call.description, ())
     call.staged = True
+    check_inputs(spec, call)
     return call
 
 

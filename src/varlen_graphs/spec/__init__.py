@@ -2,6 +2,7 @@
 
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.entries import Entries, FrameRows, Groups, Items, Rows
+from varlen_graphs.spec.inputs import Input, PerCall, PerItem, PerRow
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import Outputs
 from varlen_graphs.spec.rows import PackedRows
@@ -11,9 +12,13 @@ __all__ = [
     "Entries",
     "FrameRows",
     "Groups",
+    "Input",
     "Items",
     "Normalize",
     "Outputs",
     "PackedRows",
+    "PerCall",
+    "PerItem",
+    "PerRow",
     "Rows",
 ]

@@ -17,6 +17,7 @@ from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.checks import check_names, check_rows, check_segments, check_types
 from varlen_graphs.spec.entries import BatchRows, CountedEntries, Extent, FrameRows, Groups, Rows
+from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.outputs import Declared, extents, with_rows
 from varlen_graphs.spec.rows import PackedRows
 
@@ -34,6 +35,7 @@ class BufferSpec:
         buffers: Arguments computed from the items, inside the graph.
         outputs: The outputs: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`; for outputs
             with several parts `Outputs(...)`, a dict or a tuple of these.
+        inputs: Tensors that calls bring beside the rows: `PerRow`, `PerItem` and `PerCall`.
 
     Raises:
         SpecError: Something else in the place of a declaration or a name, one name declared twice, a segment kind the
@@ -44,6 +46,7 @@ class BufferSpec:
     layout: LayoutArgument
     buffers: Sequence[Buffer | HostBuffer] = ()
     outputs: Declared = field(default_factory=Rows)
+    inputs: Sequence[Input] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -69,14 +72,24 @@ class BufferSpec:
         return PaddedMask(str(self.packed.padded_by))
 
     @cached_property
+    def input_extents(self) -> list[tuple[Input, Extent]]:
+        """The tensors beside the rows, with the extents in which graphs read them."""
+        return [(one, one.extent(self.row_extent)) for one in self.inputs]
+
+    @cached_property
     def batched(self) -> bool:
         """True if calls bring a padded batch, packed on its way in or not."""
         return self.layout.padded or self.packed.padded_by is not None
 
     @cached_property
+    def call_extent(self) -> Extent:
+        """Extent of the rows that calls bring."""
+        return BATCH_ROWS if self.batched else ROWS
+
+    @cached_property
     def call_dims(self) -> tuple[str, ...]:
         """Names of the dimensions of a call's rows, for messages."""
-        return BATCH_ROWS.dims if self.batched else ROWS.dims
+        return self.call_extent.dims
 
     @property
     def call_rows_are(self) -> str:

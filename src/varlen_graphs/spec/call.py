@@ -1,6 +1,6 @@
 """One call: its arguments, sorted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,7 @@ class Call:
         layout: The items; `None` while only the GPU has seen them.
         length: Padded length of a batch that was packed on its way in; 0 for other calls.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
+        inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
     """
 
     rows: Tensor
@@ -36,6 +37,14 @@ class Call:
     layout: Layout | None = None
     length: int = 0
     staged: bool = False
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if a tensor of the call requires grad."""
+        if self.rows.requires_grad or not self.inputs:
+            return self.rows.requires_grad
+        return any(tensor.requires_grad for tensor in self.inputs.values())
 
     @property
     def items(self) -> int:

@@ -9,6 +9,7 @@ from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.spec.entries import Groups, Rows
+from varlen_graphs.spec.inputs import Input, PerItem, PerRow
 from varlen_graphs.spec.outputs import extents
 from varlen_graphs.spec.rows import PackedRows
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_types(spec: "BufferSpec") -> None:
-    """Check that rows, layout and buffers are declarations."""
+    """Check that rows, layout, buffers and inputs are declarations."""
     if not isinstance(spec.rows, str | PackedRows):
         raise SpecError(f"rows={spec.rows!r}: expected the name of one argument, or a PackedRows")
     if not isinstance(spec.layout, LayoutArgument):
@@ -27,13 +28,17 @@ def check_types(spec: "BufferSpec") -> None:
         )
     if not isinstance(spec.buffers, Sequence) or not all(isinstance(b, Buffer | HostBuffer) for b in spec.buffers):
         raise SpecError(f"buffers={spec.buffers!r}: expected a list of declarations, such as [CuSeqlens('cu_seqlens')]")
+    if not isinstance(spec.inputs, Sequence) or not all(isinstance(one, Input) for one in spec.inputs):
+        raise SpecError(
+            f"inputs={spec.inputs!r}: expected a list of PerRow, PerItem and PerCall, such as [PerItem('timestep')]"
+        )
 
 
 def check_names(spec: "BufferSpec") -> None:
     """Check that each argument is declared once, by a string, and that at most one column describes groups."""
     names = [spec.packed.name, *spec.describing]
     names += [column.name for column in spec.layout.columns if column.function is not None]
-    names += [buffer.name for buffer in spec.buffers]
+    names += [one.name for one in (*spec.buffers, *spec.inputs)]
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
         raise SpecError(f"{wrong} declared as arguments: expected their names, as strings")
@@ -61,6 +66,14 @@ def check_rows(spec: "BufferSpec") -> None:
             )
     if spec.batched and spec.packed.rows_dim:
         raise SpecError(f"{spec.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
+    for one in spec.inputs:
+        if spec.batched and isinstance(one, PerRow) and one.rows_dim:
+            raise SpecError(f"{one!r}: in a padded batch it is [batch, length, ...]; leave rows_dim out")
+        if spec.layout.padded and isinstance(one, PerItem) and one.per_row:
+            raise SpecError(
+                f"{one!r}: a padded batch has an entry an item in its first dimension; leave per_row out, and expand "
+                "it in the module"
+            )
     if spec.batched and any(isinstance(extent, Rows) and extent != Rows() for extent in extents(spec.outputs)):
         raise SpecError(
             f"{spec.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"

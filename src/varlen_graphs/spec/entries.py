@@ -255,7 +255,24 @@ class BatchRows(Extent):
 
     def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the tensor with `value` past the end of every item."""
-        padding = ~table.real_rows
-        padding = padding.view(*padding.shape, *[1] * (tensor.dim() - 2))
-        cleared = plain(tensor).masked_fill(padding, plain_number(value, tensor.dtype))
-        return as_before(cleared, tensor.dtype)
+        return filled(tensor, ~table.real_rows, value)
+
+
+class Whole(Extent):
+    """A tensor without entries, which every replay of a call needs as a whole."""
+
+    dims = ()
+
+    def shape(self, budget: Budget) -> tuple[int, ...]:
+        """Return no sizes."""
+        return ()
+
+    def place(self, span: Span) -> tuple[slice, ...]:
+        """Return no slices."""
+        return ()
+
+
+def filled(tensor: Tensor, mask: Tensor, value: float) -> Tensor:
+    """Return the tensor with `value` in the entries of a mask, which has its first dimensions."""
+    mask = mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+    return as_before(plain(tensor).masked_fill(mask, plain_number(value, tensor.dtype)), tensor.dtype)

@@ -9,9 +9,11 @@ import torch
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import check_batch, check_marks, pack_rows
+from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_numbers, is_integers
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.inputs import PerRow
 
 
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
@@ -20,14 +22,41 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
     A padded batch to pack is packed here.
 
     Raises:
-        LayoutError: Impossible items, items that do not match the rows, or an item that an output ratio cuts.
+        LayoutError: Impossible items, items that do not match the rows or other tensors of the call, or an item that an
+            output ratio cuts.
     """
     if call.layout is None:
-        call.layout = parse(spec, call.description, call.rows.shape)
+        call.layout = layout = parse(spec, call.description, call.rows.shape)
+        if call.inputs:
+            check_inputs(spec, call)
         if spec.packed.padded_by is not None:
             call.length = call.rows.shape[1]
-            call.rows = pack_rows(call.rows, call.layout.rows)
+            call.rows = pack_rows(call.rows, layout.rows)
+            names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
+            call.inputs |= {name: pack_rows(call.inputs[name], layout.rows) for name in names}
     return call.layout
+
+
+def check_inputs(spec: BufferSpec, call: Call) -> None:
+    """Check that the tensors beside the rows have as many entries as the call has rows or items.
+
+    Raises:
+        LayoutError: One has another number.
+    """
+    rows, extent = call.rows.shape, spec.call_extent
+    if call.staged and call.layout is not None:  # the rows come later
+        rows = torch.Size(extent.size(Span.of(call.layout)))
+    span = Span(0, rows[0], 0, call.items, rows[1] if spec.batched else 0)
+    for one in spec.inputs:
+        if one.name in call.inputs:
+            own = one.extent(extent)
+            sizes, came = own.size(span), call.inputs[one.name].shape[: len(own.dims)]
+            if came != sizes:
+                what = " by ".join(f"{size} {name}" for size, name in zip(sizes, own.dims, strict=True))
+                raise LayoutError(
+                    f"{one.name} has {list(came)} entries, but the call has {what}: expected an entry for each, as "
+                    f"{type(one).__name__} declares"
+                )
 
 
 def only_on_device(spec: BufferSpec, description: Mapping[str, Any], device: torch.device) -> bool:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form, static_key
 
 OTHER_OUTPUTS = {
@@ -72,18 +73,20 @@ class Signature:
         self._captured = captured
         buffers = [buffer.name for buffer in spec.buffers]
         self._produced = {*buffers, *(column.name for column in spec.layout.columns if column.function is not None)}
-        for name in (spec.packed.name, *buffers):
+        self._inputs = {one.name: one for one in spec.inputs}
+        for name in (spec.packed.name, *buffers, *self._inputs):
             if not self.takes(name):
                 raise SpecError(
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
                     "declaration, or pass forward= with a function that takes it"
                 )
-        declared = [spec.packed.name, *spec.describing]
+        declared = [spec.packed.name, *spec.describing, *self._inputs]
         order = own if spec.packed.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
         optional = {column.name for column in spec.layout.columns if column.default is not None}
+        optional |= {one.name for one in spec.inputs if one.default is not None}
         self._expected = [name for name in self._positional if name in self._declared - optional]
         self._required = [
             name
@@ -119,17 +122,21 @@ class Signature:
         self._check_shape(rows.shape)
         if packed.rows_dim:
             rows = packed.rows_first(rows)
-        description = dict.fromkeys(self._spec.describing)
+        description, inputs = dict.fromkeys(self._spec.describing), {}
         others = {}
         for name, value in arguments.items():
             if name in description:
                 description[name] = value
+            elif name in self._inputs:
+                if value is not None:
+                    inputs[name] = self._inputs[name].read(value, self._spec.call_extent)
             elif name != packed.name:
                 others[name] = value
         statics, beyond = self.bind_statics(others)
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
-        return Call(rows, description, statics, static_key(statics) if statics else (), arguments, beyond)
+        key = static_key(statics) if statics else ()
+        return Call(rows, description, statics, key, arguments, beyond, inputs=inputs)
 
     def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Sort arguments that are neither rows nor items.
@@ -179,6 +186,8 @@ class Signature:
         Something else is a function in its place, or the module with buffers that it computes from the items if it does
         not get them: then it has no default for the argument that describes these.
         """
+        if any(isinstance(one, PerItem) and one.per_row for one in self._inputs.values()):
+            return False
         names = call.original.keys()
         computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
         takes = self._declared <= self._module_takes and self._module_needs <= names

@@ -1,10 +1,9 @@
 """Locate the cause of a wrong replay by rerunning its forward eagerly."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
@@ -12,6 +11,7 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import clear_gaps, flatten
+from varlen_graphs.spec.part import part_of
 from varlen_graphs.verify.compare import Expected, close, equal
 from varlen_graphs.verify.operations import first_difference
 
@@ -46,7 +46,7 @@ class ErrorLocator:
     Leaves NaN in the padding of the arena.
     """
 
-    def __init__(self, forward: Forward, arena: Arena, call: Call, pack: Pack, filling: Tensor) -> None:
+    def __init__(self, forward: Forward, arena: Arena, call: Call, pack: Pack, filling: Call) -> None:
         layout, budget = call.layout, pack.budget
         assert layout is not None  # noqa: S101 - the call was bound for verification
         assert budget is not None  # noqa: S101 - it was replayed
@@ -55,13 +55,13 @@ class ErrorLocator:
         self._part = pack.layout(layout)
         spans = pack.spans(layout, Span.of(layout))
         arena.load_layout(self._part, budget)
-        own, self._table, self._host = arena.view(budget)
+        own, self._table, given = arena.view(budget)
         self._padded = []
         for fill in (partial(arena.fill, filling), arena.poison):
             fill()
-            arena.load_rows(call.rows, spans, budget)
-            self._padded.append(own.clone())
-        self._active = arena.part(Span.of(self._part), budget).clone()
+            arena.load_rows(call, spans, budget)
+            self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
+        self._active = part_of(self._forward.spec, call, self._part, spans)
 
     def explain_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:
         """Explain why a replay of these items differs from the expected output by more than `limit`."""
@@ -103,7 +103,9 @@ class ErrorLocator:
         )
 
     def _at_budget(self, which: int) -> Any:
-        return self._forward(self._padded[which].clone(), self._table, self._host, self._statics)
+        rows, given = self._padded[which]
+        given = {name: tensor.clone() for name, tensor in given.items()}
+        return self._forward(rows.clone(), self._table, given, self._statics)
 
     def _exact(self) -> Any:
-        return self._forward.exact(self._active.clone(), self._part, self._statics)
+        return self._forward.exact(replace(self._active, length=0))

@@ -1,31 +1,26 @@
 """Example calls made of others: other rows of the same items, the same items in another order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import spans_of
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.part import part_of
 
 
-def permuted(call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:
+def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:
     """Return a call with its items, group by group, from the last to the first; and the former index of each item.
 
     If groups are given, with those alone.
     """
-    rows = call.rows
     order = [item for group in reversed(groups or layout.groups) for item in group]
     items = tuple(layout.items[i] for i in order)
-    if layout.length:
-        rows = torch.stack([rows[i] for i in order])
-    else:
-        pieces = rows.split(layout.rows)
-        rows = torch.cat([pieces[i] for i in order])
-    return order, replace(call, rows=rows, layout=Layout(items, layout.length, layout.grouped))
+    kept = Layout(items, layout.length, layout.grouped)
+    return order, part_of(spec, call, kept, spans_of(layout, order, layout.length))
 
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Calls with made-up items and random rows, for the proof of new graphs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import prod
 from typing import Any
@@ -17,6 +17,7 @@ from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.entries import Extent
 from varlen_graphs.spec.statics import static_key
 
 Sizes = Sequence[tuple[int, int]]
@@ -101,28 +102,37 @@ def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
 def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs) -> Iterator[Call]:
     """Yield calls of these items as a user makes them, with all arguments by name.
 
-    The first has random rows. If these are integers, another one has the declared pad in all rows.
+    The first has random tensors. If some are integers, another one has their declared pads in all entries.
     """
-    shape = [*forward.spec.row_extent.size(Span.of(layout)), *inputs.row_shape]
-    dtype = forward.row_dtype
-    yield _call(forward, layout, inputs, _random(shape, prod(inputs.row_shape), forward, inputs.device))
-    if not (dtype.is_floating_point or dtype.is_complex):
-        pads = torch.full(shape, forward.spec.packed.pad, dtype=dtype, device=inputs.device)
-        yield _call(forward, layout, inputs, pads)
+    yield _call(forward, layout, inputs, _random)
+    dtypes = [forward.row_dtype, *map(forward.input_dtype, forward.spec.inputs)]
+    if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+        yield _call(forward, layout, inputs, _pads)
 
 
-def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, rows: Tensor) -> Call:
+def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make") -> Call:
     spec, packed = forward.spec, forward.spec.packed
-    statics, _, device = inputs
+    statics, row_shape, device = inputs
+    span, length = Span.of(layout), max(layout.rows)
+
+    def entries(extent: Extent, shape: Sequence[int], dtype: torch.dtype, ids: range, pad: float, at: int) -> Tensor:
+        """Return entries as a call brings them: a batch to pack is still padded."""
+        made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
+        return pad_rows(made, layout.rows, length) if packed.padded_by and extent is spec.row_extent else made
+
+    tensors = {}
+    for at, (one, extent) in enumerate(spec.input_extents, start=1):
+        dtype = forward.input_dtype(one)
+        tensors[one.name] = entries(extent, one.shape, dtype, _valid_ids(forward, one.pad, dtype), one.pad, at)
+    ids = _valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
+    rows = entries(spec.row_extent, row_shape, forward.row_dtype, ids, packed.pad, 0)
     description = _describe(spec, layout, device)
     if packed.padded_by is not None:
-        length = max(layout.rows)
-        rows = pad_rows(rows, layout.rows, length)
         lengths = torch.tensor(layout.rows, device=device)
         description[packed.padded_by] = torch.arange(length, device=device) < lengths[:, None]
-    argument = packed.as_argument(rows)
-    original = {packed.name: argument, **description, **statics}
-    return Call(rows, description, dict(statics), static_key(statics), original, None)
+    original = {packed.name: packed.as_argument(rows), **description, **statics}
+    original |= {one.name: one.as_argument(tensors[one.name]) for one in spec.inputs}
+    return Call(rows, description, dict(statics), static_key(statics), original, None, inputs=tensors)
 
 
 def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[str, Any]:
@@ -137,26 +147,41 @@ def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[st
     return description
 
 
-def _random(shape: Sequence[int], width: int, forward: Forward, device: torch.device) -> Tensor:
-    """Return random rows of so many numbers each, in the dtype that calls bring; leaves the default generator alone."""
-    dtype, generator = forward.row_dtype, torch.Generator(device).manual_seed(0)
+_Make = Callable[[Sequence[int], int, torch.dtype, range, float, torch.device, int], Tensor]
+"""Makes a tensor of a shape, with entries of so many numbers: its dtype, valid integers, pad, device, and a seed."""
+
+
+def _pads(
+    shape: Sequence[int], width: int, dtype: torch.dtype, ids: range, pad: float, device: torch.device, seed: int
+) -> Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return _random(shape, width, dtype, ids, pad, device, seed)
+    return torch.full([*shape], pad, dtype=dtype, device=device)
+
+
+def _random(
+    shape: Sequence[int], width: int, dtype: torch.dtype, ids: range, pad: float, device: torch.device, seed: int
+) -> Tensor:
+    """Return random entries in the dtype that calls bring; leaves the default generator alone."""
+    generator = torch.Generator(device).manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(*shape, generator=generator, device=device, dtype=drawn).to(dtype)
-    low, end = _valid_ids(forward)
+        return torch.randn([*shape], generator=generator, device=device, dtype=drawn).to(dtype)
     if width > 1:
-        return torch.randint(low, end, tuple(shape), generator=generator, device=device).to(dtype)
-    order = torch.randperm(end - low, generator=generator, device=device)  # as few equal rows as possible
-    return (low + order[torch.arange(prod(shape), device=device) % len(order)]).view(*shape).to(dtype)
+        return torch.randint(ids.start, ids.stop, tuple(shape), generator=generator, device=device).to(dtype)
+    order = torch.randperm(len(ids), generator=generator, device=device)  # as few equal entries as possible
+    return (ids.start + order[torch.arange(prod(shape), device=device) % len(order)]).view([*shape]).to(dtype)
 
 
-def _valid_ids(forward: Forward) -> tuple[int, int]:
-    """Return the range of integers that rows may hold: the declared pad is valid, and so are ids below all tables."""
-    packed, pad = forward.spec.packed, int(forward.spec.packed.pad)
-    if packed.normalize is not None or packed.dtype in (torch.bool, torch.uint8):
-        return 0, 2 if packed.dtype == torch.bool else 128
+def _valid_ids(forward: Forward, pad: float, dtype: torch.dtype, pixels: bool = False) -> range:
+    """Return the integers that entries may hold: the declared pad is valid, and so are ids below all tables."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return range(0)
+    if pixels or dtype in (torch.bool, torch.uint8):
+        return range(2 if dtype == torch.bool else 128)
+    pad = int(pad)
     tensors = chain(forward.module.parameters(), forward.module.buffers())
     end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
     if pad + 2 <= end:
-        return max(0, pad), end
-    return (0, end) if 0 <= pad < end else (pad, pad + 1)
+        return range(max(0, pad), end)
+    return range(end) if 0 <= pad < end else range(pad, pad + 1)

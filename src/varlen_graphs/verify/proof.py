@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -123,11 +124,12 @@ class Prover:
         call = next(make_calls(self._forward, split_layout(self._spec, max(budgets)), inputs))
         with suppress(Exception):  # of the module's own code, or of functions in the declaration
             layout = read_layout(self._spec, call)
-            order, alone = permuted(call, layout, layout.groups[-1:])
+            call = replace(call, length=0)  # all outputs packed
+            order, alone = permuted(self._spec, call, layout, layout.groups[-1:])
             own = read_layout(self._spec, alone)
             run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
-            whole = run(partial(self._forward.exact, call.rows, layout, call.statics))
-            parts = flatten(run(partial(self._forward.exact, alone.rows, own, call.statics)), self._spec.declared)
+            whole = run(partial(self._forward.exact, call))
+            parts = flatten(run(partial(self._forward.exact, alone)), self._spec.declared)
             found = Expected(whole, layout).furthest(parts, own, order)
             if found.error > APART * self._limit(inputs.device):
                 return [f"wrong for items {few(layout)}: alone, {found.where} differs by {found.error:.1e}\n{TOGETHER}"]
@@ -238,11 +240,12 @@ class Prover:
         """
         try:
             layout = read_layout(self._spec, call)
-            moderate = call.rows.is_floating_point() and all(item[0] == 1 for item in layout.items)  # as in warm-up
+            floating = all(tensor.is_floating_point() for tensor in (call.rows, *call.inputs.values()))
+            moderate = floating and all(item[0] == 1 for item in layout.items)  # as in warm-up
             checks = call.rows.is_cuda and not moderate
             run = partial(run_under, operations=CheckedIndices()) if checks else partial.__call__
             with references():
-                output = run(partial(self._forward.exact, call.rows, layout, call.statics, length=call.length))
+                output = run(partial(self._forward.exact, call))
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
                         own = Expected(run(partial(self._forward.reference, call)), layout, call.length)

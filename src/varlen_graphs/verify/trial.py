@@ -1,5 +1,6 @@
 """One trial of the proof: an example replayed in one graph, and the evidence if that is wrong."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -94,7 +95,7 @@ class Trial:
         error = expected.largest(over_nan, layout, range(len(layout)))
         right = all_equal(over_nan.tensors, over_rows.tensors) & (error <= self._limit)
         for groups in self._orders():
-            order, shuffled = permuted(call, layout, groups)
+            order, shuffled = permuted(self._forward.spec, call, layout, groups)
             error = expected.largest(self._replay(shuffled), read_layout(self._forward.spec, shuffled), order)
             right &= error <= self._limit
         return right
@@ -137,7 +138,7 @@ class Trial:
             what = f"{PADDING if repeats else REPEATED}: {found.where} differs by {found.error:.1e}"
             raise VerificationError(f"{where}: {what}\n{self._cause(None)}")
         for groups in self._orders():
-            order, shuffled = permuted(call, layout, groups)
+            order, shuffled = permuted(self._forward.spec, call, layout, groups)
             shuffled_layout = read_layout(self._forward.spec, shuffled)
             found = expected.furthest(self._replay(shuffled), shuffled_layout, order, call.length)
             if found.error > limit:
@@ -150,12 +151,12 @@ class Trial:
         for memory in self._pool:
             memory.fill_(0 if clean else 0xFF)
         if clean:
-            arena.fill(call.rows.flip(0))
+            arena.fill(call)
         else:
             arena.poison()
         items, pack = HostItems(read_layout(spec, call)), Pack(self.budget, range(call.items))
         spans, collected = items.spans(pack), Collected(items.everything)
-        arena.load_rows(call.rows, spans, self.budget)
+        arena.load_rows(call, spans, self.budget)
         items.load(arena, pack)
         collected.take(graphs.replay(self.budget), graphs.extents, spans)
         tensors = with_padding(collected.tensors, graphs.extents, items.layout.rows, call.length)
@@ -172,7 +173,7 @@ class Trial:
             return 0.0
         noise = torch.randn(rows.shape, generator=torch.Generator(rows.device).manual_seed(1), device=rows.device)
         nudged = (rows * (1 + 2 * torch.finfo(rows.dtype).eps * noise)).to(rows.dtype)
-        runs = [self._forward.exact(some, layout, call.statics, length=call.length) for some in (rows, rows, nudged)]
+        runs = [self._forward.exact(replace(call, rows=some)) for some in (rows, rows, nudged)]
         one, again, other = (Expected(output, layout, call.length) for output in runs)
         repeats = one.differs_from(again, form) <= self._limit  # random numbers are no rounding
         return one.differs_from(other, form) if repeats else 0.0
@@ -183,10 +184,10 @@ class Trial:
             return "The cause is not located where ranks share a module."
         call, layout, expected, *_ = self.example
         try:
-            if draw := random_draw(self._forward.module, partial(self._forward.exact, call.rows, layout, call.statics)):
+            if draw := random_draw(self._forward.module, partial(self._forward.exact, call)):
                 return f"The module draws random numbers, so no two runs agree: {draw}\nCall module.eval() first."
             pack = Pack(self.budget, range(len(layout)))
-            locator = ErrorLocator(self._forward, self._graphs.arena, call, pack, call.rows.flip(0))
+            locator = ErrorLocator(self._forward, self._graphs.arena, call, pack, call)
             return (
                 locator.explain_padding()
                 if limit is None

@@ -96,7 +96,7 @@ class Verifier:
         again, over_rows = self._over_nan(call, packs), self._over_rows(call, packs)
         self._check_same(call, packs, over_nan, again, REPEATED, ErrorLocator.explain_repetition)
         self._check_same(call, packs, over_nan, over_rows, PADDING, ErrorLocator.explain_padding)
-        order, shuffled = permuted(call, layout_of(call))
+        order, shuffled = permuted(self._spec, call, layout_of(call))
         shuffled_packs = [Pack(pack.budget, sorted(map(order.index, pack.items))) for pack in packs]
         self._check(shuffled, shuffled_packs, self._over_nan(shuffled, shuffled_packs), expected, order)
 
@@ -150,7 +150,7 @@ class Verifier:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
         self._replay(self._largest, self._routes(self._largest)[-1])
         if self._store.arena is not None:
-            self._store.arena.fill(self._largest.rows)
+            self._store.arena.fill(self._largest)
         return self._replay(call, packs)
 
     def _check(self, call: Call, packs: Packs, output: Parts, expected: Expected, order: Sequence[int] = ()) -> None:
@@ -184,7 +184,7 @@ class Verifier:
         cause = DECLARED
         if pack.budget is not None and arena is not None:
             where = f"{pack.budget}, replaying items {few(pack.layout(layout))}"
-            cause = why(ErrorLocator(self._forward, arena, call, pack, self._largest.rows))
+            cause = why(ErrorLocator(self._forward, arena, call, pack, self._largest))
         raise VerificationError(f"wrong in {where}: {what}\n{cause}")
 
 

@@ -1,0 +1,97 @@
+"""Static memory of the tensors that calls bring beside their rows."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.dtypes import plain
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+
+
+class StaticInputs:
+    """The tensors beside the rows, shared by all budgets: each budget uses a prefix.
+
+    Args:
+        spec: The declaration.
+        budgets: The budgets to hold.
+        dtypes: Dtypes of the declared inputs.
+        device: The device.
+
+    Attributes:
+        memory: All tensors, `[largest number of entries, *shape]` each; a tensor without entries is one entry.
+    """
+
+    def __init__(
+        self, spec: BufferSpec, budgets: Sequence[Budget], dtypes: Sequence[torch.dtype], device: torch.device
+    ) -> None:
+        self._declared = spec.input_extents
+        self._views: dict[Budget, list[Tensor]] = {}
+        self.memory = []
+        for (one, extent), dtype in zip(self._declared, dtypes, strict=True):
+            most = max(math.prod(extent.shape(budget)) for budget in budgets)
+            self.memory.append(torch.full((most, *one.shape), one.pad, dtype=dtype, device=device))
+
+    def view(self, budget: Budget) -> dict[str, Tensor]:
+        """Return what the graph of a budget reads, by name."""
+        return {one.name: view for (one, _), view in zip(self._declared, self._at(budget), strict=True)}
+
+    def part(self, span: Span, budget: Budget) -> dict[str, Tensor]:
+        """Return the entries of a span at a budget, by name."""
+        views = zip(self._declared, self._at(budget), strict=True)
+        return {one.name: extent.part(view, span) for (one, extent), view in views}
+
+    def beside(self, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the memory of each tensor that a call brings, and that tensor."""
+        for (one, _), memory in zip(self._declared, self.memory, strict=True):
+            if one.name in call.inputs:
+                yield memory, call.inputs[one.name]
+
+    def pads(self, budget: Budget) -> dict[str, Tensor]:
+        """Return new tensors without content at a budget, by name."""
+        return {
+            one.name: memory.new_full((*extent.shape(budget), *one.shape), one.pad)
+            for (one, extent), memory in zip(self._declared, self.memory, strict=True)
+        }
+
+    def fill_pads(self) -> None:
+        """Overwrite all but floating tensors with their pads: an earlier call may have left ids that are too large."""
+        for (one, _), memory in zip(self._declared, self.memory, strict=True):
+            if not memory.is_floating_point():
+                memory.fill_(one.pad)
+
+    def load(self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
+        """Copy the entries of one replay, or fill in the default; one launch for all tensors of a dtype on the device.
+
+        Queued on the current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
+        """
+        together: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for (one, extent), static in zip(self._declared, self._at(budget), strict=True):
+            tensor = call.inputs.get(one.name)
+            if tensor is None:
+                assert one.default is not None  # noqa: S101 - else the call would have been refused
+                static.fill_(one.default)
+                continue
+            for there, here in spans if extent.dims else spans[:1]:
+                target, source = extent.part(static, here), extent.part(tensor, there)
+                if source.dtype == target.dtype and source.device == target.device:
+                    targets, sources = together.setdefault(target.dtype, ([], []))
+                    targets.append(plain(target))
+                    sources.append(plain(source))
+                else:
+                    target.copy_(source, non_blocking=source.is_cuda or not source.is_pinned())
+        for targets, sources in together.values():
+            torch._foreach_copy_(targets, sources)
+
+    def _at(self, budget: Budget) -> list[Tensor]:
+        """Return the entries of a budget, as the forward takes them."""
+        if budget not in self._views:
+            self._views[budget] = []
+            for (one, extent), memory in zip(self._declared, self.memory, strict=True):
+                sizes = extent.shape(budget)
+                self._views[budget].append(memory[: math.prod(sizes)].view((*sizes, *one.shape)))
+        return self._views[budget]
