@@ -17,11 +17,16 @@ from hypothesis import HealthCheck, Phase, Verbosity
 import varlen_graphs as vg
 from tests.soak import parts
 from tests.soak.cases import Call, Case, cases, wrong_cases
-from tests.soak.check import check_case, check_wrong_case
+from tests.soak.check import check_case, check_claim, check_wrong_case
+from tests.soak.claims import Change, Claim, claims
 from tests.soak.flaws import Flaw
 
 ROUND = 100
 """Cases tried in a row, between two looks at the clock."""
+
+NAMES = {"torch": torch} | vars(vg.spec) | vars(parts) | vars(vg)
+NAMES |= {kind.__name__: kind for kind in (Call, Case, Change, Claim, Flaw)}
+"""What the text of a case is made of."""
 
 
 def main():
@@ -29,16 +34,24 @@ def main():
     arguments.add_argument("--minutes", type=float, default=3, help="when to stop")
     arguments.add_argument("--seed", type=int, help="the seed of the first round; later rounds count on from it")
     arguments.add_argument("--case", help="run this case alone")
-    arguments.add_argument("--wrong", action="store_true", help="wrong encoders, which must not answer with graphs")
+    arguments.add_argument(
+        "--wrong", action="store_true", help="wrong encoders and declarations, which must not answer"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    check, drawn = (check_wrong_case, wrong_cases()) if options.wrong else (check_case, cases())
+    drawn = wrong_cases() | claims() if options.wrong else cases()
     if options.wrong:
         warnings.simplefilter("ignore")  # each is warned of
+
+    def check(case):
+        if isinstance(case, Claim):
+            return check_claim(case, device)
+        return (check_wrong_case if options.wrong else check_case)(case, device)
+
     if options.case:
-        check(eval(options.case, vars(parts) | vars(vg) | {"Case": Case, "Call": Call, "Flaw": Flaw}), device)
+        check(eval(options.case, NAMES))
         return print("passed")
     seed = random.randrange(10**6) if options.seed is None else options.seed
     end = time.monotonic() + 60 * options.minutes
@@ -52,8 +65,10 @@ def main():
     def one_round(case):
         nonlocal latest
         latest = case
-        stats = check(case, device)
-        count.update(cases=1, calls=stats.calls, replays=stats.replays.total(), eager=stats.eager.total())
+        stats = check(case)
+        counted = {} if stats is None else {"replays": stats.replays.total(), "eager": stats.eager.total()}
+        kind = "declarations" if isinstance(case, Claim) else "encoders"
+        count.update({kind: 1, "calls": 0 if stats is None else stats.calls, **counted})
 
     while time.monotonic() < end:
         try:
