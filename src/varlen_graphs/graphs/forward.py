@@ -22,6 +22,7 @@ from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
+from varlen_graphs.spec.statics import StaticKey
 
 
 class Forward:
@@ -39,7 +40,8 @@ class Forward:
         function: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
-        wrong: True if it was found to differ from the module itself, which then runs in its place; until a release.
+        wrong: True if it was found to differ from the module itself in service; until a release.
+        proven: Static keys whose graphs passed the proof, which includes eager runs; `None` trusts all.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Forward:
         self.spec = spec
         self._signature = signature
         self.wrong = False
+        self.proven: set[StaticKey] | None = None
         self.compiled = CompiledForward(self._run) if compile else None
 
     @property
@@ -139,8 +142,9 @@ class Forward:
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
     def eager(self, call: Call, hooked: bool) -> Any:
-        """Run a call eager: by the original module if the function in its place is wrong or would miss something."""
-        if self.wrong and not call.beyond:
+        """Run a call eager: by the module itself if it can, unless the declared forward is proven and misses none."""
+        trusted = not self.wrong and (self.proven is None or call.key in self.proven)
+        if not trusted and not call.beyond and self.answers_itself(call):
             return self.reference(call)
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
