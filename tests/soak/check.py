@@ -94,6 +94,7 @@ def check_claim(claim, device="cpu"):
         except (vg.VarlenGraphsError, IndexError, RuntimeError):
             continue
         arguments, x = case.arguments(call, case.real_rows(call, device))
+        x = x.to(encoder.spec.packed.dtype or x.dtype)  # as declared
         for name, tensor in encoder.module(x, **arguments).items():
             assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
             error = relative(got[name], tensor)

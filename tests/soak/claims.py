@@ -1,6 +1,7 @@
 """Random wrong declarations of modules that are right: a case, and what is changed in its declaration."""
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -36,8 +37,10 @@ class Change:
     """One change of a declaration.
 
     Attributes:
-        of: A buffer, an output or an argument by its name; `"forward"`; or `"promise"`, for `min_segment_rows`.
-        field: What is changed of it; `"dropped"` leaves out a buffer, and the forward does without it.
+        of: A buffer, an output or an argument by its name; `"windows"`, for all windows; `"forward"`; or `"promise"`,
+            for `min_segment_rows`.
+        field: What is changed of it; `"dropped"` leaves out a buffer, and the forward does without it; `"uncounted"`
+            hides from budgets that it uses segments.
         value: What it is changed to.
     """
 
@@ -54,11 +57,13 @@ class Claim:
         case: What the module computes, and how it is called.
         changes: Where the declaration differs.
         inside: Whether the module itself takes the buffers; if not, a function that runs in its place does.
+        strict: Whether the module refuses items that are larger, or numbers that are lower, than calls bring.
     """
 
     case: Case
     changes: tuple[Change, ...]
     inside: bool = False
+    strict: bool = False
 
     def spec(self):
         """The changed declaration."""
@@ -67,10 +72,19 @@ class Claim:
         buffers = {buffer.name: buffer for buffer in spec.buffers}
         for change in self.changes:
             new = {change.field: change.value}
+            if change.of == "windows":
+                buffers = {name: with_windows(buffer, change.value) for name, buffer in buffers.items()}
+                continue
             if change.field == "dropped":
                 del buffers[change.of]
+            elif change.field == "uncounted":
+                buffers[change.of] = vg.DeviceBuffer(
+                    change.of, partial(buffers[change.of].produce, module=None), any_segments=False
+                )
             elif change.field == "function":
-                buffers[change.of] = replace(buffers[change.of], function=FUNCTIONS[kind_of(change.of)][change.value])
+                buffers[change.of] = replace(
+                    buffers[change.of], function=functions_of(buffers[change.of])[change.value]
+                )
             elif change.of in buffers:
                 buffers[change.of] = replace(buffers[change.of], **new)
             elif change.of in outputs:
@@ -92,17 +106,23 @@ class Claim:
         factor, promise = changed.get("forward", 1), changed.get("promise", 1)
 
         def forward(module, x, layout, kind=None, real=None, flip=False, **buffers):
-            output = Encoder.forward(module, x, flip, **without_buffers(module.case, x) | buffers)
+            output = Encoder.forward(module, module.cast(x), flip, **without_buffers(module.case, x) | buffers)
             return {name: factor * tensor for name, tensor in output.items()}
 
         return vg.GraphedEncoder(
-            Itself(self.case).to(device).eval(),
+            Itself(self.case, self.strict).to(device).eval(),
             self.case.budgets,
             self.spec(),
             forward=None if self.inside else forward,
             backend="cuda" if device == "cuda" else "tape",
             layouts=vg.GpuLayouts(min_segment_rows=promise),
         )
+
+
+def with_windows(buffer, windows):
+    """A buffer with all its windows replaced."""
+    own = [field.name for field in fields(buffer) if isinstance(getattr(buffer, field.name), vg.Windows)]
+    return replace(buffer, **dict.fromkeys(own, windows))
 
 
 def on_rows(of_items):
@@ -122,12 +142,31 @@ FUNCTIONS = {
         "of a line": on_rows(lambda table: 8 / (table.w + 8)),
         "of the last column": on_rows(lambda table: table.values[:, -1] / 8 + 1),
         "of the largest": on_rows(lambda table: 8 / (table.item_rows.max() + 8 + 0 * table.t)),
-        "of few rows": on_rows(lambda table: 8 / (table.item_rows.clamp(max=36) + 8)),
+        "of few rows": on_rows(lambda table: 8 / (table.item_rows.clamp(max=30) + 8)),
+        "of a small column": on_rows(lambda table: table.values[:, -1].clamp(-1, 6) / 8 + 1),
         "none": on_rows(lambda table: torch.ones_like(table.t).float()),
     },
     "shares": {"a sum": lambda table: shares(table).gt(0).float()},
+    "host": {
+        "of other rows": lambda layout: repeated(layout, [1 + rows % 2 for rows in layout.rows]),
+        "of the items": lambda layout: repeated(layout, [1 + len(layout)] * len(layout)),
+        "of a frame": lambda layout: repeated(layout, [1 + h * w % 3 for _, h, w, *_ in layout.items]),
+    },
 }
-"""What the functions of buffers are changed to, by the beginnings of their names."""
+"""What the functions of buffers are changed to, by the beginnings of their names, those of the host apart."""
+
+
+def repeated(layout, of_items):
+    """A number of its item for each row."""
+    return torch.tensor(of_items).repeat_interleave(torch.tensor(layout.rows)).float()
+
+
+def functions_of(buffer):
+    """What the function of a buffer may be changed to, by name."""
+    if not hasattr(buffer, "function"):
+        return {}
+    return FUNCTIONS["host" if isinstance(buffer, vg.HostBuffer) else kind_of(buffer.name)]
+
 
 LAYOUTS = {
     "GridTHW": vg.GridTHW,
@@ -162,12 +201,10 @@ def changes_of(case):
         for value in VALUES.get(field.name, [])
         if getattr(buffer, field.name) != value
     ]
-    of_buffers += [
-        Change(buffer.name, "function", name)
-        for buffer in spec.buffers
-        if isinstance(buffer, vg.DeviceBuffer)
-        for name in FUNCTIONS[kind_of(buffer.name)]
-    ]
+    of_buffers += [Change(buffer.name, "function", name) for buffer in spec.buffers for name in functions_of(buffer)]
+    of_buffers += [Change(buffer.name, "uncounted") for buffer in spec.segmented]
+    if any(isinstance(getattr(part, "per", None), vg.Windows) for part in case.parts):
+        of_buffers += [Change("windows", "side", windows) for windows in WINDOWS]
     of_buffers += [Change(buffer.name, "dropped") for buffer in spec.buffers if buffer.name != "shares"]
     others = [Change(name, "extent", extent) for name in case.outputs for extent in EXTENTS]
     others += [Change("x", "pad", pad) for pad in (0, 7, TOKEN_TOO_LARGE)]
@@ -186,11 +223,11 @@ TOKEN_TOO_LARGE = 99
 
 @st.composite
 def claims(draw):
-    """A right module with one or two changes of its declaration."""
+    """A right module with one to three changes of its declaration."""
     case = draw(cases().filter(lambda case: case.parts))
     case = replace(case, rows="floats" if case.rows == "bytes" else case.rows, borrowed=False, promised=False)
     of_buffers, others = changes_of(case)
     some = st.sampled_from(others)
     one = st.one_of(st.sampled_from(of_buffers), st.sampled_from(of_buffers), some) if of_buffers else some
-    changes = draw(st.lists(one, min_size=1, max_size=2, unique_by=lambda change: (change.of, "dropped")))
-    return Claim(case, tuple(changes), draw(st.booleans()) and bool(of_buffers))
+    changes = draw(st.lists(one, min_size=1, max_size=3, unique_by=lambda change: (change.of, "dropped")))
+    return Claim(case, tuple(changes), draw(st.booleans()) and bool(of_buffers), draw(st.booleans()))

@@ -3,6 +3,7 @@
 It is what declarations are held against, so it shares no code with the buffers that they declare.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,16 +14,28 @@ from tests.soak.cases import BATCHED, PADDED, Encoder
 
 
 class Itself(Encoder):
-    """Takes the items and computes positions, segments and all else from them; with buffers, it uses these instead."""
+    """Takes the items and computes positions, segments and all else from them; with buffers, it uses these instead.
+
+    Rows come in any floating dtype, as towers take them.
+    """
+
+    def __init__(self, case, strict):
+        super().__init__(case)
+        self.most = max(40, *(n for call in case.calls for n in map(math.prod, call.items))) if strict else math.inf
+        kinds = [kind for call in case.calls for kinds in call.kinds for kind in self.kinds([kinds], 1)[0]]
+        self.least = min([-3, 0, *kinds][0 if case.column == "plain" else 1 :]) if strict else -math.inf
 
     def forward(self, x, layout, kind=None, real=None, flip=False, **buffers):
         if buffers:
-            return super().forward(x, flip, **without_buffers(self.case, x) | buffers)
-        case = self.case
+            return super().forward(self.cast(x), flip, **without_buffers(self.case, x) | buffers)
+        case, x = self.case, self.cast(x)
         items, real = self.items(layout, real, x)
         batch = x.shape[:2] if case.layout in BATCHED else None
         x = x[real] if batch else x.squeeze(0) if case.rows_dim else x
-        places = Places.of(items, *self.kinds(kind, len(items)), case.merge)
+        kinds, groups = self.kinds(kind, len(items))
+        if max(map(math.prod, items)) > self.most or min(kinds) < self.least:
+            raise ValueError(f"items {items} of kinds {kinds}")
+        places = Places.of(items, kinds, groups, case.merge)
         x = self.embed(x)
         x = x.flip(-1) if flip else x
         for part, weights in zip(case.parts, self.weights, strict=True):
@@ -30,6 +43,9 @@ class Itself(Encoder):
                 part, weights, x, places
             )
         return {name: self.output(name, x, places, batch, real) for name in case.outputs}
+
+    def cast(self, x):
+        return x.to(self.embed.weight.dtype) if self.case.rows == "floats" else x
 
     def items(self, layout, real, x):
         """`(t, h, w)` of each item, and the mask of a padded batch."""

@@ -32,7 +32,7 @@ SMALL: Sequence[Sizes] = [
 ]
 """Small items, no larger than those of warm-up: a module may have a limit of its own, such as a table of positions."""
 
-MIXED: Sequence[Sizes] = [
+MIXED: list[list[tuple[int, int]]] = [
     [(1, 24), (3, 12), (1, 35), (2, 16), (1, 8), (1, 32)],
     [(1, 24), (3, 12), (2, 16), (1, 8)],
     [(3, 12), (1, 24)],
@@ -41,7 +41,7 @@ MIXED: Sequence[Sizes] = [
 ]
 """Items of several sizes and numbers of frames; poorer ones where a budget or a module takes no richer ones."""
 
-EDGES: Sequence[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
+EDGES: list[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
 """One item or three, odd numbers of rows, and one row."""
 
 RICH: Sequence[Sizes] = [
@@ -75,7 +75,7 @@ def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
 
 def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of several kinds of items that a budget holds, the richest first."""
-    for sizes in MIXED:
+    for sizes in (RICH[0], *MIXED):
         if spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
             yield from (layout for layout in _varied(spec, sizes) if _fits(spec, layout, budget))
     yield from small_layouts(spec, budget)
@@ -86,15 +86,19 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
 
     The others have more rows than the largest budget has if these are few.
     """
-    for sizes in RICH:
+    times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
+    for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
         yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
-    pairs = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
-    yield _layout(spec, [(1, 12), (1, 8)] * pairs)
 
 
 def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts at the edges of a budget: of few items and rows, of all its items, of all its rows."""
-    layouts = [_layout(spec, sizes) for sizes in (*EDGES, [(1, 1)] * budget.items)]
+    """Yield layouts at the edges of a budget: of few items and rows, of all its items, of all its rows.
+
+    Also one of more frames, and one of a longer item, than the budget holds if the declaration counts them.
+    """
+    edges = [*EDGES, [(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
+    edges += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
+    layouts = [_layout(spec, sizes) for sizes in edges]
     layouts.append(sample_layout(spec.layout, budget, spec.needs.windows))
     yield from (layout for layout in layouts if _fits(spec, layout, budget))
 

@@ -108,7 +108,7 @@ class Prover:
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
                 whole = [why for _, why in prove(self._tasks_of_a_set(right))]
             if not whole and right and is_new:
-                whole = self._evidence_eager(graphs, inputs, budgets)
+                whole = self._evidence_eager(graphs, inputs, known)
             if whole:
                 refused |= dict.fromkeys(self._budgets.enabled, whole[0])
         graphs.against |= {example.against for example in known.values()}
@@ -120,13 +120,12 @@ class Prover:
         if refused:
             self._report(refused, max(count, len(refused)))
 
-    def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> list[str]:
+    def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
-        known = dict[Layout, Example]()
         with graphs.agreement.attempt() as attempt:
-            example = self._example(rich_layouts(self._spec, max(budgets)), inputs, known, by_module=True)
+            layouts = rich_layouts(self._spec, max(self._budgets.enabled))
+            example = self._example(layouts, inputs, known, by_module=True)
             check_eager(self._forward, example, self._limit(inputs.device))
-        graphs.against |= {example.against for example in known.values()}
         failure = attempt.take()
         return [str(failure.error)] if failure and isinstance(failure.error, VerificationError) else []
 
@@ -217,13 +216,13 @@ class Prover:
         first: Exception | None = None
         declared: Example | None = None
         for layout in layouts:
-            if layout in known:
-                return known[layout]
-            for call in make_calls(self._forward, layout, inputs):
-                tried = self._try(call)
+            tries = (
+                iter([known[layout]]) if layout in known else map(self._try, make_calls(self._forward, layout, inputs))
+            )
+            for tried in tries:
                 if isinstance(tried, Exception):
                     first = first or tried
-                elif by_module and tried.against == DECLARATION and self._forward.answers_itself(call):
+                elif by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
                     declared = declared or tried
                 else:
                     known[layout] = tried
