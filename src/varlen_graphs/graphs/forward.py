@@ -41,7 +41,7 @@ class Forward:
         spec: As given.
         compiled: The compiled forward, if there is one.
         wrong: True if it was found to differ from the module itself in service; until a release.
-        proven: Static keys whose graphs passed the proof, which includes eager runs; `None` trusts all.
+        proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Forward:
         self.spec = spec
         self._signature = signature
         self.wrong = False
-        self.proven: set[StaticKey] | None = None
+        self.proven: dict[StaticKey, bool] | None = None
         self.compiled = CompiledForward(self._run) if compile else None
 
     @property
@@ -141,13 +141,16 @@ class Forward:
             active = parts.active(Span.of(layout))
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
-    def eager(self, call: Call, hooked: bool) -> Any:
-        """Run a call eager: by the module itself if it can, unless the declared forward is proven and misses none."""
-        trusted = not self.wrong and (self.proven is None or call.key in self.proven)
-        if not trusted and not call.beyond and self.answers_itself(call):
-            return self.reference(call)
+    def eager(self, call: Call, hooked: bool, trusts: bool = True) -> Any:
+        """Run a call eager: by the original module if the function in its place would miss something, or may be wrong.
+
+        A declared forward that was neither proven nor refused may be wrong unless the caller trusts it.
+        """
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
+        is_right = not self.wrong and (self.proven is None or self.proven.get(call.key, trusts))
+        if not (is_right or call.beyond):
+            return self.reference(call)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "

@@ -116,7 +116,7 @@ class Prover:
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
         if self._forward.proven is not None:
-            (self._forward.proven.discard if refused else self._forward.proven.add)(static_key(inputs.statics))
+            self._forward.proven[static_key(inputs.statics)] = not refused
         if refused:
             self._report(refused, max(count, len(refused)))
 
