@@ -67,6 +67,7 @@ class Prover:
     numbers of frames, all and some in another order, and the smallest one the edges of its budget. Each is replayed
     with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module itself, run
     eager without padding, and must not change with the padding. A graph that fails is refused: its calls run eager.
+    The declared forward also runs eager, on items that may be more and larger than graphs hold.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -115,8 +116,9 @@ class Prover:
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
-        if self._forward.proven is not None:
-            self._forward.proven[static_key(inputs.statics)] = not refused
+        if (proven := self._forward.proven) is not None:
+            key = static_key(inputs.statics)
+            proven[key] = proven.get(key, True) and not refused
         if refused:
             self._report(refused, max(count, len(refused)))
 
