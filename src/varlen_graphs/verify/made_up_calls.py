@@ -51,8 +51,8 @@ RICH: Sequence[Sizes] = [
 ]
 """Items larger than windows and tiles; the sides of the first are even, those of the second are divisible by 6."""
 
-VALUES = [(2, -1, 0, 3), (2, 0, 1, 3)]
-"""Values of columns, item by item: a module may take no negative ones."""
+VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
+"""Values of columns, item by item: a module may take fewer of them, or no negative ones."""
 
 MODERATE = 36
 """Largest number of rows of an item that warm-up has as well."""
