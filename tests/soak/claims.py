@@ -143,7 +143,7 @@ FUNCTIONS = {
         "of the last column": on_rows(lambda table: table.values[:, -1] / 8 + 1),
         "of the largest": on_rows(lambda table: 8 / (table.item_rows.max() + 8 + 0 * table.t)),
         "of few rows": on_rows(lambda table: 8 / (table.item_rows.clamp(max=30) + 8)),
-        "of a small column": on_rows(lambda table: table.values[:, -1].clamp(-1, 6) / 8 + 1),
+        "of a small column": on_rows(lambda table: table.values[:, -1].clamp(0, 1) / 8 + 1),
         "none": on_rows(lambda table: torch.ones_like(table.t).float()),
     },
     "shares": {"a sum": lambda table: shares(table).gt(0).float()},

@@ -1,6 +1,7 @@
 """The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -142,21 +143,30 @@ class Forward:
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
     def eager(self, call: Call, hooked: bool, trusts: bool = True) -> Any:
-        """Run a call eager: by the original module if the function in its place would miss something, or may be wrong.
+        """Run a call eager: by the original module if the function in its place would miss something, or is wrong.
 
-        A declared forward that was neither proven nor refused may be wrong unless the caller trusts it.
+        Until that is known, the original runs if it can, unless the caller trusts the declared forward.
         """
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
-        is_right = not self.wrong and (self.proven is None or self.proven.get(call.key, trusts))
-        if not (is_right or call.beyond):
+        is_right = self._is_right(call.key)
+        if is_right is False and not call.beyond:
             return self.reference(call)
+        if is_right is None and not trusts and not call.beyond and self.answers_itself(call):
+            with suppress(Exception):  # it may need more than these arguments
+                return self.reference(call)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments: hooks on parts that this function does not call see nothing"
             )
         return self.exact(call.rows, read_layout(self.spec, call), call.statics, call.beyond, call.length)
+
+    def _is_right(self, key: StaticKey) -> bool | None:
+        """Return True or False if it is known, or if nothing will prove it."""
+        if self.wrong or self.proven is None:
+            return not self.wrong
+        return self.proven.get(key)
 
     @property
     def is_module(self) -> bool:
