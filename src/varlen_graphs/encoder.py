@@ -157,6 +157,7 @@ class GraphedEncoder(OperatedEncoder):
         super().__init__(module, executor, (capture.compile, getattr(forward, "__qualname__", None)))
         self._tolerance = verify.tolerance
         if verify.prove:
+            runs.proven = {}
             store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
         if capture.warmup is not None:
             self._warm_start.load(capture.warmup)
