@@ -15,6 +15,8 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten
+from varlen_graphs.watch.checked_indices import CheckedIndices
+from varlen_graphs.watch.thread_modes import run_under
 
 
 class BoundForward:
@@ -59,7 +61,7 @@ class BoundForward:
         """
         probe, *others = arena.probes()
         name = type(self._forward.module).__name__
-        first = run_first(name, self._mode.parts.named, partial(self._probe, probe))
+        first = run_first(name, self._mode.parts.named, self._forward.beside, partial(self._probe, probe))
         for parts in (first, *map(self._probe, others)):
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
@@ -68,8 +70,11 @@ class BoundForward:
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
         rows, table, host = probe
-        pixels = self._forward.spec.packed.normalize is not None
-        return self(sample_rows(rows, which, pixels), table, host, compiled=False)
+        sample = sample_rows(rows, which, self._forward)
+        run = partial(self, sample, table, host, compiled=False)
+        if sample.is_cuda and not sample.is_floating_point() and which > 1:  # ids that the module may not have
+            return run_under(run, CheckedIndices())
+        return run()
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.checked_indices import CheckedIndices
 from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.made_up_calls import edge_layouts, make_calls, mixed_layouts, small_layouts, split_layout
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import TOGETHER, Example, Trial
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
