@@ -10,13 +10,11 @@ from torch import Tensor
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.first_run import run_first, sample_rows
+from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten
-from varlen_graphs.watch.checked_indices import CheckedIndices
-from varlen_graphs.watch.thread_modes import run_under
 
 
 class BoundForward:
@@ -70,11 +68,8 @@ class BoundForward:
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
         rows, table, host = probe
-        sample = sample_rows(rows, which, self._forward)
-        run = partial(self, sample, table, host, compiled=False)
-        if sample.is_cuda and not sample.is_floating_point() and which > 1:  # ids that the module may not have
-            return run_under(run, CheckedIndices())
-        return run()
+        run = partial(self, table=table, host=host, compiled=False)
+        return run_on_sample(run, rows, self._forward, which)
 
 
 @contextmanager

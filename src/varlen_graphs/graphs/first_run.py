@@ -1,6 +1,7 @@
 """Check that a module keeps nothing of the rows it runs on: captures run it on rows of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.spec.outputs import Parts
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.kept_state import KeptState
+from varlen_graphs.watch.thread_modes import run_under
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
@@ -88,6 +91,17 @@ def _kept(name: str, before: KeptState, changed: set[str], state: Callable[[], K
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     same = len(one) == len(other) and all(a.shape == b.shape for a, b in zip(one, other, strict=True))
     return same and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True))
+
+
+def run_on_sample(run: Callable[[Tensor], Parts], rows: Tensor, forward: Forward, which: int) -> Parts:
+    """Run a function on other rows of the same form, see `sample_rows`.
+
+    Indices are checked first on a GPU, because the module may not have all ids that seem valid.
+    """
+    sample = sample_rows(rows, which, forward)
+    if sample.is_cuda and not sample.is_floating_point() and which > 1:
+        return run_under(partial(run, sample), CheckedIndices())
+    return run(sample)
 
 
 def sample_rows(rows: Tensor, which: int, forward: Forward) -> Tensor:
