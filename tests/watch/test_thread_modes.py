@@ -8,8 +8,8 @@ from array import array
 import pytest
 import torch
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import varlen_graphs as vg
 from tests.support.encoders import Of
@@ -157,6 +157,33 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_behind():
         assert torch._guards.TracingContext.try_get() is None, at
         assert torch._dynamo.eval_frame._stance == stance, at
         at += 1
+    assert at > 1000
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_interrupt_at_any_instruction_leaves_the_modes_of_the_caller():
+    """Torch takes a mode from its stack while that handles an operation."""
+    x = torch.ones(3)
+
+    def run():
+        TapeCapture().capture(lambda: [torch.nn.functional.softmax(x, 0)], "the test")
+
+    run()
+    at = 0
+    with Functions() as functions, Operations() as operations:
+        while interrupted(run, at):
+            assert _get_current_function_mode_stack() == [functions], at
+            assert _get_current_dispatch_mode_stack() == [operations], at
+            at += 1
     assert at > 1000
 
 
