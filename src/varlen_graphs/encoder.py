@@ -256,7 +256,7 @@ class GraphedEncoder(OperatedEncoder):
         ]
         store = self.executor.store
         for one, _ in pairs:  # first, because a memory limit may leave fewer budgets
-            with self.pool.exclusive():
+            with self.pool.exclusive(), self.pool.order:
                 if self._budgets.enabled:
                     store.capture(store.inputs(one))
         if not pairs:

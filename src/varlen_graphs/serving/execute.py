@@ -99,7 +99,7 @@ class Executor:
         borrowed = {id(value): value for value in arguments if loan.covers(value)}
         if not borrowed:
             return
-        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive():
+        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
             if self.pool.turn != loan.turn:
                 raise StaleOutputError(
                     f"{self.spec.packed.name}, or another argument, is a borrowed output, and another thread used the "
@@ -124,7 +124,7 @@ class Executor:
         grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
-            with on_device(call.rows.device), self.pool.exclusive():
+            with on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
                 usable, route = self.route(call)
                 if usable.graphs is not None and route.packs:
                     return self.run(call, route, usable.graphs)

@@ -21,7 +21,7 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
     else:
         here, expected = forward.device or device, forward.row_dtype
     if device != here:
-        with store.pool.exclusive():
+        with store.pool.exclusive(), store.pool.order:
             store.check_memory()
         here = forward.device or device
     if device != here:

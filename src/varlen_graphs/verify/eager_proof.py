@@ -7,11 +7,11 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.checked_indices import CheckedIndices
 from varlen_graphs.verify.compare import Expected, few
 from varlen_graphs.verify.error_locator import DECLARED
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.trial import TOGETHER, Example
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.thread_modes import run_under
 
 APART = 4

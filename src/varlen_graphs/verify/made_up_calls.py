@@ -1,7 +1,6 @@
 """Calls with made-up items and random rows, for the proof of new graphs."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
@@ -59,9 +59,6 @@ MODERATE = 36
 
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
-
-ID_LIMIT = 1024
-"""Integer rows are below this, and below the size of every table of the module, which they may index."""
 
 
 def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
@@ -181,20 +178,8 @@ def _random(shape: Sequence[int], width: int, forward: Forward, device: torch.de
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(*shape, generator=generator, device=device, dtype=drawn).to(dtype)
-    low, end = _valid_ids(forward)
+    low, end = valid_ids(forward)
     if width > 1:
         return torch.randint(low, end, tuple(shape), generator=generator, device=device).to(dtype)
     order = torch.randperm(end - low, generator=generator, device=device)  # as few equal rows as possible
     return (low + order[torch.arange(prod(shape), device=device) % len(order)]).view(*shape).to(dtype)
-
-
-def _valid_ids(forward: Forward) -> tuple[int, int]:
-    """Return the range of integers that rows may hold: the declared pad is valid, and so are ids below all tables."""
-    packed, pad = forward.spec.packed, int(forward.spec.packed.pad)
-    if packed.normalize is not None or packed.dtype in (torch.bool, torch.uint8):
-        return 0, 2 if packed.dtype == torch.bool else 128
-    tensors = chain(forward.module.parameters(), forward.module.buffers())
-    end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
-    if pad + 2 <= end:
-        return max(0, pad), end
-    return (0, end) if 0 <= pad < end else (pad, pad + 1)

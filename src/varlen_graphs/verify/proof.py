@@ -22,7 +22,6 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.statics import static_key
-from varlen_graphs.verify.checked_indices import CheckedIndices
 from varlen_graphs.verify.compare import Expected, limit_of
 from varlen_graphs.verify.eager_proof import check_eager
 from varlen_graphs.verify.made_up_calls import (
@@ -35,6 +34,7 @@ from varlen_graphs.verify.made_up_calls import (
 )
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import Example, Trial
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
