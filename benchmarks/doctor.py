@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 import varlen_graphs as vg
 from benchmarks.common import table
 from benchmarks.generic import build
+from varlen_graphs.doctor.branches import statement
 
 PAGE = Path("docs/appendix-doctor.md")
 PLACE = re.compile(r"(<!-- towers -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -93,18 +95,23 @@ def place(line: Any) -> str:
     return f"{line.file.removeprefix(f'{SITE_PACKAGES}/transformers/')}:{line.number}"
 
 
+def code(line: Any) -> str:
+    """The statement at a line, shortened."""
+    return shorten(statement(line), 120, placeholder=" ...")
+
+
 def findings(name: str) -> str:
     """What the doctor says of a tower, as a table."""
     module, calls = TOWERS[name]()
     diagnosis = vg.diagnose(module, *calls)
     cells = [
         (
-            finding.kind, f"`{place(finding.line)}`", f"`{finding.line.source}`".replace("|", "\\|"),
+            finding.kind, f"`{place(finding.line)}`", f"`{code(finding.line)}`".replace("|", "\\|"),
             ", ".join(path or "itself" for path in finding.modules), finding.count, finding.declaration or "",
         )
         for finding in diagnosis
     ]  # fmt: skip
-    return f"### {name}\n\n" + table(("kind", "where", "line", "module", "times", "declare"), cells)
+    return f"### {name}\n\n" + table(("kind", "where", "statement", "module", "times", "declare"), cells)
 
 
 def main() -> None:

@@ -157,6 +157,7 @@ class GraphedEncoder(OperatedEncoder):
         super().__init__(module, executor, (capture.compile, getattr(forward, "__qualname__", None)))
         self._tolerance = verify.tolerance
         if verify.prove:
+            runs.proven = {}
             store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
         if capture.warmup is not None:
             self._warm_start.load(capture.warmup)
@@ -255,7 +256,7 @@ class GraphedEncoder(OperatedEncoder):
         ]
         store = self.executor.store
         for one, _ in pairs:  # first, because a memory limit may leave fewer budgets
-            with self.pool.exclusive():
+            with self.pool.exclusive(), self.pool.order:
                 if self._budgets.enabled:
                     store.capture(store.inputs(one))
         if not pairs:

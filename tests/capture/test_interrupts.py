@@ -51,6 +51,21 @@ def state_of_torch():
     }
 
 
+def is_free(pool):
+    """Return True if another thread can take the turn of a pool."""
+    got = []
+
+    def take():
+        got.append(pool.lock.acquire(blocking=False))
+        if got[0]:
+            pool.lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return got[0]
+
+
 def one_encoder():
     spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
     return attention_encoder([vg.Budget(64, items=4)], spec=spec)
@@ -89,5 +104,88 @@ def test_an_interrupt_at_any_instruction_of_a_capture_leaves_nothing_behind(by_c
             left.append((at, {name: value for name, value in now.items() if value != before[name]}))
             break  # what follows would tell nothing
         assert not encoder.pool.busy
+        assert is_free(encoder.pool), at
         torch.testing.assert_close(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6]))
     assert not left
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("process_restored")
+def test_an_interrupt_at_any_instruction_of_a_warm_call_leaves_the_pool_free():
+    encoder, rows = one_encoder(), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    counted = Interrupt(-1)
+    counted.run(lambda: encoder(rows, lengths=[6]))
+    before = state_of_torch()
+    for at in range(1, counted.seen):
+        with contextlib.suppress(KeyboardInterrupt):
+            Interrupt(at).run(lambda: encoder(rows, lengths=[6]))
+        assert is_free(encoder.pool), at
+        assert state_of_torch() == before, at
+        torch.testing.assert_close(encoder(rows, lengths=[6]), expected)
+
+
+class Stream:
+    """A stream that remembers what it waits for, by streams and the number of operations queued there by then."""
+
+    def __init__(self):
+        self.queued, self.waits = 0, {}
+
+    def wait_stream(self, other):
+        self.waits[other] = max(other.queued, self.waits.get(other, 0))
+        for far, count in other.waits.items():
+            self.waits[far] = max(count, self.waits.get(far, 0))
+
+    def wait_event(self, event):
+        for far, count in event.after.items():
+            self.waits[far] = max(count, self.waits.get(far, 0))
+
+
+class Event:
+    def __init__(self):
+        self.after = {}
+
+    def query(self):
+        return False
+
+    def record(self, stream):
+        self.after = {**stream.waits, stream: stream.queued}
+
+
+def test_an_interrupt_at_any_instruction_of_a_block_leaves_the_lock_free_and_the_order_of_streams_kept(monkeypatch):
+    streams = threading.local()
+    monkeypatch.setattr("varlen_graphs.capture.stream_order.current_stream", lambda device: streams.now)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def block(pool, stream, inner=None):
+        streams.now = stream
+        with pool.exclusive(), pool.order:
+            stream.queued += 1
+            if inner is not None:
+                block(pool, inner)
+                streams.now = stream
+            stream.queued += 1
+
+    def new_pool():
+        pool = vg.Pool()
+        pool.order.device = torch.device("cuda", 0)
+        block(pool, Stream())
+        return pool
+
+    for several in (False, True):
+        first, second = Stream(), Stream()
+        counted = Interrupt(-1)
+        pool = new_pool()
+        counted.run(lambda pool=pool, first=first, second=second: block(pool, first, second))
+        for at in range(1, counted.seen + 1):
+            pool, first = new_pool(), Stream()
+            second = Stream() if several else first
+            with contextlib.suppress(KeyboardInterrupt):
+                Interrupt(at).run(lambda pool=pool, first=first, second=second: block(pool, first, second))
+            assert is_free(pool), at
+            for _ in range(2):
+                other = Stream()
+                thread = threading.Thread(target=block, args=(pool, other))
+                thread.start()
+                thread.join()
+                assert all(other.waits.get(one, 0) == one.queued for one in (first, second)), at

@@ -217,7 +217,7 @@ class Tower(nn.Module):
 
 def test_a_finding_names_line_module_count_reason_and_buffer():
     calls = [(torch.ones(4), torch.tensor(lengths)) for lengths in ([3, 1], [2, 2])]
-    longest, split, frozen_split, frozen_longest = vg.diagnose(Tower(), *calls)
+    longest, split, frozen_longest = vg.diagnose(Tower(), *calls)
     assert (longest.kind, longest.line.function, longest.line.source) == (
         "host sync",
         "forward",
@@ -228,7 +228,7 @@ def test_a_finding_names_line_module_count_reason_and_buffer():
     assert "Host code does not run during a replay" in longest.why
     assert (split.kind, split.modules, split.count) == ("host sync", ("blocks.*.attn",), 3)
     assert "CuSeqlens" in split.declaration
-    assert (frozen_split.kind, frozen_split.line, frozen_split.modules) == ("frozen value", split.line, split.modules)
+    assert "split_sizes of aten.split_with_sizes.default is (3, 1) in call 1, (2, 2) in call 2" in split.what
     assert (frozen_longest.kind, frozen_longest.line.source) == ("frozen value", "return x * longest")
 
 
@@ -308,10 +308,11 @@ def sized_by_the_longest(m, x, lengths):
 @settings(max_examples=30, deadline=None)
 def test_a_number_is_named_if_and_only_if_a_layout_changes_it(firsts):
     calls = layouts(*([first, 20 - first] for first in firsts))  # as many rows and items
-    named = [v for v in frozen(sized_by_the_longest, *calls) if v.kind == "frozen value"]
+    named = [v for v in vg.diagnose(Of(sized_by_the_longest), *calls) if "of aten.arange" in v.what]
     longest = [max(first, 20 - first) for first in firsts]
     assert len(named) == (len(set(longest)) > 1)
     for value in named:
+        assert value.kind == "host sync"  # of the same statement
         assert all(f"{own} in call {at}" in value.what for at, own in enumerate(longest, 1))
 
 
@@ -384,13 +385,24 @@ def test_what_follows_from_sizes_is_not_named():
 
 
 def test_rows_of_another_number_are_not_compared_and_the_report_says_so():
+    def forward(m, x, lengths, bound):
+        return x.clamp(max=len(x))
+
+    def diagnose(*lengths):
+        return vg.diagnose(Of(forward), *({**call, "bound": 8} for call in layouts(*lengths)))
+
+    diagnosis = diagnose([3, 5], [6, 1], [4, 4])
+    assert "frozen value" not in [finding.kind for finding in diagnosis]
+    assert "Note: call 2 could not be checked for frozen values" in str(diagnosis)
+    assert "Note: calls 1, 2 could not be checked" in str(diagnose([3, 5], [6, 1]))
+    assert not diagnose([3, 5], [6, 2]).notes
+
+
+def test_calls_that_the_doctor_compared_with_calls_of_its_own_get_no_note():
     def forward(m, x, lengths):
         return x.clamp(max=len(x))
 
-    diagnosis = vg.diagnose(Of(forward), *layouts([3, 5], [6, 1]))
-    assert "frozen value" not in [finding.kind for finding in diagnosis]
-    assert "no other call has rows of the same shape" in str(diagnosis)
-    assert not vg.diagnose(Of(forward), *layouts([3, 5], [6, 2])).notes
+    assert not vg.diagnose(Of(forward), *layouts([3, 5], [6, 1])).notes
 
 
 def test_arguments_that_are_numbers_are_named():
@@ -457,7 +469,7 @@ def test_weights_that_the_layout_chooses_are_named(choose, says):
     assert value.kind == "frozen value"
     assert says in value.what
     (value,) = vg.diagnose(Chooses(choose), *layouts([3, 5], [2, 6]))
-    assert "in call 1 with other items" in value.what
+    assert "in call 1 with lengths [3, 2, 3]" in value.what
 
 
 @pytest.mark.parametrize(

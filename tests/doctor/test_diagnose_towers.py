@@ -16,9 +16,7 @@ from varlen_graphs.attention.transformers import use_attention
 POSITION_IDS = [
     ("copy to device", "get_vision_position_ids", "torch.tensor([spatial_merge_size], device=device)"),
     ("host sync", "get_vision_position_ids", "zip(grid_thw.tolist(), spatial_merge_size.tolist())"),
-    ("frozen branch", "get_vision_position_ids", "zip(grid_thw.tolist(), spatial_merge_size.tolist())"),
     ("frozen value", "get_vision_position_ids", "torch.arange(h, "),
-    ("frozen value", "get_vision_position_ids", "torch.arange(w, "),
 ]
 """Angles of rotary embeddings: ids are made image by image. `.tolist()` is called twice on one line."""
 
@@ -29,7 +27,6 @@ CU_SEQLENS = [("data-dependent shape", "get_vision_cu_seqlens", "torch.repeat_in
 
 ATTENTION = [
     ("host sync", "forward", "torch.split(tensor, lengths.tolist(), dim=2)"),
-    ("frozen value", "forward", "torch.split(tensor, lengths.tolist(), dim=2)"),
     ("frozen branch", "forward", "attn_outputs = ["),
 ]
 """Attention other than FlashAttention runs segment by segment."""

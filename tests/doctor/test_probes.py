@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import Of
@@ -33,7 +34,8 @@ def test_one_example_is_enough_where_the_items_can_be_changed(function):
     module.factors = [*range(2, 12)]
     findings = vg.diagnose(module, {"x": torch.ones(8, 4)} | EXAMPLES[function])
     assert {finding.line.function for finding in findings} == {function.__name__}
-    assert any("with other items" in finding.what or finding.kind == "host sync" for finding in findings)
+    (name,) = EXAMPLES[function]
+    assert any(f"in call 1 with {name} [" in finding.what or finding.kind == "host sync" for finding in findings)
 
 
 def test_a_module_that_refuses_other_items_is_diagnosed_with_those_it_takes():
@@ -53,3 +55,64 @@ def test_calls_whose_numbers_follow_from_the_items_are_left_as_they_are():
     ran = []
     assert vg.diagnose(Of(forward), {"x": torch.ones(8, 4), "lengths": LENGTHS, "max_seqlen": 5}).ok
     assert len(ran) == 3
+
+
+class Images(nn.Module):
+    """Adds positions to images of sizes of their own, as towers without padding do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.proj = nn.Parameter(torch.ones(8, 8, 3)), nn.Linear(3, 4)
+
+    def forward(self, images):
+        parts = []
+        for image in images:
+            height, width = image.shape[-2:]
+            parts.append(image.flatten(1).T + self.table[:height, :width].flatten(0, 1))
+        return self.proj(torch.cat(parts))
+
+
+@pytest.mark.parametrize("sizes", [[(8, 8)] * 3, [(8, 4), (8, 8)]])
+def test_sizes_of_images_in_a_list_are_those_of_items(sizes):
+    diagnosis = vg.diagnose(Images(), {"images": [torch.ones(3, *size) for size in sizes]})
+    found = {(finding.kind, finding.line.source): finding for finding in diagnosis}
+    value = found.pop(("frozen value", "parts.append(image.flatten(1).T + self.table[:height, :width].flatten(0, 1))"))
+    assert found.keys() == {("frozen branch", "for image in images:")}
+    assert "the shape of the argument images[" in value.what
+    assert not diagnosis.notes
+
+
+def cropped(m, pixel_values, image_sizes):
+    parts = [image[:, :height, :width] for image, (height, width) in zip(pixel_values, image_sizes, strict=True)]
+    return torch.cat([part.flatten(1).T for part in parts])
+
+
+@pytest.mark.parametrize("form", [list, tuple, torch.tensor])
+@pytest.mark.parametrize("sizes", [[(8, 8)] * 3, [(8, 4)] * 3, [(4, 4), (8, 8), (8, 4)]])
+def test_sizes_beside_padded_images_are_changed_in_every_form(form, sizes):
+    call = {"pixel_values": torch.ones(3, 3, 8, 8), "image_sizes": form(sizes)}
+    (finding,) = vg.diagnose(Of(cropped), call)
+    assert finding.line.source.startswith("parts = [image[:, :height, :width]")
+    assert finding.kind == ("host sync" if form is torch.tensor else "frozen value")
+
+
+def test_lists_of_lengths_and_positional_arguments_are_changed_too():
+    def forward(m, x, lengths):
+        return x.clamp(max=max(lengths))
+
+    for lengths in ([4, 4], (4, 4), [3, 5]):
+        (value,) = vg.diagnose(Of(forward), (torch.ones(8, 4), lengths))
+        assert value.kind == "frozen value"
+        assert "in call 1 with argument 1 [" in value.what
+
+
+def test_entries_of_a_padded_batch_change_together():
+    def forward(m, input_ids, attention_mask, counts):
+        return input_ids + (attention_mask.sum() + counts[0]).item()
+
+    seen = []
+    module = Of(lambda *args, **given: seen.append(given) or forward(*args, **given))
+    ids, counts = torch.ones(2, 5, dtype=torch.long), torch.tensor([2, 5])
+    vg.diagnose(module, {"input_ids": ids, "attention_mask": torch.arange(5) < counts[:, None], "counts": counts})
+    assert [given["counts"].tolist() for given in seen[::2]] == [[2, 5], [2, 5], [5, 2]]
+    assert all(torch.equal(given["attention_mask"].sum(1), given["counts"]) for given in seen)

@@ -17,11 +17,17 @@ from hypothesis import HealthCheck, Phase, Verbosity
 import varlen_graphs as vg
 from tests.soak import parts
 from tests.soak.cases import Call, Case, cases, wrong_cases
-from tests.soak.check import check_case, check_wrong_case
+from tests.soak.check import check_case, check_claim, check_wrong_case
+from tests.soak.claims import Change, Claim, claims
 from tests.soak.flaws import Flaw
+from varlen_graphs.stats import Stats
 
 ROUND = 100
 """Cases tried in a row, between two looks at the clock."""
+
+NAMES = {"torch": torch} | vars(vg.spec) | vars(parts) | vars(vg)
+NAMES |= {kind.__name__: kind for kind in (Call, Case, Change, Claim, Flaw)}
+"""What the text of a case is made of."""
 
 
 def main():
@@ -29,16 +35,22 @@ def main():
     arguments.add_argument("--minutes", type=float, default=3, help="when to stop")
     arguments.add_argument("--seed", type=int, help="the seed of the first round; later rounds count on from it")
     arguments.add_argument("--case", help="run this case alone")
-    arguments.add_argument("--wrong", action="store_true", help="wrong encoders, which must not answer with graphs")
+    arguments.add_argument("--wrong", choices=["encoders", "declarations"], help="what is wrong, and must not answer")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    check, drawn = (check_wrong_case, wrong_cases()) if options.wrong else (check_case, cases())
+    kinds = {
+        None: (check_case, cases),
+        "encoders": (check_wrong_case, wrong_cases),
+        "declarations": (check_claim, claims),
+    }
+    check, drawn = kinds[options.wrong]
     if options.wrong:
         warnings.simplefilter("ignore")  # each is warned of
+
     if options.case:
-        check(eval(options.case, vars(parts) | vars(vg) | {"Case": Case, "Call": Call, "Flaw": Flaw}), device)
+        check(eval(options.case, NAMES), device)
         return print("passed")
     seed = random.randrange(10**6) if options.seed is None else options.seed
     end = time.monotonic() + 60 * options.minutes
@@ -48,11 +60,11 @@ def main():
         max_examples=ROUND, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet, print_blob=False,
     )  # fmt: skip
-    @hypothesis.given(drawn)
+    @hypothesis.given(drawn())
     def one_round(case):
         nonlocal latest
         latest = case
-        stats = check(case, device)
+        stats = check(case, device) or Stats()  # none if the declaration was refused
         count.update(cases=1, calls=stats.calls, replays=stats.replays.total(), eager=stats.eager.total())
 
     while time.monotonic() < end:

@@ -72,6 +72,36 @@ def check_wrong_case(case, device="cpu"):
     return encoder.stats
 
 
+def check_claim(claim, device="cpu"):
+    """Run the calls of a claim: each must be refused, or be what the module itself gives.
+
+    Errors of torch count as refusals: the forward cannot run with the buffers that it gets.
+
+    Returns:
+        What the encoder counted; `None` if it was refused.
+
+    Raises:
+        AssertionError: A call gave something else without a word.
+    """
+    case = claim.case
+    try:
+        encoder = claim.encoder(device)
+    except vg.VarlenGraphsError:
+        return None
+    for call in (*case.calls, *case.calls):
+        try:
+            got = run_call(case, encoder, call, device)
+        except (vg.VarlenGraphsError, IndexError, RuntimeError):
+            continue
+        arguments, x = case.arguments(call, case.real_rows(call, device))
+        x = x.to(encoder.spec.packed.dtype or x.dtype)  # as declared
+        for name, tensor in encoder.module(x, **arguments).items():
+            assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
+            error = relative(got[name], tensor)
+            assert error < TOLERANCE[device], (call, name, error)
+    return encoder.stats
+
+
 def run_call(case, encoder, call, device):
     arguments, x = case.arguments(call, case.real_rows(call, device))
     if call.form == "stage":

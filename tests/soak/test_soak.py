@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.soak.cases import cases, wrong_cases
-from tests.soak.check import check_case, check_wrong_case
+from tests.soak.check import check_case, check_claim, check_wrong_case
+from tests.soak.claims import claims
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -18,3 +19,10 @@ def test_graphs_of_random_encoders_give_every_item_what_it_gets_alone(case):
 @given(wrong_cases())
 def test_graphs_of_wrong_encoders_never_answer_wrongly(case):
     check_wrong_case(case)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(claims())
+def test_wrong_declarations_never_answer_wrongly(claim):
+    check_claim(claim)

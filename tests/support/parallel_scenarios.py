@@ -263,7 +263,99 @@ def calls_under_any_autocast(rank, ranks):
                 check_on_all_ranks(got, encoder.eager(rows, lengths=lengths), tolerance=1e-2)
 
 
+class Positive(nn.Module):
+    """Takes no rows but those of calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.eval()
+
+    def forward(self, x):
+        if not (x > 0).all():
+            raise ValueError("made-up rows")
+        return x * self.scale
+
+
+def an_eager_module_sees_no_rows_but_those_of_calls(rank, ranks):
+    for inputs in ("whole", "spread"):
+        encoder = vg.GraphedEncoder(Positive(), [64], vg.BufferSpec("x", vg.Lengths()), backend="eager")
+        lengths, runs = runs_of([5, 6, 7, 30], ranks) if inputs == "spread" else ([5, 6, 7, 30], None)
+        rows = rows_for(lengths).abs() + 1
+        own = rows if runs is None else rows.split([sum(run) for run in runs])[rank]
+        check_on_all_ranks(parallel(encoder, inputs=inputs)(own, lengths=runs[rank] if runs else lengths), rows)
+
+
+# Training
+
+
+def calls_that_need_gradients_run_whole_on_every_rank(rank, ranks):
+    module, lengths = nn.Linear(8, 8), [5, 3, 30]
+    encoder = vg.GraphedEncoder(module.eval(), [64], vg.BufferSpec("input", vg.Lengths()), backend="tape")
+    both, rows = parallel(encoder), rows_for(lengths)
+    check_on_all_ranks(both(rows, lengths=lengths), encoder.eager(rows, lengths=lengths))
+    with torch.enable_grad():
+        expected = torch.autograd.grad(module(rows).square().sum(), list(module.parameters()))
+        for _ in range(2):
+            loss = both.encoder.train() and both(rows, lengths=lengths).square().sum()
+            for found, one in zip(torch.autograd.grad(loss, list(module.parameters())), expected, strict=True):
+                torch.testing.assert_close(found, one)
+        encoder.eval()
+        leaf = rows.clone().requires_grad_()
+        (found,) = torch.autograd.grad(both(leaf, lengths=lengths).sum(), [leaf])
+        torch.testing.assert_close(found, torch.autograd.grad(module(leaf).sum(), [leaf])[0])
+        assert not both(rows, lengths=lengths).requires_grad
+    assert encoder.stats.eager == {"the module is trained": 2, "rows require grad": 1}
+
+
+def a_call_that_needs_gradients_on_one_rank_raises_on_every_rank(rank, ranks):
+    both, rows = parallel(attention_encoder()), rows_for([5, 3])
+    with (
+        torch.enable_grad(),
+        pytest.raises(vg.RankError, match=r"rank 1 was called with .*rows require grad.*rank 0 with"),
+    ):
+        both(rows.requires_grad_(rank == 1), lengths=[5, 3])
+    check_on_all_ranks(both(rows, lengths=[5, 3]), both.encoder.eager(rows, lengths=[5, 3]))
+
+
+def training_is_refused_where_inputs_are_spread(rank, ranks):
+    encoder = attention_encoder()
+    spread, rows = parallel(encoder, inputs="spread"), rows_for([5])
+    with torch.enable_grad():
+        encoder.train()
+        with pytest.raises(vg.InputError, match="the module is trained: with inputs='spread' outputs of other ranks"):
+            spread(rows, lengths=[5])
+    encoder.eval()
+    assert spread(rows, lengths=[5]).shape == (5 * ranks, 8)
+
+
 # Mistakes
+
+
+class Centred(nn.Module):
+    """Centres rows by the mean of the first ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.scale = None, nn.Parameter(torch.ones(()))
+        self.eval()
+
+    def forward(self, x):
+        self.mean = x.mean(0) if self.mean is None else self.mean
+        return (x - self.mean) * self.scale
+
+
+def a_module_that_keeps_its_first_rows_is_refused(rank, ranks):
+    rows, lengths = rows_for([5, 6, 7]), [5, 6, 7]
+    for options in ({"backend": "eager"}, {"backend": "tape", "capture": vg.Capture(lazy=True)}, {"backend": "tape"}):
+        for inputs in ("whole", "spread"):
+            encoder = vg.GraphedEncoder(Centred(), [64], vg.BufferSpec("x", vg.Lengths()), **options)
+            both = parallel(encoder, inputs=inputs)
+            with pytest.raises(vg.CaptureError, match="Centred keeps what it computes from rows in 'mean'"):
+                both(rows, lengths=lengths)
+            assert encoder.module.mean is None
+            expected = encoder.eager(rows, lengths=lengths)
+            assert distance(both(rows, lengths=lengths)[: len(rows)], expected) <= 1e-5
 
 
 def a_wrong_call_raises_on_every_rank(rank, ranks):
@@ -505,6 +597,11 @@ SCENARIOS = {
         inputs_that_are_spread,
         calls_that_run_eager,
         an_item_too_large_for_graphs_is_run_by_itself,
+        an_eager_module_sees_no_rows_but_those_of_calls,
+        calls_that_need_gradients_run_whole_on_every_rank,
+        a_call_that_needs_gradients_on_one_rank_raises_on_every_rank,
+        training_is_refused_where_inputs_are_spread,
+        a_module_that_keeps_its_first_rows_is_refused,
         calls_under_any_autocast,
         calls_that_graphs_do_not_answer_meet_once,
         a_wrong_call_raises_on_every_rank,

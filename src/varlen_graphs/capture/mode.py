@@ -3,6 +3,7 @@
 import os
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,9 @@ from varlen_graphs.errors import SpecError, counted, warn
 BackendName = Literal["auto", "cuda", "tape", "eager"]
 
 NO_GRAPHS = "no CUDA graphs here"
+
+OBSERVED: ContextVar[bool] = ContextVar("observed", default=False)
+"""True while the doctor runs the module around an encoder in this thread: its calls run eager, and capture nothing."""
 
 IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules. They do nothing unless asked to record outputs."""
@@ -66,6 +70,8 @@ class Mode:
         """Return the reason why no graph can answer a call made now with rows on a device, or `None`."""
         if RemovableHandle.next_id != self._hooks_seen and self.has_hooks():
             return "forward hooks"
+        if OBSERVED.get():
+            return "the module around it is diagnosed"
         return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
 
     def why_trained(self, rows_need_grad: bool) -> str | None:

@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,8 +14,10 @@ from varlen_graphs.capture.driver import next_private_stream
 from varlen_graphs.capture.forks import FORKS
 from varlen_graphs.capture.interrupts import Surroundings
 from varlen_graphs.capture.memory import device_bytes
+from varlen_graphs.capture.stream_order import StreamOrder, current_stream
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
+from varlen_graphs.watch.thread_modes import close_interrupted
 
 
 class Loan(NamedTuple):
@@ -47,6 +49,7 @@ class Pool:
 
     Attributes:
         lock: Lock held by every replay and capture.
+        order: Queues the GPU work of a block behind that of the blocks before.
         device: Device of its encoders; `None` before the first.
         turn: Number of times the pool's memory was written, by calls, captures and the like. Borrowed outputs are valid
             as long as it does not change.
@@ -56,6 +59,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.order = StreamOrder()
         self.device: torch.device | None = None
         self.turn = 0
         self.loan: Loan | None = None
@@ -64,9 +68,6 @@ class Pool:
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
         self._stream: torch.cuda.Stream | None = None
-        self._done: torch.cuda.Event | None = None
-        self._borrowed_on: torch.cuda.Stream | None = None
-        self._streams: list[torch.cuda.Stream | None] = []  # of the blocks of `exclusive` that are open
         self._forks = FORKS.count
 
     def bind(self, device: torch.device) -> None:
@@ -76,7 +77,8 @@ class Pool:
             SpecError: The pool belongs to another device.
         """
         if self.device is None:
-            self.device, self._forks = device, FORKS.count
+            self.device = self.order.device = device
+            self._forks = FORKS.count
         elif self.device != device:
             raise SpecError(
                 f"the pool is on {self.device}, the encoder on {device}: expected one device; give each device a pool"
@@ -138,46 +140,17 @@ class Pool:
         """Use new memory for later captures, after a capture in this memory failed."""
         self._handle = None
 
-    def exclusive(self) -> "Pool":
-        """Hold the lock in a `with` block; GPU work queued inside runs after all work that was queued inside before.
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Return the lock, to hold in a `with` block: `with pool.exclusive(), pool.order` if it queues GPU work.
+
+        The lock is one of C, so no interrupt comes between taking it and the block, or leaves it held.
 
         Raises:
             StaleGraphError: This process was forked after the pool was used; its lock may be held forever.
         """
-        return self  # not a generator, which would cost a microsecond a call
-
-    def __enter__(self) -> "Pool":
         if self._forks != FORKS.count:
             self.check_process()
-        self.lock.acquire()
-        try:
-            if self.device is None or self.device.type != "cuda":
-                self._streams.append(None)
-                return self
-            stream = current_stream(self.device)
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            if not self._done.query():  # querying is cheaper than waiting for an event that is done
-                stream.wait_event(self._done)
-            if self._borrowed_on is not None and self._borrowed_on != stream:
-                stream.wait_stream(self._borrowed_on)  # reads of borrowed outputs may be queued there
-            if self._streams:
-                follow(stream, self._streams[-1])
-            self._streams.append(stream)
-        except BaseException:
-            self.lock.release()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            stream = self._streams.pop()
-            if stream is not None and self._done is not None:
-                if self._streams:  # the outer block ends after this one, and with the event that counts
-                    follow(self._streams[-1], stream)
-                self._done.record(stream)
-        finally:
-            self.lock.release()
+        return self.lock
 
     @contextmanager
     def capturing(self, module: str) -> Iterator[None]:
@@ -191,7 +164,8 @@ class Pool:
             yield
         except GeneratorExit:  # an interrupt came before the block began, and this is the collector, at any later time
             raise
-        except BaseException:
+        except BaseException as error:
+            close_interrupted(error)
             state.restore()
             raise
         finally:
@@ -200,23 +174,23 @@ class Pool:
     def advance(self) -> None:
         """Count that the memory is about to be written: borrowed outputs become invalid."""
         self.turn += 1
-        self.loan = self._borrowed_on = None
+        self.loan = self.order.read_on = None
 
     def lend(self, places: Sequence[range]) -> int:
         """Lend the last replay's outputs to the current stream, for as long as `turn` equals the value returned."""
         self.loan = Loan(self.turn, places)
         if self.device is not None and self.device.type == "cuda":
-            self._borrowed_on = current_stream(self.device)
+            self.order.read_on = current_stream(self.device)
         return self.turn
 
     def synchronize(self) -> None:
         """Wait on the host for the end of the last replay; return at once in a forked process."""
-        if self._done is not None and not self._is_forked:
-            self._done.synchronize()
+        if not self._is_forked:
+            self.order.synchronize()
 
     def poison(self) -> None:
         """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale."""
-        with self.exclusive():
+        with self.exclusive(), self.order:
             for memory in self.memory():
                 memory.fill_(0xFF)
 
@@ -265,23 +239,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-
-
-_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
-
-
-def current_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return `torch.cuda.current_stream(device)` from a cache; torch's lookup is slower than the launches here."""
-    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
-    if key not in _streams:
-        _streams[key] = torch.cuda.current_stream(device)
-    return _streams[key]
-
-
-def follow(stream: torch.cuda.Stream | None, other: torch.cuda.Stream | None) -> None:
-    """Let a stream wait for what is queued on another one; neither exists on the CPU."""
-    if stream is not None and other is not None and other != stream:
-        stream.wait_stream(other)
 
 
 _NO_CHANGE = nullcontext()

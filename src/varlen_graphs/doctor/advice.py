@@ -2,10 +2,11 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from varlen_graphs.doctor.example_call import ExampleCall
+from varlen_graphs.doctor.example_call import ExampleCall, items_in
 from varlen_graphs.doctor.findings import Finding
 
 RECIPE_NAMES: dict[str, str] = {}
@@ -35,7 +36,8 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
     if not given:
         return ""
     rows = max(given, key=lambda name: given[name].numel())
-    layout = next((text for name, own in given.items() if (text := _layout(name, own, rows))), None)
+    described = {name: own for name, value in _bound(module, example).items() if (own := items_in(value)) is not None}
+    layout = next((text for name, own in {**described, **given}.items() if (text := _layout(name, own, rows))), None)
     keywords = list(dict.fromkeys(name for finding in findings for name in finding.arguments))
     others = [text for finding in findings if not finding.arguments and (text := finding.declaration)]
     buffers = [_BY_KEYWORD.get(name, f'vg.DeviceBuffer("{name}", ...)') for name in keywords]
@@ -43,12 +45,15 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
         "vg.BufferSpec(",
         f'    rows="{rows}",',
         f"    layout={layout or '...'},  # the argument that describes the items",
-        "    buffers=[",
-        *(f"        {text}," for text in buffers),
-        *(f"        ...,  # {text}" for text in dict.fromkeys(others)),
-        "    ],",
-        ")",
     ]
+    if buffers or others:
+        lines += [
+            "    buffers=[",
+            *(f"        {text}," for text in buffers),
+            *(f"        ...,  # {text}" for text in dict.fromkeys(others)),
+            "    ],",
+        ]
+    lines.append(")")
     pasted = "\n".join(f"    {line}" for line in lines)
     takes = ""
     if keywords:
@@ -61,11 +66,15 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
 
 def named_tensors(module: nn.Module, example: ExampleCall) -> Mapping[str, Tensor]:
     """Return the tensors of a call by the names of their arguments."""
+    return {name: value for name, value in _bound(module, example).items() if isinstance(value, Tensor)}
+
+
+def _bound(module: nn.Module, example: ExampleCall) -> Mapping[str, Any]:
+    """Return the arguments of a call by name."""
     try:
-        bound = inspect.signature(module.forward).bind_partial(*example.args, **example.kwargs).arguments
+        return inspect.signature(module.forward).bind_partial(*example.args, **example.kwargs).arguments
     except (TypeError, ValueError):
-        bound = example.kwargs
-    return {name: value for name, value in bound.items() if isinstance(value, Tensor)}
+        return example.kwargs
 
 
 def _layout(name: str, tensor: Tensor, rows: str) -> str | None:

@@ -59,15 +59,22 @@ def return_line(line: Line) -> Line:
 
 def statement(line: Line) -> str:
     """Return the whole statement at a line, or the head of a loop or branch, in one line."""
+    first, last = statement_lines(line)
+    text = " ".join(linecache.getline(line.file, number).strip() for number in range(first, last + 1))
+    return shorten(text, 240, placeholder=" ...") if text else line.source
+
+
+def statement_lines(line: Line) -> tuple[int, int]:
+    """Return the first and last line of the statement at a line, or of the head of a loop or branch."""
     first = last = line.number
     node = next(_children_at(_tree(line.file), line.number), None)
     while isinstance(node, ast.stmt):
         body = getattr(node, "body", None)
         head = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno or line.number
+        head = max(head, node.lineno)  # the body may begin on the same line
         first, last = (node.lineno, head) if node.lineno <= line.number <= head else (first, last)
         node = next(_children_at(node, line.number), None)
-    text = " ".join(linecache.getline(line.file, number).strip() for number in range(first, max(first, last) + 1))
-    return shorten(text, 240, placeholder=" ...") if text else line.source
+    return first, max(first, last)
 
 
 def function_around(line: Line) -> int:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from varlen_graphs.capture.backend import CAPTURE_LOCK
 from varlen_graphs.doctor.advice import summary
+from varlen_graphs.doctor.allocations import Owner
 from varlen_graphs.doctor.branches import return_line
+from varlen_graphs.doctor.encoders import ENCODER_CALLS
 from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
 from varlen_graphs.doctor.findings import FINDING_KINDS, Diagnosis
 from varlen_graphs.doctor.frozen import READ, ObservedCall, frozen_values, padded_sizes
@@ -22,6 +24,7 @@ from varlen_graphs.doctor.probes import other_layouts
 from varlen_graphs.doctor.proof import wrong_replays
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.doctor.sources import Sources, storage_key
+from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.watch.owners import reachable_tensors
@@ -56,9 +59,10 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     Raises:
         InputError: `module` is no `torch.nn.Module`, or there are no calls.
     """
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module) or isinstance(module, GraphedEncoder):
         raise InputError(
-            f"diagnose() got a {type(module).__name__}: expected a torch.nn.Module; of an encoder, pass encoder.module"
+            f"diagnose() got a {type(module).__name__}: expected a torch.nn.Module; of an encoder, pass encoder.module "
+            "and calls with all of its arguments, declared buffers included"
         )
     if not calls:
         raise InputError(
@@ -81,39 +85,48 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     groups = group_by_rows(examples)
     for group in groups:
         seen += _compared([calls_seen[at] for at in group])
+    alone = [group[0] for group in groups if len(group) == 1]
     lines = {own.line for found in seen for own in found if FINDING_KINDS[own.kind].blocks}
-    for call, example in zip(calls_seen[:MOST_PROBED], examples, strict=False):
+    for at in sorted(range(len(examples)), key=lambda at: at not in alone)[:MOST_PROBED]:
         with CAPTURE_LOCK, torch.inference_mode(False):
-            probed = _probed(module, call, example, first.device, on_host)
-        seen.append([own for own in probed if own.line not in lines and FINDING_KINDS[own.kind].blocks])
+            probed = _probed(module, calls_seen[at], examples[at], first.device, on_host)
+        if probed is not None and at in alone:
+            alone.remove(at)
+        seen.append([own for own in probed or () if own.line not in lines and FINDING_KINDS[own.kind].blocks])
         lines |= {own.line for own in seen[-1]}
     reported = {own.line for found in seen for own in found if own.kind == "frozen value"}
     seen.append([own for own in padded_sizes(_completed(calls_seen)) if own.line not in reported])
     if not any(FINDING_KINDS[own.kind].blocks for found in seen for own in found):
         with torch.inference_mode(False):
             seen.append(wrong_replays(module, examples[0], _forward_line(module)))
-    alone = [str(group[0] + 1) for group in groups if len(group) == 1]
-    notes = (
-        f"call {', '.join(alone)} was not checked for frozen values: no other call has rows of the same shape. "
-        "Pass calls with equally many rows and different items.",
-    )
     findings = merge_findings(seen)
     advice = summary(module, examples[0], findings)
-    return Diagnosis(type(module).__name__, len(calls), findings, notes if alone else (), advice)
+    return Diagnosis(type(module).__name__, len(calls), findings, _notes(alone), advice)
+
+
+def _notes(unchecked: Sequence[int]) -> tuple[str, ...]:
+    """Describe which of the user's calls could not be compared with any other one."""
+    if not unchecked:
+        return ()
+    calls = f"call{'s' * (len(unchecked) > 1)} {', '.join(str(at + 1) for at in sorted(unchecked))}"
+    return (
+        f"{calls} could not be checked for frozen values: no other call has rows of the same shape, and the module "
+        "does not take the same rows with other items. Pass calls with equally many rows and different items.",
+    )
 
 
 def _probed(
     module: nn.Module, call: ObservedCall, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]
-) -> Iterator[Occurrence]:
-    """Yield what differs from a call with the same rows and other items, if the module takes it."""
-    for at, probe in enumerate(other_layouts(example), 1):
+) -> list[Occurrence] | None:
+    """Return what differs from calls with the same rows and other items; `None` if the module takes none of them."""
+    found: list[Occurrence] | None = None
+    for difference, probe in other_layouts(example):
         runs = [_observe(module, probe, device, on_host) for _ in range(2)]
         if not _errors([call.run, *runs]):
-            other = ObservedCall.of(f"{call.name} with other items ({at})", runs[1], probe)
-            yield from runs[1].occurrences
-            for own in chain(*_compared([call, other])):
-                if READ not in own.what:  # the line that reads it is reported
-                    yield own
+            other = ObservedCall.of(f"{call.name} with {difference}", runs[1], probe)
+            differing = [own for own in chain(*_compared([call, other])) if READ not in own.what]  # others are reported
+            found = [*(found or ()), *runs[1].occurrences, *differing]
+    return found
 
 
 def _compared(calls: Sequence[ObservedCall]) -> list[list[Occurrence]]:
@@ -134,9 +147,11 @@ def _errors(runs: Sequence[RunRecord]) -> list[Occurrence]:
 def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]) -> RunRecord:
     args, kwargs = copied = example.copied(device)
     state = [(name, tensor.detach()) for name, tensor in _state(module)]  # held, so that the keys stay unique
-    owners = {storage_key(tensor): ("state written", f"the module's {name}") for name, tensor in state}
+    owners = {storage_key(tensor): Owner("state written", f"the module's {name}") for name, tensor in state}
     arguments = {name: tensor for name, tensor in copied.tensors().items() if has_storage(tensor)}
-    owners |= {storage_key(own): ("input written", f"the argument {name}") for name, own in arguments.items()}
+    for name, tensor in arguments.items():
+        in_list = name not in copied.arguments()
+        owners[storage_key(tensor)] = Owner("input written", f"the argument {name}", in_list)
     sources = Sources()
     for name, tensor in state:
         sources.add(tensor, f"the module's {name}")
@@ -144,7 +159,9 @@ def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_h
         sources.add(tensor, f"the argument {name}")
     run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, sources, on_host)
     run.occurrences += _replaced(module, state, run)
-    run.returned_at = return_line(_forward_line(module))
+    forward = _forward_line(module)
+    run.occurrences = [own._replace(line=forward) if own.line == UNKNOWN_LINE else own for own in run.occurrences]
+    run.returned_at = return_line(forward)
     return run
 
 
@@ -172,7 +189,9 @@ def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunR
 
 def _forward_line(module: nn.Module) -> Line:
     """Return the line where the forward of a module begins."""
-    code = getattr(inspect.unwrap(module.forward), "__code__", None)
+    forwards = (inspect.unwrap(module.forward), inspect.unwrap(type(module).forward))
+    codes = (own.__code__ for own in forwards if hasattr(own, "__code__"))
+    code = next((code for code in codes if code not in ENCODER_CALLS), None)
     return Line(code.co_filename, code.co_firstlineno, code.co_name) if code else UNKNOWN_LINE
 
 

@@ -27,6 +27,11 @@ FINDING_KINDS: dict[str, FindingKind] = _CAPTURE_RULES | {
         "The run ended here, so nothing after this line was examined.",
         "Fix the error, or pass calls that the module accepts.",
     ),
+    "graphed encoder": FindingKind(
+        "An encoder reads the layout on the host and replays graphs of its own, which no other graph can hold.",
+        "Leave the module around it eager, or diagnose and graph it with the encoder's module in its place: "
+        "encoder.module, or vg.unwrap(model) after vg.wrap(model).",
+    ),
     "frozen value": FindingKind(
         "It differs between layouts or between runs, and a graph keeps the value of its capture.",
         "Declare what is computed from it as a buffer: a DeviceBuffer of tensor operations on the item table, or a "

@@ -49,11 +49,15 @@ def padded_sizes(calls: Sequence[ObservedCall]) -> list[Occurrence]:
 def _side_by_side(
     calls: Sequence[ObservedCall],
 ) -> Iterator[tuple[CallSite, tuple[OperatorCall, ...], Sequence[ObservedCall]]]:
-    """Yield matching operator calls, one of each call, for calls in which the operator ran equally often."""
+    """Yield matching operator calls, one of each call, for calls in which the operator ran equally often.
+
+    Torch functions choose their operators by the form of their arguments: only the same call of one is compared.
+    """
     for site in dict.fromkeys(site for call in calls for site in call.run.operations):
         for alike in _group_by_count(site, calls):
             for operations in zip(*(call.run.operations[site] for call in alike), strict=True):
-                yield site, operations, alike
+                if len({operation.turn for operation in operations}) == 1:
+                    yield site, operations, alike
 
 
 def _group_by_count(site: CallSite, calls: Sequence[ObservedCall]) -> list[list[ObservedCall]]:
@@ -71,6 +75,10 @@ def _changed_values(site: CallSite, operations: Sequence[OperatorCall], calls: S
         values = [operation.values.get(name) for operation in operations]
         if not all(_equal(value, values[0]) for value in values) and not _follows_from_sizes(values, operations, calls):
             changed.append(f"{_describe(name, values, site, calls)}{_origin(values, site, calls)}")
+    for name in operations[0].shapes:
+        shapes = [operation.shapes.get(name) for operation in operations]
+        if not all(shape == shapes[0] for shape in shapes):
+            changed.append(_describe(f"the shape of {name}", shapes, site, calls))
     sources = {name: [own.sources.get(name, frozenset()) for own in operations] for name in operations[0].sources}
     chosen = {name: _chosen(own, calls) for name, own in sources.items()}
     return "; ".join([*changed, *(_describe(name, own, site, calls) for name, own in chosen.items() if own)])
@@ -86,7 +94,8 @@ def _changed_outputs(calls: Sequence[ObservedCall]) -> Iterator[Occurrence]:
 def _chosen(sources: Sequence[Set[Source]], calls: Sequence[ObservedCall]) -> list[Source] | None:
     """Return a source for each call if the layout chooses among tensors that all calls have."""
     # Results that only some calls made follow from a branch, which is reported.
-    if not all(sources) or frozenset.intersection(*map(frozenset, sources)):
+    places = [frozenset(own.place if isinstance(own, Result) else own for own in one) for one in sources]
+    if not all(places) or frozenset.intersection(*places):
         return None
     made = {source.site for own in sources for source in own if isinstance(source, Result)}
     if any(len({len(call.run.operations.get(site, ())) for call in calls}) > 1 for site in made):

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
-from varlen_graphs.doctor.example_call import Number
+from varlen_graphs.capture.mode import OBSERVED
+from varlen_graphs.doctor.allocations import UNKNOWN, Allocations, Owner, Owners
+from varlen_graphs.doctor.arguments import describe_arguments, index_numbers
+from varlen_graphs.doctor.encoders import EncoderCall, running_encoder
 from varlen_graphs.doctor.module_tracker import ModuleTracker
-from varlen_graphs.doctor.run_record import Allocation, CallSite, Occurrence, OperatorCall, RunRecord, Value
+from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord
 from varlen_graphs.doctor.scalars import scalars_of
 from varlen_graphs.doctor.sources import Result, Sources, storage_key
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
@@ -32,10 +34,9 @@ from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 aten = torch.ops.aten
 
-Owners = dict[int, tuple[str, str]]
-"""Tensors that exist before a run, by `storage_key`: the kind of finding if one is written, and its name."""
-
 _ITERATIONS = (Tensor.unbind, torch.unbind)  # `for part in tensor` calls the first
+_INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+_INDEXED = ("aten.slice.Tensor", "aten.select.int")
 _SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.__len__)  # type: ignore[attr-defined]
 
 
@@ -45,6 +46,7 @@ class _FunctionCall:
 
     name: str
     tensors: list[Tensor]
+    indexes: bool = False
     counted: bool = False
 
 
@@ -62,6 +64,7 @@ def observe(
     of this run are added.
     """
     observer = _Observer(tracker, device, owners, sources, on_host)
+    token = OBSERVED.set(True)
     try:
         with torch.inference_mode(False):
             observer.record_outputs(observer.watch(run, observer.on_triton_launch))
@@ -70,9 +73,11 @@ def observe(
         trace = error.__traceback__
         observer.run.error = Occurrence("error", what, raising_line(trace), tracker.path_of(trace))
         return observer.run
-    if observer.alive():
+    finally:
+        OBSERVED.reset(token)
+    if observer.allocations.alive():
         gc.collect()  # memory that only reference cycles hold does not count as kept
-    observer.run.kept = observer.alive()
+    observer.run.kept = observer.allocations.alive()
     return observer.run
 
 
@@ -92,35 +97,33 @@ class _Observer(CaptureRulesMode):
         super().__init__(device, "the module")
         self.made_on_host = on_host
         self.run = RunRecord()
-        self._allocations: dict[int, Allocation] = {}
+        self.allocations = Allocations(owners)
         self._tracker = tracker
         self._owners = owners
         self._function: _FunctionCall | None = None
         self._sizes_read: Counter[Line] = Counter()
         self._suppressed = 0  # inside an operation that is recorded already, or on the host
         self._sources = sources
-        self._from_data: set[int] = set()  # storages with results computed from contents of the call's tensors
-
-    def alive(self) -> list[Allocation]:
-        """Return the allocations that are still alive."""
-        return [made for made in self._allocations.values() if made.storage() is not None]
+        self._encoder_calls: set[EncoderCall] = set()
 
     def mark_host(self, tensor: Tensor) -> None:
         """Mark a tensor as one of the host, whose memory is no business of a graph."""
         super().mark_host(tensor)
         if has_storage(tensor):
-            self._allocations.pop(storage_key(tensor), None)
+            self.allocations.drop(tensor)
 
     def on_violation(self, violation: Violation) -> None:
         """Record a violation."""
-        if not self._suppressed:
+        if not self._is_silent():
             self._record(violation.kind, violation.what)
 
     def on_function_violation(
         self, violation: Violation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Record a violation, and call the function nevertheless."""
-        self.on_violation(violation)
+        silent = self._is_silent()
+        if not silent:
+            self._record(violation.kind, violation.what)
         emulated = self.device.type == "cpu"
         with self._suppress():
             if emulated and violation.kind == "copy to host":
@@ -130,6 +133,8 @@ class _Observer(CaptureRulesMode):
                 tree_map_only(Tensor, self.mark_host, result)
             if emulated and violation.kind == "copy to device":
                 result = tree_map_only(Tensor, self._to_device, result)
+        if silent:
+            self.allocations.add_unexamined(tree_leaves(result))
         self._record_read(result)
         return result
 
@@ -138,12 +143,15 @@ class _Observer(CaptureRulesMode):
         if not tensors and creates_on_host(func, tensors, kwargs, self.names_host):
             with self._suppress():
                 return super().call_function(func, args, kwargs, tensors)
-        self._function = _FunctionCall(str(getattr(func, "__name__", func)), tensors)
+        self._function = _FunctionCall(str(getattr(func, "__name__", func)), tensors, func in _INDEXING)
+        if self._function.indexes and not self.is_host(tensors[0]) and not self._is_silent():
+            # A slice of everything runs no operator, so the numbers of the operators do not tell all.
+            self._record_operation(f"Tensor.{self._function.name}", index_numbers(args[1]))
         try:
             result = super().call_function(func, args, kwargs, tensors)
         finally:
             self._function = None
-        if func in _SIZES and not self._suppressed:
+        if func in _SIZES and not self.is_in_list(tensors[0]) and not self._is_silent():
             self._record_sizes(result)
         if func in _ITERATIONS and args[1:] in ((), (0,)) and not kwargs:
             line = next(user_lines(), UNKNOWN_LINE)
@@ -170,7 +178,8 @@ class _Observer(CaptureRulesMode):
             return  # recorded in the run before
         if func is aten._local_scalar_dense.default:
             self._record_read(results)
-        if self._suppressed:
+        if self._is_silent():
+            self.allocations.add_unexamined(results)
             return
         named: dict[str, Any] = {str(at): value for at, value in enumerate(args)} | kwargs
         if isinstance(func, torch._ops.OpOverload):
@@ -179,26 +188,16 @@ class _Observer(CaptureRulesMode):
                 self._record("random numbers", f"{func} draws random numbers")
             for tensor in written_arguments(func, args, kwargs):
                 self._record_write(func, tensor)
-        site = self._record_operation(str(func), named, scalars_of(func, results))
+        site, function, turn = self._record_operation(str(func), named, scalars_of(func, results))
         known = {storage_key(tensor) for tensor in inputs}
         for at, result in enumerate(results):
             if isinstance(result, Tensor):
                 fresh = storage_key(result) not in known
-                self._follow_data(func, inputs, result)
-                self._sources.add(result, Result(site, len(self.run.operations[site]) - 1, at))
+                self.allocations.follow_data(func, inputs, result)
+                call = len(self.run.operations[site]) - 1
+                self._sources.add(result, Result(site, call, at, function, turn))
                 if fresh:
-                    self._record_allocation(result, site.lines[0])
-
-    def _follow_data(self, func: Any, inputs: list[Tensor], result: Tensor) -> None:
-        """Note whether a result is computed from the contents of the call's tensors, and not from their shapes."""
-        name = str(func)
-        from_shape = "_like" in name or ".new_" in name
-        keys = {storage_key(tensor) for tensor in inputs}
-        given = any(self._owners.get(key, ("", ""))[0] == "input written" for key in keys)
-        if not from_shape and (given or keys & self._from_data):
-            self._from_data.add(storage_key(result))
-        elif storage_key(result) not in keys:
-            self._from_data.discard(storage_key(result))
+                    self.allocations.add(result, site.lines[0], self._tracker.path)
 
     def record_outputs(self, output: Any) -> None:
         """Record where the tensors that the run returned come from."""
@@ -206,23 +205,39 @@ class _Observer(CaptureRulesMode):
             if isinstance(leaf, Tensor) and has_storage(leaf) and not self.is_host(leaf):
                 self.run.outputs[keystr(path)] = self._sources.of(leaf)
 
+    def _is_silent(self) -> bool:
+        """Return True in an operation that is recorded already, on the host, or in an encoder; record its call."""
+        if self._suppressed:
+            return True
+        call = running_encoder()
+        if call is not None and call not in self._encoder_calls:
+            self._encoder_calls.add(call)
+            what = f"it calls the GraphedEncoder of {call.name}, whose inside was not examined"
+            self.run.occurrences.append(Occurrence("graphed encoder", what, call.line, self._tracker.path))
+        return call is not None
+
     def _record(self, kind: str, what: str) -> None:
         line = next(user_lines(), UNKNOWN_LINE)
         self.run.occurrences.append(Occurrence(kind, what, line, self._tracker.path))
 
     def _record_operation(
         self, operator: str, named: dict[str, Any], scalars: frozenset[str] = frozenset()
-    ) -> CallSite:
+    ) -> tuple[CallSite, CallSite, int]:
+        """Return the place of the operator, that of the torch function around it, and the number of this call of it."""
         lines = tuple(user_lines()) or (UNKNOWN_LINE,)
         site = CallSite(lines, operator)
-        values, sizes, sources = self._arguments(named)
-        operation = OperatorCall(values, sizes, len(self.run.sizes), self._tracker.path, scalars, sources)
-        self.run.operations.setdefault(site, []).append(operation)
         function = self._function or _FunctionCall(operator, [])
+        place = CallSite(lines, function.name)
         if not function.counted:
             function.counted = True
-            self.run.functions.setdefault(CallSite(lines, function.name), []).append(self._tracker.path)
-        return site
+            self.run.functions.setdefault(place, []).append(self._tracker.path)
+        turn = len(self.run.functions.get(place, ())) - 1
+        arguments = describe_arguments(named, function.tensors, self)
+        if function.indexes and operator in _INDEXED:
+            arguments.values.clear()  # those of the index are recorded
+        operation = OperatorCall(*arguments, len(self.run.sizes), self._tracker.path, scalars, turn)
+        self.run.operations.setdefault(site, []).append(operation)
+        return site, place, turn
 
     def _record_read(self, result: Any) -> None:
         numbers = {leaf for leaf in tree_leaves(result) if isinstance(leaf, bool | int | float)}
@@ -237,48 +252,27 @@ class _Observer(CaptureRulesMode):
 
     def _record_write(self, func: Any, tensor: Tensor) -> None:
         key = storage_key(tensor)
-        if key not in self._allocations and not self.is_host(tensor):
-            kind, name = self._owners.get(key, ("state written", f"a tensor {list(tensor.shape)} made before the run"))
-            self._record(kind, f"{func} writes into {name}")
+        if tensor not in self.allocations and not self.is_host(tensor):
+            unknown = Owner("state written", f"a tensor {list(tensor.shape)} made before the run")
+            owner = self._owners.get(key, unknown)
+            self._record(owner.kind, f"{func} writes into {owner.name}")
 
-    def _record_allocation(self, tensor: Tensor, line: Line) -> None:
-        form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        from_data = storage_key(tensor) in self._from_data
-        allocation = Allocation(weakref.ref(tensor.untyped_storage()), line, self._tracker.path, form, from_data)
-        self._allocations[storage_key(tensor)] = allocation
+    def is_in_list(self, tensor: Tensor) -> bool:
+        """Return True if a list among the call's arguments holds a tensor, or it is a view of such a one."""
+        return has_storage(tensor) and self._owners.get(storage_key(tensor), UNKNOWN).in_list
 
-    def _arguments(self, named: dict[str, Any]) -> tuple[dict[str, Value], dict[str, int], dict[str, Set[Any]]]:
-        """Return the values, the sizes of tensors and the sources of tensors among named arguments."""
-        values: dict[str, Value] = {}
-        sizes: dict[str, int] = {}
-        sources: dict[str, Set[Any]] = {}
-        given = self._function.tensors if self._function else []
-        for name, value in (named | {"given": given}).items():
-            leaves = [str(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in tree_leaves(value)]
-            if leaves and all(isinstance(leaf, Number) for leaf in leaves):
-                values[name] = tuple(leaves) if isinstance(value, list | tuple) else leaves[0]
-            for at, leaf in enumerate(leaves):
-                if isinstance(leaf, Tensor) and self.is_host(leaf) and not leaf.dim():
-                    values[name] = leaf.item()
-                elif isinstance(leaf, Tensor) and has_storage(leaf):
-                    if name != "given" and not self.is_host(leaf):
-                        sources[name if leaf is value else f"{name}[{at}]"] = self._sources_of(leaf)
-                    sizes[f"{name}[{at}].numel"] = leaf.numel()
-                    sizes |= {f"{name}[{at}].shape[{dim}]": size for dim, size in enumerate(leaf.shape)}
-        return values, sizes, sources
-
-    def _sources_of(self, tensor: Tensor) -> Set[Any]:
+    def sources_of(self, tensor: Tensor) -> Set[Any]:
         """Return the possible sources of a tensor, by name if it existed before the run."""
         key = storage_key(tensor)
-        kind, name = self._owners.get(key, ("", ""))
-        if kind == "state written" and key not in self._allocations:
-            self.run.used.add(name)
+        owner = self._owners.get(key, UNKNOWN)
+        if owner.kind == "state written" and tensor not in self.allocations:
+            self.run.used.add(owner.name)
         return self._sources.of(tensor)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()
         self.made_on_host.pop(storage_key(moved), None)
-        self._record_allocation(moved, next(user_lines(), UNKNOWN_LINE))
+        self.allocations.add(moved, next(user_lines(), UNKNOWN_LINE), self._tracker.path)
         return moved
 
     @contextmanager

@@ -30,14 +30,16 @@ class CallSite(NamedTuple):
 
 
 class OperatorCall(NamedTuple):
-    """Arguments of one operator call, except for the contents of device tensors."""
+    """One operator call. The first four fields are those of `Arguments`."""
 
-    values: dict[str, Value]  # by argument name; host scalars too
-    sizes: dict[str, int]  # dimensions and element counts of its tensors, and of those of the torch function around it
+    values: dict[str, Value]
+    sizes: dict[str, int]
+    sources: dict[str, Set[Any]]
+    shapes: dict[str, tuple[int, ...]]
     sizes_read: int  # number of sizes that Python had read before, in this run
     module: str
     scalars: frozenset[str]  # names of the values used in arithmetic
-    sources: dict[str, Set[Any]]  # possible sources of its tensors, see `sources.py`
+    turn: int  # number of the call of the torch function around it, at this place
 
 
 class Allocation(NamedTuple):

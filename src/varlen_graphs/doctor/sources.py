@@ -18,11 +18,18 @@ class Result(NamedTuple):
     site: CallSite
     call: int  # of this operator at this place, from 0
     at: int  # among its results
+    function: CallSite  # the torch function that called the operator
+    turn: int  # of this function at this place, from 0
 
     def __str__(self) -> str:
         line = self.site.lines[0]
         call = f" (its call {self.call + 1})" if self.call else ""
         return f"result {self.at} of {self.site.name}{call} at line {line.number}"
+
+    @property
+    def place(self) -> tuple[CallSite, int, int]:
+        """Place of the result: torch functions choose their operators by the form of their arguments."""
+        return self.function, self.turn, self.at
 
 
 Source = str | Result

@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.first_run import run_first, sample_rows
+from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.layout.item_table import ItemTable
@@ -59,7 +59,7 @@ class BoundForward:
         """
         probe, *others = arena.probes()
         name = type(self._forward.module).__name__
-        first = run_first(name, self._mode.parts.named, partial(self._probe, probe))
+        first = run_first(name, self._mode.parts.named, self._forward.beside, partial(self._probe, probe))
         for parts in (first, *map(self._probe, others)):
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
@@ -68,9 +68,11 @@ class BoundForward:
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
         rows, table, given = probe
-        spec = self._forward.spec
-        given = given | {one.name: sample_rows(given[one.name], which, pixels=False) for one in spec.inputs}
-        return self(sample_rows(rows, which, spec.packed.normalize is not None), table, given, compiled=False)
+
+        def run(rows: Tensor, inputs: dict[str, Tensor]) -> Parts:
+            return self(rows, table, given | inputs, compiled=False)
+
+        return run_on_sample(run, rows, given, self._forward, which)
 
 
 @contextmanager

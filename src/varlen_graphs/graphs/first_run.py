@@ -1,20 +1,34 @@
 """Check that a module keeps nothing of the rows it runs on: captures run it on rows of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.spec.outputs import Parts
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.kept_state import KeptState
+from varlen_graphs.watch.thread_modes import run_under
+
+ID_LIMIT = 1024
+"""Integer rows are below this, and below the size of every table of the module, which they may index."""
 
 Run = Callable[[int], Parts]
 """Runs a module on a few rows, different ones for each integer."""
 
+ON_REAL_ROWS = (
+    "run it once on real ones before the first capture (encoder.eager(...) does), or make the encoder with "
+    "capture=vg.Capture(lazy=True), whose first call runs eager"
+)
 
-def run_first(name: str, named: Sequence[tuple[str, nn.Module]], run: Run) -> Parts:
-    """Run a module on rows that no call brought, undo what that changed in it, and return the output.
+
+def run_first(name: str, named: Sequence[tuple[str, nn.Module]], also: Mapping[str, Any], run: Run) -> Parts:
+    """Run a module on rows that no call brought, undo what that changed, and return the output.
 
     A run may fill caches that follow from sizes. A module that fills parameters or buffers from the rows of its first
     run, or lets them change its later outputs, would be wrong for good.
@@ -22,19 +36,21 @@ def run_first(name: str, named: Sequence[tuple[str, nn.Module]], run: Run) -> Pa
     Args:
         name: Name of the module.
         named: Its parts and their paths.
+        also: Other callables and objects that run with it, by name.
         run: Runs it.
 
     Raises:
-        CaptureError: The module keeps something that depends on the rows.
+        CaptureError: Something keeps what depends on the rows.
     """
-    before = KeptState(named)
-    changed, kept = True, []
+    before = KeptState(named, also)
+    undo, kept = True, list[str]()
     try:
         output = run(1)
-        if changed := bool(before.differences(KeptState(named))):
-            kept = _kept(before, named, run)
+        changed = before.differences(KeptState(named, also))
+        if undo := bool(changed):
+            kept = _kept(name, before, changed, lambda: KeptState(named, also), run)
     finally:
-        if changed:
+        if undo:
             before.restore()
     if kept:
         lost = [path for path in kept if not before.copied(path)]
@@ -42,34 +58,34 @@ def run_first(name: str, named: Sequence[tuple[str, nn.Module]], run: Run) -> Pa
             f"{name} keeps what it computes from rows in {', '.join(map(repr, kept))}: captures run it on rows of "
             "their own, which would stay there instead of the first call's"
             + (f"; they were written into {lost}, which is too large to be restored" if lost else "; this was undone")
-            + ". If it initialises itself from its first rows, run it once on real ones before the first capture "
-            "(encoder.eager(...) does), or make the encoder with capture=vg.Capture(lazy=True), whose first call runs "
-            "eager. If it does so in every call (running statistics), call module.eval(), or run it without graphs"
+            + f". If it initialises itself from its first rows, {ON_REAL_ROWS}. If it does so in every call (running "
+            "statistics), call module.eval(), or run it without graphs"
         )
     return output
 
 
-def _kept(before: KeptState, named: Sequence[tuple[str, nn.Module]], run: Run) -> list[str]:
-    """Return the paths of what depends on the rows, after a first run on rows 1."""
+def _kept(name: str, before: KeptState, changed: set[str], state: Callable[[], KeptState], run: Run) -> list[str]:
+    """Return the paths of what depends on the rows, after a first run on rows 1 that changed something."""
 
-    def after(rows: int) -> KeptState:
+    def after(rows: int) -> tuple[KeptState, list[Tensor]]:
+        """Return what a first run on some rows leaves behind, and the output of the next run, on others."""
         before.restore()
         run(rows)
-        return KeptState(named)
+        return state(), [tensor.clone() for tensor in run(3).tensors]
 
-    def output(state: KeptState) -> list[Tensor]:
-        state.restore()
-        return [tensor.clone() for tensor in run(3).tensors]
-
-    one, other, again = after(1), after(2), after(1)
+    try:
+        (one, output), (other, output_of_other), (again, output_again) = after(1), after(2), after(1)
+    except Exception as error:
+        raise CaptureError(
+            f"{name} changes something in its first run, and fails if that is undone and it runs again on other rows, "
+            f"so whether it keeps something of the rows cannot be told: {type(error).__name__}: {error}\n"
+            f"Expected a module that can be run again; else {ON_REAL_ROWS}"
+        ) from error
     by_chance = {path for path in one.differences(again) if one.copied(path)}  # random numbers, clocks
     differ = one.differences(other) - by_chance
     registered = sorted(path for path in differ if one.registered(path) or other.registered(path))
-    if registered or not differ:
-        return registered
-    expected = output(one)
-    matters = _equal(expected, output(again)) and not _equal(expected, output(other))
-    return sorted(differ) if matters else []
+    matters = _equal(output, output_again) and not _equal(output, output_of_other)
+    return registered or (sorted(differ or changed) if matters else [])  # some values cannot be compared
 
 
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -77,9 +93,52 @@ def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return same and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True))
 
 
-def sample_rows(rows: Tensor, which: int, pixels: bool) -> Tensor:
-    """Return other rows of the same form: any numbers, but the same ids, because not every integer may be one."""
-    values = torch.arange(1, rows.numel() + 1, device=rows.device).mul(which).cos().mul(which).view(rows.shape)
-    if rows.is_floating_point():
-        return values.to(rows.dtype)
-    return values.mul(40).add(120).to(rows.dtype) if pixels else rows.clone()
+def run_on_sample(
+    run: Callable[[Tensor, dict[str, Tensor]], Parts],
+    rows: Tensor,
+    inputs: dict[str, Tensor],
+    forward: Forward,
+    which: int,
+) -> Parts:
+    """Run a function on other rows and inputs of the same form, see `other_values`.
+
+    Indices are checked first on a GPU, because the module may not have all ids that seem valid.
+    """
+    spec = forward.spec
+    sample = other_values(
+        rows, which, valid_ids(forward, spec.packed.pad, rows.dtype, spec.packed.normalize is not None)
+    )
+    beside = {}
+    for one in spec.inputs:
+        if one.name in inputs:
+            tensor = inputs[one.name]
+            beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
+    ids = not all(tensor.is_floating_point() for tensor in (sample, *beside.values()))
+    if sample.is_cuda and ids and which > 1:
+        return run_under(partial(run, sample, beside), CheckedIndices())
+    return run(sample, beside)
+
+
+def other_values(tensor: Tensor, which: int, ids: range) -> Tensor:
+    """Return another tensor of the same form: any numbers; of integers the same for 0 and 1, else some of `ids`."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        steps = torch.arange(1, tensor.numel() + 1, device=tensor.device)
+        return steps.mul(which).cos().mul(which).view(tensor.shape).to(tensor.dtype)
+    if which < 2:
+        return tensor.clone()
+    steps = torch.arange(tensor.numel(), device=tensor.device).mul(2 * which + 1).add(which)
+    return steps.remainder(len(ids)).add(ids.start).view(tensor.shape).to(tensor.dtype)
+
+
+def valid_ids(forward: Forward, pad: float, dtype: torch.dtype, pixels: bool = False) -> range:
+    """Return the integers that entries may hold: the declared pad is valid, and so are ids below all tables."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return range(0)
+    if pixels or dtype in (torch.bool, torch.uint8):
+        return range(2 if dtype == torch.bool else 128)
+    pad = int(pad)
+    tensors = chain(forward.module.parameters(), forward.module.buffers())
+    end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
+    if pad + 2 <= end:
+        return range(max(0, pad), end)
+    return range(end) if 0 <= pad < end else range(pad, pad + 1)

@@ -1,6 +1,7 @@
 """The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -24,6 +25,7 @@ from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
+from varlen_graphs.spec.statics import StaticKey
 
 
 class Forward:
@@ -41,7 +43,8 @@ class Forward:
         function: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
-        wrong: True if it was found to differ from the module itself, which then runs in its place; until a release.
+        wrong: True if it was found to differ from the module itself in service; until a release.
+        proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Forward:
         self.spec = spec
         self._signature = signature
         self.wrong = False
+        self.proven: dict[StaticKey, bool] | None = None
         self.compiled = CompiledForward(self._run) if compile else None
 
     @property
@@ -142,18 +146,31 @@ class Forward:
             active = parts.active(Span.of(layout))
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
 
-    def eager(self, call: Call, hooked: bool) -> Any:
-        """Run a call eager: by the original module if the function in its place is wrong or would miss something."""
-        if self.wrong and not call.beyond:
-            return self.reference(call)
+    def eager(self, call: Call, hooked: bool, trusts: bool = True) -> Any:
+        """Run a call eager: by the original module if the function in its place would miss something, or is wrong.
+
+        Until that is known, the original runs if it can, unless the caller trusts the declared forward.
+        """
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
+        is_right = self._is_right(call.key)
+        if is_right is False and not call.beyond:
+            return self.reference(call)
+        if is_right is None and not trusts and not call.beyond and self.answers_itself(call):
+            with suppress(Exception):  # it may need more than these arguments
+                return self.reference(call)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments: hooks on parts that this function does not call see nothing"
             )
         return self.exact(call)
+
+    def _is_right(self, key: StaticKey) -> bool | None:
+        """Return True or False if it is known, or if nothing will prove it."""
+        if self.wrong or self.proven is None:
+            return not self.wrong
+        return self.proven.get(key)
 
     @property
     def is_module(self) -> bool:

@@ -7,7 +7,7 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.pool import current_stream
+from varlen_graphs.capture.stream_order import current_stream
 
 BLOCKS = 16
 """Number of blocks that are pinned at once: pinning takes longer than a whole call."""

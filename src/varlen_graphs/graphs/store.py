@@ -268,6 +268,8 @@ class GraphStore:
         self.check_not_staged()
         self._forget_all()
         self.forward.wrong = False
+        if self.forward.proven is not None:
+            self.forward.proven.clear()
         self.budgets.enable_all()
 
     def _forget_all(self) -> None:

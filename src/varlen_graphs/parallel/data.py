@@ -14,6 +14,7 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
+from varlen_graphs.parallel.form import encode, learn_form, smallest_part
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.parallel.shares import join_layouts
@@ -21,8 +22,7 @@ from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_rows
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
-from varlen_graphs.spec.outputs import Parts, flatten, with_padding
+from varlen_graphs.spec.outputs import Parts, with_padding
 from varlen_graphs.spec.part import part_of
 from varlen_graphs.spec.reading import read_layout
 
@@ -49,7 +49,8 @@ class DataParallelEncoder:
     If a rank is lost, the others wait until the timeout of the group, and raise `RankError`; with NCCL, torch's
     watchdog then ends their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
 
-    Calls for undeclared outputs, such as `output_hidden_states=True`, run as a whole on every rank.
+    Calls for undeclared outputs, such as `output_hidden_states=True`, and calls that need gradients, as for
+    `GraphedEncoder`, run as a whole on every rank, which then has all gradients; `inputs="spread"` refuses both.
 
     Args:
         encoder: Encoder of this rank, with the same module, budgets and options on all ranks.
@@ -108,8 +109,7 @@ class DataParallelEncoder:
         """
         if self._ranks.count == 1:
             return self.encoder(*args, **kwargs)
-        with torch.no_grad():
-            return self._call_spread(args, kwargs) if self._spread else self._call_whole(args, kwargs)
+        return self._call_spread(args, kwargs) if self._spread else self._call_whole(args, kwargs)
 
     def check(self) -> None:
         """Wait for all calls, and raise if another rank failed in one.
@@ -125,12 +125,13 @@ class DataParallelEncoder:
         # A call that cannot be bound has no kind. Other ranks are sure to wait for its error only at the first call.
         bound = bind() if self._met else None
         if bound is not None and (bound.beyond is None, kind := self._kind(bound)) in self._met:
-            call, layout = bound, self._read_whole(bound)
+            call, layout = bound, self._read_whole(bound, kind)
         else:
             call, kind, layout = self._meet(lambda: bound or bind())
         if layout is None:
             return self.encoder(*args, **kwargs)
-        form = self._forms.get(kind) or self._learn(kind, call, layout)
+        if (form := self._forms.get(kind)) is None:
+            form = self._learn(kind, smallest_part(self.encoder.spec, call))
         shares = self._shares(layout)
         share = shares[self._ranks.own]
         own = partial(part_of, self.encoder.spec, call, share.layout(layout), share.spans(layout))
@@ -141,15 +142,16 @@ class DataParallelEncoder:
 
         def read() -> tuple[tuple[Call, Kind, Layout | None], tuple[Any, Any]]:
             call = bind()
-            kind, layout = self._kind(call), self._read_whole(call)
+            kind = self._kind(call)
+            layout = self._read_whole(call, kind)
             if layout is None:
-                return (call, kind, None), (sorted(call.statics), "a call that graphs do not run")
+                return (call, kind, None), (sorted(call.statics), kind.trained or "a call that graphs do not run")
             check_statics(call.statics)
             return (call, kind, layout), (kind, layout)
 
         met, told = self._ranks.exchange(self._device, read)
         check_same(told)
-        self._met.add((met[2] is not None, met[1]))
+        self._met.add((met[0].beyond is None, met[1]))
         return met
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -161,9 +163,9 @@ class DataParallelEncoder:
             executor.own_borrowed(call, loan)
         return call
 
-    def _read_whole(self, call: Call) -> Layout | None:
+    def _read_whole(self, call: Call, kind: Kind) -> Layout | None:
         """Return the items of a call; `None` if only the module itself can run it, as a whole."""
-        if call.beyond is not None:
+        if call.beyond is not None or kind.trained is not None:
             return None
         layout = read_layout(self.encoder.spec, call)
         self._check_fits(layout, call)
@@ -180,6 +182,12 @@ class DataParallelEncoder:
                 )
             check_statics(call.statics)
             kind = self._kind(call)
+            if kind.trained is not None:
+                raise InputError(
+                    f"{kind.trained}: with inputs='spread' outputs of other ranks would carry no gradient: expected "
+                    "inputs='whole', where every rank runs all items with their gradients; or train encoder.module "
+                    "itself on the items of each rank; or call under torch.no_grad()"
+                )
             return call, (self._read_own(call), call.length, kind)
 
         call, told = self._ranks.exchange(self._device, read)
@@ -193,11 +201,30 @@ class DataParallelEncoder:
         call.length = max(length for _, length, _ in told)
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
-        form = self._forms.get(kinds[0]) or self._learn(kinds[0], call, layout)
+        if (form := self._forms.get(kinds[0])) is None:
+            form = self._learn(kinds[0], self._smallest(call, layouts))
         # A padded batch keeps as many rows as its longest item has.
         part = shares[self._ranks.own].layout(layout)
         span = Span.of(part)
         return self._run(call, layout, shares, form, lambda: part_of(self.encoder.spec, call, part, [(span, span)]))
+
+    def _smallest(self, call: Call, layouts: Sequence[Layout]) -> Call:
+        """Return a call of the smallest item, or group, that any rank has, sent by that rank."""
+        sizes = {rank: min(own.group_rows) for rank, own in enumerate(layouts) if own.items}
+        owner = min(sizes, key=lambda rank: sizes[rank])
+
+        def send() -> tuple[None, tuple[Layout | None, Tensor, dict[str, Tensor]] | None]:
+            if owner != self._ranks.own:
+                return None, None
+            few = smallest_part(self.encoder.spec, call)
+            return None, (few.layout, few.rows.cpu(), {name: tensor.cpu() for name, tensor in few.inputs.items()})
+
+        sent: list[Any]
+        _, sent = self._ranks.exchange(self._device, send)
+        layout, rows, inputs = sent[owner]
+        device = call.rows.device
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        return replace(call, rows=rows.to(device), inputs=inputs, layout=layout, original={})
 
     def _read_own(self, call: Call) -> Layout:
         """Return the items of this rank, which may be none."""
@@ -217,7 +244,7 @@ class DataParallelEncoder:
         failure: Exception | None = None
         if parts[self._ranks.own] is not None:
             try:
-                encoded = self._encode(own_part())
+                encoded = encode(self.encoder.executor, own_part())
                 check_form(encoded, form)
                 own = encoded.tensors
             except Exception as error:  # other ranks must not wait for a rank that has failed
@@ -232,10 +259,6 @@ class DataParallelEncoder:
         self._ranks.tell()
         return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
 
-    def _encode(self, part: Call) -> Parts:
-        """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
-        return flatten(self.encoder.executor.answer(replace(part, length=0)), self.encoder.spec.declared)
-
     def _shares(self, layout: Layout) -> list[Pack]:
         """Assign items to ranks; all ranks compute the same assignment."""
         costs, needs = [], self.encoder.spec.needs
@@ -245,49 +268,26 @@ class DataParallelEncoder:
         tasks = assign(costs, self._ranks.count)
         return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
-    def _learn(self, kind: Kind, call: Call, layout: Layout) -> Parts:
+    def _learn(self, kind: Kind, few: Call) -> Parts:
         """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind."""
 
-        # Every rank encodes the smallest item, which captures: a rank without items then knows what to receive.
+        # Every rank encodes the same few items, which captures: a rank without items then knows what to receive.
         def learn() -> tuple[Parts, Weights]:
-            form = self._encode_smallest(call, layout)
+            form = learn_form(self.encoder.executor, few)
             return form, Weights.of(self.encoder.costs)
 
         self._forms[kind], weights = self._ranks.exchange(self._device, learn)
         self.weights = weights[0]
         return self._forms[kind]
 
-    def _encode_smallest(self, call: Call, layout: Layout) -> Parts:
-        """Return the form of the output for the smallest item of a call, or group, over padding rows."""
-        # Two copies of it show Python values of the output that depend on the items, which ranks could not know.
-        group = min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group))
-        one = Pack(None, group).layout(layout)
-        parts, two = self._encode_padding(call, one), replace(one, items=one.items * 2)
-        if self.encoder.executor.router.fits(two.items):
-            check_form(self._encode_padding(call, two), parts)
-        return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
-
-    def _encode_padding(self, call: Call, part: Layout) -> Parts:
-        """Encode some items over padding rows like those of a call."""
-        spec, span = self.encoder.spec, Span.of(part)
-
-        def padding(tensor: Tensor, extent: Extent, pad: float) -> Tensor:
-            return tensor.new_full(extent.resize(tensor.shape, extent.size(span)), pad)
-
-        inputs = {
-            one.name: padding(call.inputs[one.name], extent, one.pad)
-            for one, extent in spec.input_extents
-            if one.name in call.inputs
-        }
-        rows = padding(call.rows, spec.row_extent, spec.packed.pad)
-        return self._encode(replace(call, rows=rows, inputs=inputs, layout=part, original={}))
-
     def _kind(self, call: Call) -> Kind:
         """Return the kind of a call, before its items are read."""
+        grad = torch.is_grad_enabled()
+        trained = self.encoder.executor.mode.why_trained(call.requires_grad) if grad else None
         row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
         device_type = call.rows.device.type
         state = self.encoder.executor.mode.change(device_type)
-        return Kind(call.key, row_shape, state, autocast_dtype(device_type))
+        return Kind(call.key, row_shape, state, autocast_dtype(device_type), trained)
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
         """Check that budgets hold all items, those of other ranks too, if an item that none holds is an error."""

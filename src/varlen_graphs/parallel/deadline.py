@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from varlen_graphs.capture.pool import current_stream
+from varlen_graphs.capture.stream_order import current_stream
 
 POLLS = 20
 """Polls of the events per deadline, while calls are pending."""

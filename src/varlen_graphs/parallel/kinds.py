@@ -18,6 +18,7 @@ class Kind(NamedTuple):
     row_shape: tuple[int, ...]
     state: str | None  # difference of the module's state from construction
     autocast: torch.dtype | None  # if on
+    trained: str | None  # why the call needs gradients, if it does
 
 
 def check_statics(statics: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ class Executor:
         borrowed = {id(value): value for value in arguments if loan.covers(value)}
         if not borrowed:
             return
-        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive():
+        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
             if self.pool.turn != loan.turn:
                 raise StaleOutputError(
                     f"{self.spec.packed.name}, or another argument, is a borrowed output, and another thread used the "
@@ -129,7 +129,7 @@ class Executor:
         grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
-            with on_device(call.rows.device), self.pool.exclusive():
+            with on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
                 usable, route = self.route(call)
                 if usable.graphs is not None and route.packs:
                     return self.run(call, route, usable.graphs)
@@ -191,9 +191,9 @@ class Executor:
         return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 
     def eager(self, call: Call, reason: str) -> Any:
-        """Return the output of a call run eager, and count it."""
+        """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""
         self._count_eager(call, reason)
-        output = self.run_eager(call)
+        output = self.run_eager(call, trusts=False)
         return Borrowed(output) if self.lends and not call.staged else output
 
     def train(self, call: Call, reason: str) -> Any:
@@ -210,9 +210,9 @@ class Executor:
             self._trace(call)
         self.stats.count_eager(reason)
 
-    def run_eager(self, call: Call) -> Any:
-        """Return the output of a call run eager."""
-        return self.forward.eager(call, self.mode.has_hooks())
+    def run_eager(self, call: Call, trusts: bool = True) -> Any:
+        """Return the output of a call run eager; see `Forward.eager`."""
+        return self.forward.eager(call, self.mode.has_hooks(), trusts)
 
     def check_usable(self) -> None:
         """Check that the encoder may be used here; see `Pool.check_usable`."""

@@ -79,7 +79,7 @@ class Requests:
         """
         done: list[Budget] = []
         while most is None or len(done) < most:
-            with self.store.pool.exclusive():
+            with self.store.pool.exclusive(), self.store.pool.order:
                 one = self._next()
                 if one is None:
                     break

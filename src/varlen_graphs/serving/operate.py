@@ -73,7 +73,7 @@ class OperatedEncoder(StandIn):
     def costs(self, costs: Costs) -> None:
         if not isinstance(costs, Costs):
             raise SpecError(f"costs are of type {type(costs).__name__}: expected the Costs of an encoder")
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             self._budgets.learn(costs)
 
     @contextmanager
@@ -117,7 +117,7 @@ class OperatedEncoder(StandIn):
         self.executor.begin()
         if (checks := self.executor.store.capturer.checks) is not None:
             checks.raise_finding()
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             self.executor.store.check_memory()
 
     def capture(self: Self, **statics: Any) -> Self:
@@ -134,7 +134,7 @@ class OperatedEncoder(StandIn):
         self.executor.check_usable()
         inputs = self.executor.capture_inputs(statics)
         if inputs is not None:
-            with self.pool.exclusive():
+            with self.pool.exclusive(), self.pool.order:
                 if not self._budgets.none_fits:
                     self.executor.store.capture(inputs)
         return self
@@ -195,7 +195,7 @@ class OperatedEncoder(StandIn):
         self.executor.check_usable()
         (one,) = resolve_budgets(budget, self.spec.row_multiple)
         check_budgets(self.spec, [one])
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             if one in self.budgets:
                 raise BudgetError(f"{one} is a budget of the encoder already{self._budgets.why_disabled(one)}")
             self.executor.store.add(one)
@@ -216,7 +216,7 @@ class OperatedEncoder(StandIn):
         """
         self.executor.check_usable()
         (one,) = resolve_budgets(budget, self.spec.row_multiple)
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             if one not in self.budgets:
                 raise BudgetError(f"{one} is not a budget of the encoder: expected one of encoder.budgets")
             if len(self.budgets) == 1:
@@ -247,12 +247,12 @@ class OperatedEncoder(StandIn):
         The next call recaptures, with the weights as they are then. Memory that torch keeps for cuBLAS by stream (32
         MiB on an H200) stays.
         """
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             self.executor.store.release()
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold. A shared pool counts in full; tapes share no memory."""
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             return self.executor.store.bytes()
 
     def poison(self) -> None:
@@ -260,7 +260,7 @@ class OperatedEncoder(StandIn):
 
         Padding rows keep the NaN until a replay writes them; no active row may change because of it.
         """
-        with self.pool.exclusive():
+        with self.pool.exclusive(), self.pool.order:
             self.executor.store.poison()
 
     def _lazy(self) -> Requests:

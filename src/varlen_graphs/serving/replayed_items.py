@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.pool import current_stream
+from varlen_graphs.capture.stream_order import current_stream
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.layout.items import Layout

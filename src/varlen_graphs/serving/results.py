@@ -177,7 +177,7 @@ class Lent(Borrowed):
     def clone(self) -> Any:
         """See `Borrowed.clone`."""
         own = Collected(self._everything)
-        with torch.no_grad(), on_device(self._outputs[0].device), self._pool.exclusive():
+        with torch.no_grad(), on_device(self._outputs[0].device), self._pool.exclusive(), self._pool.order:
             self._check()
             own.take(self._outputs, self._graphs.extents, [(self._everything, self._everything)])
         return self._graphs.rebuild(own.tensors)

@@ -23,7 +23,7 @@ def check_rows(store: GraphStore, call: Call) -> None:
     else:
         here, expected = forward.device or device, forward.row_dtype
     if device != here:
-        with store.pool.exclusive():
+        with store.pool.exclusive(), store.pool.order:
             store.check_memory()
         here = forward.device or device
     if device != here:

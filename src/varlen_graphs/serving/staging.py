@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.pool import current_stream, follow, on_device
+from varlen_graphs.capture.pool import on_device
+from varlen_graphs.capture.stream_order import current_stream, follow
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.padded import PaddedMask
@@ -85,7 +86,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
     reason = trained or call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
     if reason is None:
-        with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive():
+        with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route = executor.route(call)
             reason = route.reason
             if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
@@ -131,7 +132,7 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
 
 def _replay(executor: Executor, call: Call, route: Route, graphs: GraphSet) -> Any:
     executor.store.staged = False
-    with executor.pool.exclusive():  # the stream may be another one now
+    with executor.pool.exclusive(), executor.pool.order:  # the stream may be another one now
         return executor.run(call, route, graphs)
 
 

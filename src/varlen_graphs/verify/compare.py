@@ -67,6 +67,10 @@ class Expected:
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
             expected = at(self.output, path)
             if isinstance(expected, Tensor):
+                sizes = extent.size(Span.of(self._layout))
+                if not self._length and expected.shape[extent.rows_dim :][: len(sizes)] != sizes:
+                    yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
+                    continue
                 if isinstance(extent, Rows):
                     expected = pack_rows(expected, self._layout.rows) if self._length else expected
                     tensor = pack_rows(tensor, layout.rows) if length else tensor

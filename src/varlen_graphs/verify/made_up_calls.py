@@ -1,7 +1,6 @@
 """Calls with made-up items and random rows, for the proof of new graphs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
@@ -33,7 +33,7 @@ SMALL: Sequence[Sizes] = [
 ]
 """Small items, no larger than those of warm-up: a module may have a limit of its own, such as a table of positions."""
 
-MIXED: Sequence[Sizes] = [
+MIXED: list[list[tuple[int, int]]] = [
     [(1, 24), (3, 12), (1, 35), (2, 16), (1, 8), (1, 32)],
     [(1, 24), (3, 12), (2, 16), (1, 8)],
     [(3, 12), (1, 24)],
@@ -42,14 +42,24 @@ MIXED: Sequence[Sizes] = [
 ]
 """Items of several sizes and numbers of frames; poorer ones where a budget or a module takes no richer ones."""
 
-EDGES: Sequence[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
+EDGES: list[Sizes] = [[(1, 21)], [(1, 12), (1, 1), (1, 8)], [(1, 1)]]
 """One item or three, odd numbers of rows, and one row."""
+
+RICH: Sequence[Sizes] = [
+    [(1, 480), (3, 24), (2, 80), (1, 32), (1, 16), (2, 8), (1, 8)],
+    [(1, 288), (2, 144), (3, 36), (1, 36), (1, 36)],
+    [(1, 120), (3, 12), (1, 24), (2, 16), (1, 12), (1, 8)],
+]
+"""Items larger than windows and tiles; the sides of the first are even, those of the second are divisible by 6."""
+
+VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
+"""Values of columns, item by item: a module may take fewer of them, or no negative ones."""
+
+MODERATE = 36
+"""Largest number of rows of an item that warm-up has as well."""
 
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
-
-ID_LIMIT = 1024
-"""Integer rows are below this, and below the size of every table of the module, which they may index."""
 
 
 def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
@@ -63,34 +73,57 @@ def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
 
 def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of several kinds of items that a budget holds, the richest first."""
-    for sizes in MIXED:
+    for sizes in (RICH[0], *MIXED):
         if spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
-            layout = _layout(spec, sizes)
-            if _fits(spec, layout, budget):
-                yield layout
+            yield from (layout for layout in _varied(spec, sizes) if _fits(spec, layout, budget))
     yield from small_layouts(spec, budget)
 
 
+def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
+    """Yield layouts that no budget needs to hold, of several items each, the richest first.
+
+    The others have more rows than the largest budget has if these are few.
+    """
+    times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
+    for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
+        yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
+
+
 def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts at the edges of a budget: of few items and rows, of all its items, of all its rows."""
-    layouts = [_layout(spec, sizes) for sizes in (*EDGES, [(1, 1)] * budget.items)]
+    """Yield layouts at the edges of a budget: of few items and rows, of all its items, of all its rows.
+
+    Also one of more frames, and one of a longer item, than the budget holds if the declaration counts them.
+    """
+    edges = [*EDGES, [(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
+    edges += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
+    layouts = [_layout(spec, sizes) for sizes in edges]
     layouts.append(sample_layout(spec.layout, budget, spec.needs.windows))
     yield from (layout for layout in layouts if _fits(spec, layout, budget))
 
 
-def split_layout(spec: BufferSpec, largest: Budget) -> Layout:
-    """Return a layout of several items, of more rows than the largest budget has if these are few."""
-    pairs = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
-    return _layout(spec, [(1, 12), (1, 8)] * pairs)
+def is_moderate(layout: Layout, spec: BufferSpec) -> bool:
+    """Return True if warm-up runs such items as well."""
+    return not spec.layout.columns and all(t == 1 and h * w <= MODERATE for t, h, w in layout.items)
 
 
-def _layout(spec: BufferSpec, sizes: Sizes) -> Layout:
-    unit, items = spec.row_multiple, []
+def _varied(spec: BufferSpec, sizes: Sizes) -> Iterator[Layout]:
+    """Yield items with several values in each column, then with those of items without any."""
+    if spec.layout.columns:
+        yield from (_layout(spec, sizes, values) for values in VALUES)
+    yield _layout(spec, sizes)
+
+
+def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layout:
+    """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults."""
+    unit, items, columns = spec.row_multiple, [], spec.layout.columns
     for at, (frames, rows) in enumerate(sizes):
-        _, *rest = sample_item(spec.layout, max(1, round(rows / unit)) * unit, spec.layout.merge)
-        items.append((frames, *rest))
-        if spec.layout.grouped and at % 3 == 2:  # two of three items are groups of their own
-            items[-1] = (*items[-1][:-1], 0)
+        _, h, w, *_ = sample_item(spec.layout, max(1, round(rows / unit)) * unit, spec.layout.merge)
+        own = [column.pad if column.default is None else column.default for column in columns]
+        if values:
+            own = [values[(at + place) % len(values)] for place in range(len(columns))]
+        begins = [int(at % 3 != 2)] * spec.layout.grouped  # two of three items begin a group
+        sides = (w, h) if spec.layout.has_sides and at % 2 else (h, w)
+        items.append((frames, *sides, *own, *begins))
     length = max(t * h * w for t, h, w, *_ in items) if spec.layout.padded else 0
     return Layout(tuple(items), length, spec.layout.grouped)
 
@@ -123,14 +156,15 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     tensors = {}
     for at, (one, extent) in enumerate(spec.input_extents, start=1):
         dtype = forward.input_dtype(one)
-        tensors[one.name] = entries(extent, one.shape, dtype, _valid_ids(forward, one.pad, dtype), one.pad, at)
-    ids = _valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
+        tensors[one.name] = entries(extent, one.shape, dtype, valid_ids(forward, one.pad, dtype), one.pad, at)
+    ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
     rows = entries(spec.row_extent, row_shape, forward.row_dtype, ids, packed.pad, 0)
     description = _describe(spec, layout, device)
     if packed.padded_by is not None:
         lengths = torch.tensor(layout.rows, device=device)
         description[packed.padded_by] = torch.arange(length, device=device) < lengths[:, None]
-    original = {packed.name: packed.as_argument(rows), **description, **statics}
+    given = {name: value for name, value in description.items() if value is not None}
+    original = {packed.name: packed.as_argument(rows), **given, **statics}
     original |= {one.name: one.as_argument(tensors[one.name]) for one in spec.inputs}
     return Call(rows, description, dict(statics), static_key(statics), original, None, inputs=tensors)
 
@@ -143,7 +177,8 @@ def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[st
         if column.function is None:
             values = [item[at] for item in layout.items]
             nested = [[values[i] for i in group] for group in layout.groups]
-            description[column.name] = nested if column.groups else values
+            missing = len(nested) == len(values) and set(values) == {column.default}
+            description[column.name] = None if missing else nested if column.groups else values
     return description
 
 
@@ -171,17 +206,3 @@ def _random(
         return torch.randint(ids.start, ids.stop, tuple(shape), generator=generator, device=device).to(dtype)
     order = torch.randperm(len(ids), generator=generator, device=device)  # as few equal entries as possible
     return (ids.start + order[torch.arange(prod(shape), device=device) % len(order)]).view([*shape]).to(dtype)
-
-
-def _valid_ids(forward: Forward, pad: float, dtype: torch.dtype, pixels: bool = False) -> range:
-    """Return the integers that entries may hold: the declared pad is valid, and so are ids below all tables."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return range(0)
-    if pixels or dtype in (torch.bool, torch.uint8):
-        return range(2 if dtype == torch.bool else 128)
-    pad = int(pad)
-    tensors = chain(forward.module.parameters(), forward.module.buffers())
-    end = min([ID_LIMIT, *(len(tensor) for tensor in tensors if tensor.dim() > 1 and len(tensor) > 1)])
-    if pad + 2 <= end:
-        return range(max(0, pad), end)
-    return range(end) if 0 <= pad < end else range(pad, pad + 1)

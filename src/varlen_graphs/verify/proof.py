@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,12 +21,20 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.checked_indices import CheckedIndices
-from varlen_graphs.verify.compare import Expected, few, limit_of
-from varlen_graphs.verify.examples import permuted
-from varlen_graphs.verify.made_up_calls import edge_layouts, make_calls, mixed_layouts, small_layouts, split_layout
+from varlen_graphs.spec.statics import static_key
+from varlen_graphs.verify.compare import Expected, limit_of
+from varlen_graphs.verify.eager_proof import check_eager
+from varlen_graphs.verify.made_up_calls import (
+    edge_layouts,
+    is_moderate,
+    make_calls,
+    mixed_layouts,
+    rich_layouts,
+    small_layouts,
+)
 from varlen_graphs.verify.options import Verify
-from varlen_graphs.verify.trial import TOGETHER, Example, Trial
+from varlen_graphs.verify.trial import Example, Trial
+from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
@@ -35,10 +42,6 @@ DECLARATION = (
     "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
     "means, such as per='item' or per='frame', was not proven"
 )
-
-
-APART = 4
-"""Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
 
 
 class _Task(NamedTuple):
@@ -64,7 +67,8 @@ class Prover:
     frames, the smallest one that holds these all and some of them in another order, and the smallest one the edges of
     its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
     those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
-    refused: its calls run eager.
+    refused: its calls run eager. The declared forward also runs eager, on items that may be more and larger than graphs
+    hold.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -109,31 +113,27 @@ class Prover:
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
                 whole = [why for _, why in prove(self._tasks_of_a_set(right))]
             if not whole and right and is_new:
-                whole = self._dependence(inputs, budgets)
+                whole = self._evidence_eager(graphs, inputs, known)
             if whole:
                 refused |= dict.fromkeys(self._budgets.enabled, whole[0])
         graphs.against |= {example.against for example in known.values()}
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
+        if (proven := self._forward.proven) is not None:
+            key = static_key(inputs.statics)
+            proven[key] = proven.get(key, True) and not refused
         if refused:
             self._report(refused, max(count, len(refused)))
 
-    def _dependence(self, inputs: CaptureInputs, budgets: Sequence[Budget]) -> list[str]:
-        """Return the evidence that items act on each other, or nothing. Found eager: graphs may hold few items."""
-        call = next(make_calls(self._forward, split_layout(self._spec, max(budgets)), inputs))
-        with suppress(Exception):  # of the module's own code, or of functions in the declaration
-            layout = read_layout(self._spec, call)
-            call = replace(call, length=0)  # all outputs packed
-            order, alone = permuted(self._spec, call, layout, layout.groups[-1:])
-            own = read_layout(self._spec, alone)
-            run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
-            whole = run(partial(self._forward.exact, call))
-            parts = flatten(run(partial(self._forward.exact, alone)), self._spec.declared)
-            found = Expected(whole, layout).furthest(parts, own, order)
-            if found.error > APART * self._limit(inputs.device):
-                return [f"wrong for items {few(layout)}: alone, {found.where} differs by {found.error:.1e}\n{TOGETHER}"]
-        return []
+    def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
+        """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
+        with graphs.agreement.attempt() as attempt:
+            layouts = rich_layouts(self._spec, max(self._budgets.enabled))
+            example = self._example(layouts, inputs, known, by_module=True)
+            check_eager(self._forward, example, self._limit(inputs.device))
+        failure = attempt.take()
+        return [str(failure.error)] if failure and isinstance(failure.error, VerificationError) else []
 
     def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
         """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
@@ -196,7 +196,6 @@ class Prover:
                 trial.find_evidence()
             if (failure := attempt.take()) is not None:
                 failures.append((task, str(failure.error)))
-                self._forward.wrong |= not trial.forward_is_right()
         return failures
 
     def _limit(self, device: torch.device) -> float:
@@ -213,24 +212,37 @@ class Prover:
             for memory, before in zip(live, saved, strict=True):
                 memory.copy_(before)
 
-    def _example(self, layouts: Iterable[Layout], inputs: CaptureInputs, known: dict[Layout, Example]) -> Example:
-        """Return a call of the first layout that the module takes.
+    def _example(
+        self,
+        layouts: Iterable[Layout],
+        inputs: CaptureInputs,
+        known: dict[Layout, Example],
+        by_module: bool = False,
+    ) -> Example:
+        """Return a call of the first layout that the declared forward takes; `by_module` one that both take.
 
         Raises:
-            Exception: The error of the first layout, if it takes none.
+            Exception: The error of the first layout, if the forward takes none.
         """
         first: Exception | None = None
+        declared: Example | None = None
         for layout in layouts:
-            if layout in known:
-                return known[layout]
-            for call in make_calls(self._forward, layout, inputs):
-                tried = self._try(call)
-                if isinstance(tried, Example):
+            tries = (
+                iter([known[layout]]) if layout in known else map(self._try, make_calls(self._forward, layout, inputs))
+            )
+            for tried in tries:
+                if isinstance(tried, Exception):
+                    first = first or tried
+                elif by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
+                    declared = declared or tried
+                else:
                     known[layout] = tried
                     return tried
-                first = first or tried
-        assert first is not None  # noqa: S101 - there is always a layout
-        raise first
+        if declared is None:
+            assert first is not None  # noqa: S101 - there is always a layout
+            raise first
+        known[declared.layout] = declared
+        return declared
 
     def _try(self, call: Call) -> Example | Exception:
         """Return a call with the output of the module itself, or of the forward if it cannot run with these arguments.
@@ -241,16 +253,17 @@ class Prover:
         try:
             layout = read_layout(self._spec, call)
             floating = all(tensor.is_floating_point() for tensor in (call.rows, *call.inputs.values()))
-            moderate = floating and all(item[0] == 1 for item in layout.items)  # as in warm-up
+            moderate = floating and is_moderate(layout, self._spec)
             checks = call.rows.is_cuda and not moderate
             run = partial(run_under, operations=CheckedIndices()) if checks else partial.__call__
             with references():
                 output = run(partial(self._forward.exact, call))
+                form = flatten(output, self._spec.declared)
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
                         own = Expected(run(partial(self._forward.reference, call)), layout, call.length)
-                        return Example(call, layout, own, MODULE, flatten(output, self._spec.declared))
+                        return Example(call, layout, own, MODULE, form)
             against = MODULE if self._forward.is_module else DECLARATION
-            return Example(call, layout, Expected(output, layout, call.length), against)
+            return Example(call, layout, Expected(output, layout, call.length), against, form)
         except Exception as error:
             return error

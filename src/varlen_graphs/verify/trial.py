@@ -44,14 +44,29 @@ class Example(NamedTuple):
         layout: Its items.
         expected: The expected output.
         against: What computed that, in words.
-        forward: The output of the declared forward, run eager without padding; `None` if it is the expected one.
+        output: The output of the declared forward, run eager without padding.
     """
 
     call: Call
     layout: Layout
     expected: Expected
     against: str
-    forward: Parts | None = None
+    output: Parts
+
+    def allowed(self, forward: Forward, limit: float, form: Parts) -> float:
+        """Return the largest error that is allowed here: more than `limit` if changes by a rounding error cause more.
+
+        They do in modules that round activations, such as quantised ones. Syncs.
+        """
+        rows, length = self.call.rows, self.call.length
+        if not rows.is_floating_point():
+            return limit
+        noise = torch.randn(rows.shape, generator=torch.Generator(rows.device).manual_seed(1), device=rows.device)
+        nudged = (rows * (1 + 2 * torch.finfo(rows.dtype).eps * noise)).to(rows.dtype)
+        runs = [forward.exact(replace(self.call, rows=some)) for some in (rows, rows, nudged)]
+        one, again, other = (Expected(output, self.layout, length) for output in runs)
+        repeats = one.differs_from(again, form) <= limit  # random numbers are no rounding
+        return max(limit, min(MOST_NOISE, NOISE * one.differs_from(other, form))) if repeats else limit
 
 
 class Trial:
@@ -108,12 +123,6 @@ class Trial:
         left_out = {0, rows.index(max(rows)), rows.index(min(rows))}
         return [groups, [group for at, group in enumerate(groups) if at not in left_out] or groups[1:]]
 
-    def forward_is_right(self) -> bool:
-        """Return True if the declared forward, run eager without padding, gives the expected output. Syncs."""
-        call, layout, expected, _, forward = self.example
-        items = range(len(layout))
-        return forward is None or expected.furthest(forward, layout, items, call.length).error <= self._limit
-
     def find_evidence(self) -> None:
         """Replay the example again, and raise what is wrong. Sums whose order is not fixed are not wrong. Syncs.
 
@@ -124,7 +133,7 @@ class Trial:
         items, limit = range(len(layout)), self._limit
         where = f"wrong in {self.budget}, replaying items {few(layout)}"
         over_nan = self._replay(call)
-        limit = max(limit, min(MOST_NOISE, NOISE * self._sensitivity(over_nan)))
+        limit = self.example.allowed(self._forward, limit, over_nan)
         found = expected.furthest(over_nan, layout, items, call.length)
         if found.error > limit:
             what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
@@ -161,22 +170,6 @@ class Trial:
         collected.take(graphs.replay(self.budget), graphs.extents, spans)
         tensors = with_padding(collected.tensors, graphs.extents, items.layout.rows, call.length)
         return flatten(graphs.rebuild(tensors), spec.declared)
-
-    def _sensitivity(self, form: Parts) -> float:
-        """Return the change of the output when rows change by a rounding error.
-
-        It is large for modules that round activations, such as quantised ones.
-        """
-        call, layout, *_ = self.example
-        rows = call.rows
-        if not rows.is_floating_point():
-            return 0.0
-        noise = torch.randn(rows.shape, generator=torch.Generator(rows.device).manual_seed(1), device=rows.device)
-        nudged = (rows * (1 + 2 * torch.finfo(rows.dtype).eps * noise)).to(rows.dtype)
-        runs = [self._forward.exact(replace(call, rows=some)) for some in (rows, rows, nudged)]
-        one, again, other = (Expected(output, layout, call.length) for output in runs)
-        repeats = one.differs_from(again, form) <= self._limit  # random numbers are no rounding
-        return one.differs_from(other, form) if repeats else 0.0
 
     def _cause(self, limit: float | None) -> str:
         """Locate the cause of a wrong replay by running eager; without a limit, why two replays differ."""

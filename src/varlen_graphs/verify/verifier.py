@@ -71,7 +71,7 @@ class Verifier:
     def verify(self) -> Verified:
         """Verify the calls, from the smallest to the largest."""
         checked = set[Budget]()
-        with torch.no_grad(), self._store.pool.exclusive():
+        with torch.no_grad(), self._store.pool.exclusive(), self._store.pool.order:
             self._store.check_memory()
             routes_of = [self._routes(call) for call, _ in self._examples]
             for (call, _), routes in zip(self._examples, routes_of, strict=True):

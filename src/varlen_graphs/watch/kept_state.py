@@ -1,14 +1,17 @@
 """What a module keeps between runs, copied, so that runs can be compared by what they leave behind, and undone."""
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import accumulate
-from types import FunctionType, MethodType, ModuleType
+from functools import partial
+from itertools import accumulate, chain, count
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.watch.code_state import Code, SlotAttributes, Variables, is_code, is_library
 from varlen_graphs.watch.owners import DEPTH, PLAIN_TENSORS, is_ours
 from varlen_graphs.watch.sharded import local_tensor
 
@@ -16,7 +19,6 @@ MOST_BYTES = 1 << 28
 """Bytes of tensors to copy, the smallest first. Of others, only writes that torch counts are found."""
 
 _VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size, type(None))
-_OPAQUE = (type, ModuleType, FunctionType, MethodType, nn.Module)
 _OF_ANY_MODULE = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}
 _ABSENT = object()
 
@@ -31,18 +33,24 @@ class _Leaf(NamedTuple):
 
 
 class KeptState:
-    """Copy of parameters, buffers, plain attributes, and the containers and objects in these.
+    """Copy of parameters, buffers, plain attributes, variables of the code that may run, and what lies in these.
 
     Args:
         parts: The modules and their paths.
+        also: Other callables and objects that run, by name.
     """
 
-    def __init__(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
+    def __init__(self, parts: Iterable[tuple[str, nn.Module]], also: Mapping[str, Any] | None = None) -> None:
         self._contents: list[tuple[Any, Any]] = []  # each container, and a copy of it
         self._leaves: dict[str, _Leaf] = {}
         self._seen: set[int] = set()
+        self._code = Code()
         for path, part in parts:
             self._read_module(f"{path}." if path else "", part)
+        for name, value in (also or {}).items():
+            self._read(name, value, DEPTH)
+        for variables in self._code.variables():
+            self._read_variables(variables)
         self._copy_tensors()
 
     def differences(self, other: "KeptState") -> set[str]:
@@ -78,14 +86,35 @@ class KeptState:
             self._contents.append((registry, dict(registry)))
             self._leaves |= {f"{start}{name}": _Leaf(tensor, True) for name, tensor in registry.items()}
         self._contents.append((part._modules, dict(part._modules)))
+        self._code.meet(type(part))
         for name, value in list(vars(part).items()):
             if name not in _OF_ANY_MODULE and name not in ("_parameters", "_buffers"):
                 self._read(f"{start}{name}", value, DEPTH)
 
+    def _read_variables(self, variables: Variables) -> None:
+        values = variables.read()
+        self._contents.append((variables, values))
+        for name, value in values.items():
+            self._code.meet(value)
+            path = self._unused(f"{variables.path}.{name}")
+            if is_library(value) and not isinstance(value, Tensor):
+                self._leaves[path] = _Leaf(value, False)
+            elif not is_code(value):
+                self._read(path, value, DEPTH)
+
+    def _unused(self, path: str) -> str:
+        """Return a path, with a number if another function of the same name has it."""
+        numbered = (f"{path} ({at})" for at in count(2))
+        return next(one for one in chain([path], numbered) if one not in self._leaves)
+
     def _read(self, path: str, value: Any, depth: int) -> None:
         self._leaves[path] = _Leaf(value, False)
-        if isinstance(value, (*_VALUES, *_OPAQUE, Tensor)) or not depth or id(value) in self._seen or is_ours(value):
+        if isinstance(value, (*_VALUES, nn.Module, Tensor)) or not depth or id(value) in self._seen or is_ours(value):
             return
+        self._code.meet(value)
+        if is_code(value):
+            return
+        self._code.meet(type(value))
         self._seen.add(id(value))
         for at, part in self._parts(value):
             self._read(f"{path}{at}", part, depth - 1)
@@ -93,16 +122,27 @@ class KeptState:
     def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             self._contents.append((value, dict(value)))
-            yield from [(f"[{key!r}]", part) for key, part in list(value.items())]
+            yield from [(f"[{key!r}]", part) for key, part in list(dict.items(value))]
         elif isinstance(value, list | tuple):
             if isinstance(value, list):
                 self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(value)]
         elif isinstance(value, set):
             self._contents.append((value, set(value)))
+        elif isinstance(value, deque):
+            self._contents.append((value, list(value)))
+            yield from [(f"[{at}]", part) for at, part in enumerate(list(value))]
+        elif isinstance(value, MethodType):
+            yield ".__self__", value.__self__
+        elif isinstance(value, partial):
+            yield from ((".args", value.args), (".keywords", value.keywords))
         elif isinstance(held := getattr(value, "__dict__", None), dict):
             self._contents.append((held, dict(held)))
             yield from [(f".{name}", part) for name, part in list(held.items())]
+        elif hasattr(type(value), "__slots__") and not is_library(value):
+            slots = SlotAttributes("", value)
+            self._contents.append((slots, slots.read()))
+            yield from [(f".{name}", part) for name, part in slots.read().items()]
 
     def _copy_tensors(self) -> None:
         tensors = {id(leaf.value): leaf.value for leaf in self._leaves.values() if _can_copy(leaf.value)}
@@ -153,16 +193,20 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _restore(container: Any, copy: Any) -> None:
-    """Write back a container, entry by entry: another thread may be reading it."""
-    if isinstance(container, dict):
-        for key in [key for key in container if key not in copy]:
+    """Write back a container, entry by entry: another thread may be reading it. What is code by now stays."""
+    if isinstance(container, Variables):
+        container.restore(copy)
+    elif isinstance(container, dict):
+        for key in [key for key, value in dict.items(container) if key not in copy and not is_code(value)]:
             del container[key]
         for key, value in copy.items():
-            if container.get(key, _ABSENT) is not value:
+            now = dict.get(container, key, _ABSENT)
+            if now is not value and not is_code(now):
                 container[key] = value
-    elif isinstance(container, list):
+    elif isinstance(container, list | deque):
         if len(container) != len(copy) or any(now is not value for now, value in zip(container, copy, strict=True)):
-            container[:] = copy
+            container.clear()
+            container.extend(copy)
     elif container != copy:
         container.clear()
         container |= copy

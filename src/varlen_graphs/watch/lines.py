@@ -54,9 +54,9 @@ def user_lines() -> Iterator[Line]:
         file = frame.f_code.co_filename
         if not file.startswith(_LIBRARIES):
             found = True
-            yield _line(frame, frame.f_lineno)
+            yield line_of(frame, frame.f_lineno)
         elif file.startswith(_TORCH_MODULES) and frame.f_code.co_name == "forward":
-            of_torch = of_torch or _line(frame, frame.f_lineno)
+            of_torch = of_torch or line_of(frame, frame.f_lineno)
         elif file.startswith(_DOCTOR) and (found or of_torch):
             if not found and of_torch:
                 yield of_torch
@@ -78,12 +78,13 @@ def raising_line(trace: TracebackType | None) -> Line:
     line = UNKNOWN_LINE
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
-            line = _line(trace.tb_frame, trace.tb_lineno)
+            line = line_of(trace.tb_frame, trace.tb_lineno)
         trace = trace.tb_next
     return line
 
 
-def _line(frame: FrameType, number: int) -> Line:
+def line_of(frame: FrameType, number: int) -> Line:
+    """Return a line of a frame; that of a comprehension is one of the function around it."""
     inside: FrameType | None = frame
     while inside is not None and inside.f_code.co_name in _COMPREHENSIONS:
         inside = inside.f_back

@@ -163,7 +163,7 @@ def _of_class(kind: type, depth: int, seen: set[int]) -> Iterator[ReachableValue
         if isinstance(method, FunctionType | _lru_cache_wrapper):
             yield from _within(f"{kind.__name__}.{name}", method, depth, seen, (method, ()))
             code = getattr(method, "__code__", None)
-            new = set() if code is None else _names(code) - known
+            new = set() if code is None else names_in(code) - known
             known |= new
             names += new
 
@@ -201,7 +201,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any, Step]
         return
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
-        yield from [(f".{name}", part, partial(_in_cell, cell)) for part in _content(cell)]
+        yield from [(f".{name}", part, partial(_in_cell, cell)) for part in content(cell)]
     if function.__defaults__:
         yield ".__defaults__", function.__defaults__, attrgetter("__defaults__")
     if function.__kwdefaults__:
@@ -209,7 +209,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any, Step]
     if wrapped := vars(function).get("__wrapped__"):
         yield "", wrapped, attrgetter("__wrapped__")
     outer = function.__globals__
-    for name in sorted(_names(function.__code__) & outer.keys()):
+    for name in sorted(names_in(function.__code__) & outer.keys()):
         part = outer[name]
         if isinstance(part, _GLOBALS) or type(part).__module__ == function.__module__:
             yield f".{name}", part, partial(_global, outer, name)
@@ -219,9 +219,9 @@ _GLOBALS = (Tensor, nn.Module, list, dict, tuple, FunctionType, _lru_cache_wrapp
 """Types of globals that are searched, beside objects of classes defined in the same module."""
 
 
-def _names(code: CodeType) -> set[str]:
+def names_in(code: CodeType) -> set[str]:
     """Return the names of globals, attributes and methods in a function and in the functions nested in it."""
-    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+    return set(code.co_names).union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _attribute(name: str, value: Any) -> Any:
@@ -240,7 +240,8 @@ def _global(outer: dict[str, Any], name: str, value: Any) -> Any:
     return outer[name]
 
 
-def _content(cell: Any) -> tuple[Any, ...]:
+def content(cell: Any) -> tuple[Any, ...]:
+    """Return the value of a closure's cell, if it is set."""
     try:
         return (cell.cell_contents,)
     except ValueError:  # empty cell

@@ -1,0 +1,70 @@
+"""The form of outputs, which every rank learns from the smallest item of a call before it receives those of others."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.errors import CaptureError
+from varlen_graphs.graphs.first_run import run_first, run_on_sample
+from varlen_graphs.layout.span import Span
+from varlen_graphs.parallel.kinds import check_form
+from varlen_graphs.routing.packing import Pack
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import Parts, flatten
+from varlen_graphs.spec.part import part_of
+from varlen_graphs.spec.reading import read_layout
+
+
+def encode(executor: Executor, part: Call) -> Parts:
+    """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
+    with torch.no_grad():
+        return flatten(executor.answer(replace(part, length=0)), executor.spec.declared)
+
+
+def smallest_part(spec: BufferSpec, call: Call) -> Call:
+    """Return a call of the item, or group, with the fewest rows."""
+    layout = read_layout(spec, call)
+    few = Pack(None, min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group)))
+    return part_of(spec, call, few.layout(layout), few.spans(layout))
+
+
+def learn_form(executor: Executor, few: Call) -> Parts:
+    """Return the form of the output of a few items, the same on all ranks, with tensors that hold nothing.
+
+    Raises:
+        SpecError: The output has Python values that depend on the items.
+        CaptureError: The module keeps something of the rows, which differ from rank to rank.
+    """
+    if executor.store.lazy or executor.mode.backend(few.rows.device) is None:  # else the capture checks it
+        _check_keeps_nothing(executor, few)
+    # Two copies show Python values of the output that depend on the items, which ranks could not know.
+    layout, parts = read_layout(executor.spec, few), encode(executor, few)
+    two, span = replace(layout, items=layout.items * 2), Span.of(layout)
+    if executor.router.fits(two.items):
+        check_form(encode(executor, part_of(executor.spec, few, two, [(span, span)] * 2)), parts)
+    return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
+
+
+def _check_keeps_nothing(executor: Executor, few: Call) -> None:
+    forward, named = executor.forward, executor.mode.parts.named
+
+    def run(rows: Tensor, inputs: dict[str, Tensor]) -> Parts:
+        own = replace(few, rows=rows, inputs=inputs, length=0)
+        return flatten(forward.exact(own), executor.spec.declared)
+
+    def run_any(which: int) -> Parts:
+        """Run the real rows first, and others only if that changed something."""
+        if which == 1:
+            return run(few.rows, few.inputs)
+        return run_on_sample(run, few.rows.to(forward.row_dtype), few.inputs, forward, which)
+
+    try:
+        run_first(type(forward.module).__name__, named, forward.beside, run_any)
+    except CaptureError as error:
+        raise CaptureError(
+            f"{error}\nRanks run different items, so each would keep something else: run the module on the same real "
+            "rows on every rank before, or in one process"
+        ) from error

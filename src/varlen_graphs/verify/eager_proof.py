@@ -1,0 +1,42 @@
+"""The part of the proof that needs no graph: the declared forward, run eager on items that no budget needs to hold."""
+
+from functools import partial
+
+from varlen_graphs.errors import VerificationError
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.kernels.operator import references
+from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.verify.compare import Expected, few
+from varlen_graphs.verify.error_locator import DECLARED
+from varlen_graphs.verify.examples import permuted
+from varlen_graphs.verify.trial import TOGETHER, Example
+from varlen_graphs.watch.checked_indices import CheckedIndices
+from varlen_graphs.watch.thread_modes import run_under
+
+APART = 4
+"""Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
+
+
+def check_eager(forward: Forward, example: Example, limit: float) -> None:
+    """Check that the declared forward gives the expected output, and each of two groups of items what it gets alone.
+
+    Raises:
+        VerificationError: It does not; the message says where.
+    """
+    call, layout, expected, against, output = example
+    found = expected.furthest(output, layout, range(len(layout)), call.length)
+    if found.error > limit and found.error > example.allowed(forward, limit, output):
+        what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
+        raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED}")
+    together = Expected(output.rebuild(output.tensors), layout, call.length)
+    run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
+    for group in layout.groups[-2:]:
+        order, alone = permuted(forward.spec, call, layout, [group])
+        own = read_layout(forward.spec, alone)
+        with references():
+            parts = run(partial(forward.exact, alone))
+        found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.length)
+        if found.error > APART * limit:
+            what = f"alone, {found.where} differs by {found.error:.1e}"
+            raise VerificationError(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
