@@ -133,8 +133,11 @@ class DataParallelEncoder:
         if (form := self._forms.get(kind)) is None:
             form = self._learn(kind, smallest_part(self.encoder.spec, call))
         shares = self._shares(layout)
-        share = shares[self._ranks.own]
-        own = partial(part_of, self.encoder.spec, call, share.layout(layout), share.spans(layout))
+
+        def own() -> Call:
+            share = shares[self._ranks.own]
+            return part_of(self.encoder.spec, call, share.layout(layout), share.spans(layout))
+
         return self._run(call, layout, shares, form, own)
 
     def _meet(self, bind: Callable[[], Call]) -> tuple[Call, Kind, Layout | None]:
@@ -203,10 +206,13 @@ class DataParallelEncoder:
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         if (form := self._forms.get(kinds[0])) is None:
             form = self._learn(kinds[0], self._smallest(call, layouts))
-        # A padded batch keeps as many rows as its longest item has.
-        part = shares[self._ranks.own].layout(layout)
-        span = Span.of(part)
-        return self._run(call, layout, shares, form, lambda: part_of(self.encoder.spec, call, part, [(span, span)]))
+
+        def own() -> Call:
+            part = shares[self._ranks.own].layout(layout)
+            span = Span.of(part)  # a padded batch keeps as many rows as its longest item has
+            return part_of(self.encoder.spec, call, part, [(span, span)])
+
+        return self._run(call, layout, shares, form, own)
 
     def _smallest(self, call: Call, layouts: Sequence[Layout]) -> Call:
         """Return a call of the smallest item, or group, that any rank has, sent by that rank."""

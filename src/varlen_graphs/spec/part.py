@@ -24,7 +24,7 @@ def part_of(spec: BufferSpec, call: Call, layout: Layout, spans: Sequence[tuple[
     """
 
     def take(tensor: Tensor, extent: Extent) -> Tensor:
-        views = [extent.part(tensor, there) for there, _ in spans]
+        views = [extent.part(tensor, there._replace(length=layout.length)) for there, _ in spans]
         return torch.cat(views) if len(views) > 1 and extent.dims else views[0]
 
     inputs = {}
