@@ -87,7 +87,7 @@ from varlen_graphs.layout import (
     Windows,
 )
 from varlen_graphs.layout.options import GpuLayouts
-from varlen_graphs.spec import BufferSpec, Entries, Items, Outputs, PackedRows, Rows
+from varlen_graphs.spec import BufferSpec, Entries, Items, Outputs, PackedRows, PerCall, PerItem, PerRow, Rows
 from varlen_graphs.verify.options import Verify
 
 __version__ = "0.1.0"
@@ -121,6 +121,9 @@ __all__ = [
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",
+    "PerCall",
+    "PerItem",
+    "PerRow",
     "Pool",
     "RankError",
     "RotaryTable",

@@ -68,11 +68,7 @@ class BoundForward:
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
         rows, table, given = probe
-
-        def run(rows: Tensor, inputs: dict[str, Tensor]) -> Parts:
-            return self(rows, table, given | inputs, compiled=False)
-
-        return run_on_sample(run, rows, given, self._forward, which)
+        return run_on_sample(partial(self, table=table, compiled=False), rows, given, self._forward, which)
 
 
 @contextmanager

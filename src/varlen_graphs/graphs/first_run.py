@@ -94,13 +94,9 @@ def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def run_on_sample(
-    run: Callable[[Tensor, dict[str, Tensor]], Parts],
-    rows: Tensor,
-    inputs: dict[str, Tensor],
-    forward: Forward,
-    which: int,
+    run: Callable[..., Parts], rows: Tensor, given: dict[str, Tensor], forward: Forward, which: int
 ) -> Parts:
-    """Run a function on other rows and inputs of the same form, see `other_values`.
+    """Run a function of rows, and `given` ones beside them, on others of the same form; see `other_values`.
 
     Indices are checked first on a GPU, because the module may not have all ids that seem valid.
     """
@@ -110,13 +106,13 @@ def run_on_sample(
     )
     beside = {}
     for one in spec.inputs:
-        if one.name in inputs:
-            tensor = inputs[one.name]
+        if one.name in given:
+            tensor = given[one.name]
             beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
     ids = not all(tensor.is_floating_point() for tensor in (sample, *beside.values()))
     if sample.is_cuda and ids and which > 1:
-        return run_under(partial(run, sample, beside), CheckedIndices())
-    return run(sample, beside)
+        return run_under(partial(run, sample, given=given | beside), CheckedIndices())
+    return run(sample, given=given | beside)
 
 
 def other_values(tensor: Tensor, which: int, ids: range) -> Tensor:

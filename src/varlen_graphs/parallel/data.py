@@ -1,7 +1,6 @@
 """`DataParallelEncoder`: the items of one call, distributed over several GPUs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +13,13 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.assign import Weights, assign
-from varlen_graphs.parallel.form import encode, learn_form, smallest_part
+from varlen_graphs.parallel.form import encode, learn_form, smallest_of_all, smallest_part
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.parallel.shares import join_layouts
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.results import Collected
-from varlen_graphs.serving.row_checks import check_rows
+from varlen_graphs.serving.row_checks import check_beside, check_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, with_padding
 from varlen_graphs.spec.part import part_of
@@ -161,7 +160,9 @@ class DataParallelEncoder:
         """Sort the arguments of a call; its items are read later, because errors in them may be told to all ranks."""
         executor = self.encoder.executor
         call = executor.signature.bind(args, kwargs)
-        check_rows(executor.store, call)
+        check_rows(executor.store, call.rows.device, call.rows.dtype)
+        if call.inputs:
+            check_beside(executor.store, call)
         if (loan := executor.pool.loan) is not None:
             executor.own_borrowed(call, loan)
         return call
@@ -205,7 +206,7 @@ class DataParallelEncoder:
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         if (form := self._forms.get(kinds[0])) is None:
-            form = self._learn(kinds[0], self._smallest(call, layouts))
+            form = self._learn(kinds[0], smallest_of_all(self._ranks, self.encoder.spec, call, layouts))
 
         def own() -> Call:
             part = shares[self._ranks.own].layout(layout)
@@ -213,24 +214,6 @@ class DataParallelEncoder:
             return part_of(self.encoder.spec, call, part, [(span, span)])
 
         return self._run(call, layout, shares, form, own)
-
-    def _smallest(self, call: Call, layouts: Sequence[Layout]) -> Call:
-        """Return a call of the smallest item, or group, that any rank has, sent by that rank."""
-        sizes = {rank: min(own.group_rows) for rank, own in enumerate(layouts) if own.items}
-        owner = min(sizes, key=lambda rank: sizes[rank])
-
-        def send() -> tuple[None, tuple[Layout | None, Tensor, dict[str, Tensor]] | None]:
-            if owner != self._ranks.own:
-                return None, None
-            few = smallest_part(self.encoder.spec, call)
-            return None, (few.layout, few.rows.cpu(), {name: tensor.cpu() for name, tensor in few.inputs.items()})
-
-        sent: list[Any]
-        _, sent = self._ranks.exchange(self._device, send)
-        layout, rows, inputs = sent[owner]
-        device = call.rows.device
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-        return replace(call, rows=rows.to(device), inputs=inputs, layout=layout, original={})
 
     def _read_own(self, call: Call) -> Layout:
         """Return the items of this rank, which may be none."""

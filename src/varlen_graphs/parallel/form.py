@@ -1,14 +1,18 @@
 """The form of outputs, which every rank learns from the smallest item of a call before it receives those of others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.first_run import run_first, run_on_sample
+from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.kinds import check_form
+from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -31,6 +35,25 @@ def smallest_part(spec: BufferSpec, call: Call) -> Call:
     return part_of(spec, call, few.layout(layout), few.spans(layout))
 
 
+def smallest_of_all(ranks: Ranks, spec: BufferSpec, call: Call, layouts: Sequence[Layout]) -> Call:
+    """Return a call of the smallest item, or group, that any rank has, sent by that rank."""
+    sizes = {rank: min(own.group_rows) for rank, own in enumerate(layouts) if own.items}
+    owner = min(sizes, key=lambda rank: sizes[rank])
+    device = call.rows.device
+
+    def send() -> tuple[None, tuple[Layout | None, Tensor, dict[str, Tensor]] | None]:
+        if owner != ranks.own:
+            return None, None
+        few = smallest_part(spec, call)
+        return None, (few.layout, few.rows.cpu(), {name: tensor.cpu() for name, tensor in few.inputs.items()})
+
+    sent: list[Any]
+    _, sent = ranks.exchange(device, send)
+    layout, rows, inputs = sent[owner]
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return replace(call, rows=rows.to(device), inputs=inputs, layout=layout, original={})
+
+
 def learn_form(executor: Executor, few: Call) -> Parts:
     """Return the form of the output of a few items, the same on all ranks, with tensors that hold nothing.
 
@@ -51,8 +74,8 @@ def learn_form(executor: Executor, few: Call) -> Parts:
 def _check_keeps_nothing(executor: Executor, few: Call) -> None:
     forward, named = executor.forward, executor.mode.parts.named
 
-    def run(rows: Tensor, inputs: dict[str, Tensor]) -> Parts:
-        own = replace(few, rows=rows, inputs=inputs, length=0)
+    def run(rows: Tensor, given: dict[str, Tensor]) -> Parts:
+        own = replace(few, rows=rows, inputs=given, length=0)
         return flatten(forward.exact(own), executor.spec.declared)
 
     def run_any(which: int) -> Parts:

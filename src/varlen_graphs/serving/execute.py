@@ -20,7 +20,7 @@ from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
-from varlen_graphs.serving.row_checks import check_rows, no_rows
+from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
@@ -84,7 +84,9 @@ class Executor:
             StaleOutputError: A borrowed output came, and another thread made it invalid.
         """
         call = self.signature.bind(args, kwargs)
-        check_rows(self.store, call)
+        check_rows(self.store, call.rows.device, call.rows.dtype)
+        if call.inputs:
+            check_beside(self.store, call)
         if (loan := self.pool.loan) is not None:
             self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device):
@@ -118,7 +120,7 @@ class Executor:
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
-        if torch.is_grad_enabled() and (reason or self.mode.may_train or call.requires_grad):
+        if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
                 return self.train(call, trained)

@@ -8,14 +8,13 @@ from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.spec.call import Call
 
 
-def check_rows(store: GraphStore, call: Call) -> None:
-    """Check that the rows of a call, and the tensors beside them, have the device and dtype that the module takes.
+def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> None:
+    """Check that rows have the device and dtype that the module takes.
 
     Raises:
         InputError: Rows on another device, or of a dtype that is not cast.
         StaleGraphError: The module was moved to another device since the capture.
     """
-    device, dtype = call.rows.device, call.rows.dtype
     forward, arena = store.forward, store.capturer.arena  # which another thread may release
     name = forward.spec.packed.name
     if arena is not None:
@@ -34,7 +33,15 @@ def check_rows(store: GraphStore, call: Call) -> None:
             f"rows=PackedRows({name!r}, dtype={dtype})"
         )
 
-    for one in forward.spec.inputs if call.inputs else ():
+
+def check_beside(store: GraphStore, call: Call) -> None:
+    """Check that the tensors beside the rows of a call have the device and dtype that the module takes.
+
+    Raises:
+        InputError: One is on another GPU, or of a dtype that is not cast.
+    """
+    forward, here = store.forward, call.rows.device
+    for one in forward.spec.inputs:
         tensor, wanted = call.inputs.get(one.name), forward.input_dtype(one)
         if tensor is None:
             continue

@@ -15,7 +15,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.padded import PaddedMask
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.row_checks import check_rows, no_rows
+from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import check_description, check_inputs, parse
 
@@ -119,7 +119,9 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
         raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
     example = packed.as_argument(no_rows(executor.store))
     call = executor.signature.bind((), {**arguments, packed.name: example, spec.layout.name: layout})
-    check_rows(executor.store, call)
+    check_rows(executor.store, call.rows.device, call.rows.dtype)
+    if call.inputs:
+        check_beside(executor.store, call)
     described = dict(call.description)
     if isinstance(spec.layout, PaddedMask):  # which may be wider than what it marks
         del described[spec.layout.name]

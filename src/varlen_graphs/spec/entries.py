@@ -66,7 +66,7 @@ class Extent(ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PerRows(Extent):
+class _ByRows(Extent):
     """Base of extents with `rows // every` entries at a budget."""
 
     every: int = 1
@@ -81,7 +81,7 @@ class _PerRows(Extent):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PerItem(Extent):
+class _ByItems(Extent):
     """Base of extents with `items * rows` entries at a budget."""
 
     rows: int = 1
@@ -96,7 +96,7 @@ class _PerItem(Extent):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows(_PerRows):
+class Rows(_ByRows):
     """Tensor with one entry per `every` rows of the input, `[rows / every, ...]`.
 
     Attributes:
@@ -115,7 +115,7 @@ class Rows(_PerRows):
 
 
 @dataclasses.dataclass(frozen=True)
-class Items(_PerItem):
+class Items(_ByItems):
     """Tensor with `rows` entries per item, `[items * rows, ...]`, such as pooled vectors or queries of a resampler.
 
     Attributes:
@@ -134,7 +134,7 @@ class Items(_PerItem):
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups(_PerItem):
+class Groups(_ByItems):
     """Tensor with `rows` entries per group of items, `[groups * rows, ...]`, padding last.
 
     A `NestedColumn` defines the groups. At a budget, the tensor has room for as many groups as items.
@@ -217,7 +217,7 @@ class Entries(CountedEntries):
 
 
 @dataclasses.dataclass(frozen=True)
-class FrameRows(_PerRows, CountedEntries):
+class FrameRows(_ByRows, CountedEntries):
     """Tensor with one entry per `every` rows of a frame, pooled over the frames of each item.
 
     The tensor has `rows / every` entries at a budget, as if each item had one frame. Entries of items come first, in

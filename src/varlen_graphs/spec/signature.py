@@ -1,7 +1,7 @@
 """Sort the arguments of a call into rows, items and static arguments."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn, strided
@@ -132,14 +132,18 @@ class Signature:
                     inputs[name] = self._inputs[name].read(value, self._spec.call_extent)
             elif name != packed.name:
                 others[name] = value
-        statics, beyond = self.bind_statics(others)
+        statics, beyond = self.bind_statics(others, rows.shape, description)
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
         key = static_key(statics) if statics else ()
         return Call(rows, description, statics, key, arguments, beyond, inputs=inputs)
 
-    def bind_statics(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def bind_statics(
+        self, arguments: Mapping[str, Any], rows: Sequence[int] = (), description: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], str | None]:
         """Sort arguments that are neither rows nor items.
+
+        The shape of the rows and the description of the items, if given, tell how an undeclared tensor is declared.
 
         Returns:
             The arguments that graphs are captured for, without those at their defaults; and the reason why only the
@@ -158,8 +162,8 @@ class Signature:
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
-                    "declare it as a buffer, or as a column of the layout if it holds an integer an item (a second "
-                    "tensor with an entry a row cannot be declared: put both into one)"
+                    f"declare {self._declaration_of(name, value, rows, description or {})}, or a buffer of this name "
+                    "if it follows from the items"
                 )
             if self.takes(name):
                 if not self._is_default(name, value):
@@ -192,6 +196,20 @@ class Signature:
         computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
         takes = self._declared <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
+
+    def _declaration_of(self, name: str, value: Any, rows: Sequence[int], description: Mapping[str, Any]) -> str:
+        """Return the declaration that an undeclared tensor seems to need."""
+        if not isinstance(value, Tensor):
+            return "the tensors in it as arguments of their own, by inputs=[...] of the BufferSpec"
+        dims, items = len(self._spec.call_dims), _length(description.get(self._spec.layout.name))
+        shape = tuple(value.shape)
+        kind, rest = "PerCall", shape
+        if shape and rows and shape[:dims] == tuple(rows[:dims]):
+            kind, rest = "PerRow", shape[dims:]
+        elif shape and shape[0] == items:
+            kind, rest = "PerItem", shape[1:]
+        own = "" if value.dtype.is_floating_point else f", dtype={value.dtype}"
+        return f"inputs=[vg.{kind}({name!r}, {rest}{own})] in the BufferSpec"
 
     def _original_takes(self, name: str) -> bool:
         """Return True if an argument that the captured forward lacks could go to the module itself."""
@@ -256,3 +274,11 @@ class Signature:
                 f"{packed.name} is {list(shape)}: expected {packed.describe(dims, packed.shape)}, "
                 f"{self._spec.call_rows_are}"
             )
+
+
+def _length(value: Any) -> int:
+    """Return the number of items that a description has; -1 if it does not tell."""
+    try:
+        return len(value)
+    except TypeError:
+        return -1
