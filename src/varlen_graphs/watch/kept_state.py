@@ -1,5 +1,6 @@
 """What a module keeps between runs, copied, so that runs can be compared by what they leave behind, and undone."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import accumulate
@@ -66,7 +67,10 @@ class KeptState:
         for leaf in self._leaves.values():
             if leaf.copy is not None and not _same_bits(local_tensor(leaf.value), leaf.copy):
                 with torch.inference_mode(leaf.value.is_inference()), torch.no_grad():
-                    local_tensor(leaf.value).copy_(leaf.copy)
+                    tensor = local_tensor(leaf.value)
+                    if tensor.shape != leaf.copy.shape:  # resized in place
+                        tensor.resize_(leaf.copy.shape)
+                    tensor.copy_(leaf.copy)
 
     def _read_module(self, start: str, part: nn.Module) -> None:
         if isinstance(part, torch.jit.ScriptModule):  # makes its tensors anew whenever it is asked
@@ -94,8 +98,8 @@ class KeptState:
         if isinstance(value, dict):
             self._contents.append((value, dict(value)))
             yield from [(f"[{key!r}]", part) for key, part in list(value.items())]
-        elif isinstance(value, list | tuple):
-            if isinstance(value, list):
+        elif isinstance(value, list | tuple | deque):
+            if not isinstance(value, tuple):
                 self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(value)]
         elif isinstance(value, set):
@@ -160,9 +164,13 @@ def _restore(container: Any, copy: Any) -> None:
         for key, value in copy.items():
             if container.get(key, _ABSENT) is not value:
                 container[key] = value
-    elif isinstance(container, list):
+    elif isinstance(container, list | deque):
         if len(container) != len(copy) or any(now is not value for now, value in zip(container, copy, strict=True)):
-            container[:] = copy
+            if isinstance(container, list):
+                container[:] = copy
+            else:
+                container.clear()
+                container.extend(copy)
     elif container != copy:
         container.clear()
         container |= copy
