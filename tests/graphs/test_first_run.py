@@ -3,6 +3,7 @@
 import copy
 import itertools
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ class Keeping(nn.Module):
         self.linear = nn.Linear(8, 8)
         self.ready, self.factor = False, 1.0
         self.shift, self.box, self.shifts = None, [torch.zeros(8)], {}
+        self.queue, self.scratch = deque([torch.zeros(8)], maxlen=1), torch.zeros(0)
         self.keep, self.always = keep, always
         self.requires_grad_(False)
 
@@ -31,7 +33,8 @@ class Keeping(nn.Module):
         if self.always or not self.ready:
             self.keep(self, x)
             self.ready = True
-        x = self.linear(x - self.mean - self.loc - self.box[0]) * self.factor
+        x = self.linear(x - self.mean - self.loc - self.box[0] - self.queue[0]) * self.factor
+        x = x - self.scratch.sum()
         return x if self.shift is None else x - self.shift
 
 
@@ -65,6 +68,14 @@ def into_list_in_place(module, x):
     module.box[0].copy_(x.mean(0))
 
 
+def into_deque(module, x):
+    module.queue.append(x.mean(0))
+
+
+def resized(module, x):
+    module.scratch.resize_(8).copy_(x.mean(0))
+
+
 def running(module, x):
     module.mean.lerp_(x.mean(0), 0.1)
 
@@ -77,6 +88,8 @@ FIRST = {
     as_number: "'factor'",
     into_list: "'box[0]'",
     into_list_in_place: "'box[0]'",
+    into_deque: "'queue[0]'",
+    resized: "'scratch'",
 }
 
 
@@ -94,6 +107,8 @@ def test_what_the_first_rows_initialise_is_refused_by_name_and_left_as_it_was(ke
     assert all(equal_bits(a, b) for a, b in zip(module.state_dict().values(), alone.state_dict().values(), strict=True))
     assert (module.ready, module.factor, module.shift) == (False, 1.0, None)
     assert not module.box[0].any()
+    assert not module.queue[0].any()
+    assert not module.scratch.numel()
     expected = alone(rows)
     assert equal_bits(encoder.eager(rows, lengths=[6]), expected)  # which initialises it by real rows
     assert distance(encoder(rows, lengths=[6]), expected) < 1e-6

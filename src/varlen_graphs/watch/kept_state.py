@@ -74,7 +74,10 @@ class KeptState:
         for leaf in self._leaves.values():
             if leaf.copy is not None and not _same_bits(local_tensor(leaf.value), leaf.copy):
                 with torch.inference_mode(leaf.value.is_inference()), torch.no_grad():
-                    local_tensor(leaf.value).copy_(leaf.copy)
+                    tensor = local_tensor(leaf.value)
+                    if tensor.shape != leaf.copy.shape:  # resized in place
+                        tensor.resize_(leaf.copy.shape)
+                    tensor.copy_(leaf.copy)
 
     def _read_module(self, start: str, part: nn.Module) -> None:
         if isinstance(part, torch.jit.ScriptModule):  # makes its tensors anew whenever it is asked
@@ -205,8 +208,11 @@ def _restore(container: Any, copy: Any) -> None:
                 container[key] = value
     elif isinstance(container, list | deque):
         if len(container) != len(copy) or any(now is not value for now, value in zip(container, copy, strict=True)):
-            container.clear()
-            container.extend(copy)
+            if isinstance(container, list):
+                container[:] = copy
+            else:
+                container.clear()
+                container.extend(copy)
     elif container != copy:
         container.clear()
         container |= copy
