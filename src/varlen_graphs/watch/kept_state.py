@@ -123,16 +123,17 @@ class KeptState:
             self._read(f"{path}{at}", part, depth - 1)
 
     def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            self._contents.append((value, dict(value)))
+        kind = type(value)  # an object may claim to be of another class
+        if issubclass(kind, dict):
+            self._contents.append((value, dict(dict.items(value))))
             yield from [(f"[{key!r}]", part) for key, part in list(dict.items(value))]
-        elif isinstance(value, list | tuple):
-            if isinstance(value, list):
+        elif issubclass(kind, list | tuple):
+            if issubclass(kind, list):
                 self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(value)]
-        elif isinstance(value, set):
+        elif issubclass(kind, set):
             self._contents.append((value, set(value)))
-        elif isinstance(value, deque):
+        elif issubclass(kind, deque):
             self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(list(value))]
         elif isinstance(value, MethodType):
