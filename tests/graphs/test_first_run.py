@@ -215,3 +215,36 @@ def test_the_check_costs_a_module_that_keeps_nothing_no_run():
     encoder = encoder_of(Counting(8, 8), budgets=[64], verify=vg.Verify(prove=False))
     encoder(rows_for([6]), lengths=[6])
     assert next(runs) == 2 + 3  # the probes, and two runs and the capture of the budget
+
+
+class Warms(nn.Linear):
+    """Doubles the rows of its first calls."""
+
+    def __init__(self, calls, doubles=True):
+        super().__init__(8, 8)
+        self.left, self.doubles = calls, doubles
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        doubles = self.left > 0 and self.doubles
+        self.left -= 1
+        return super().forward(2 * x if doubles else x)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_module_whose_first_calls_differ_is_refused_until_it_has_settled(calls):
+    module, rows = Warms(calls).eval(), rows_for([6])
+    encoder = encoder_of(module)
+    with pytest.raises(vg.CaptureError, match="Warms gives another output for the same rows after its first few runs"):
+        encoder(rows, lengths=[6])
+    assert module.left == calls
+    for _ in range(calls):
+        encoder.eager(rows, lengths=[6])
+    assert distance(encoder(rows, lengths=[6]), module(rows)) < 1e-6
+    assert encoder.stats.replays.total() == 1
+
+
+def test_a_module_that_counts_its_calls_and_gives_the_same_output_is_captured():
+    encoder, rows = encoder_of(Warms(2, doubles=False).eval()), rows_for([6])
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    assert encoder.stats.replays.total() == 1

@@ -22,6 +22,9 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 HEADER = 4
 """Number of integers in front of the item table."""
 
+LARGE = 1e4
+"""Number in padding for modules that look for large ones, and for no infinities. Half precision holds it."""
+
 PROBE_ROWS = 16
 """Rows of an item in a probe, which shows the form of a module's outputs."""
 
@@ -93,9 +96,12 @@ class Arena:
             )
 
     def poison(self) -> None:
-        """Overwrite floating rows with NaN."""
+        """Overwrite floating rows with NaN, infinities and a large number in turn: modules may look for any of them."""
         if self.rows.is_floating_point():
             poison(self.rows)
+            if self.rows.dtype.itemsize > 1:  # some types of one byte have no infinity
+                for at, value in enumerate((torch.inf, -torch.inf, LARGE), start=1):
+                    self.rows[at::4].fill_(value)
 
     def fill(self, rows: Tensor) -> None:
         """Overwrite floating rows with those of a call, repeated. Queued on the current stream; no sync."""

@@ -252,12 +252,6 @@ class WeightNormalized(Base):
 
 
 @case("fine")
-class DerivativeOfRows(Base):
-    def forward(self, x):
-        return torch.func.jvp(self.proj, (x,), (x * 2,))[1]
-
-
-@case("fine")
 class MixesExpertsOfRows(Base):
     """The best two experts of each row, all of them run."""
 
