@@ -1,6 +1,7 @@
 """`use_attention`: one thread runs a model with our attention, and no other thread sees anything of it."""
 
 import copy
+import gc
 import json
 import pickle
 import threading
@@ -108,6 +109,85 @@ def test_the_generic_recipe_changes_nothing_for_other_threads():
         watching.result()
     assert seen == {name}
     assert vars(tower.config) == before
+
+
+def test_the_class_of_the_config_is_as_before_after_the_last_encoder():
+    class Config(type(qwen3_vl_tower().config)):
+        """A class that no other test uses."""
+
+    def tower():
+        made = qwen3_vl_tower()
+        made.config.__class__ = Config
+        return made
+
+    first, second = tower(), tower()
+    before, inherited = vars(Config).copy(), Config._attn_implementation
+    encoders = [vg.recipes.generic(one, budgets=[128], backend="tape") for one in (first, second)]
+    for encoder in encoders:
+        assert distance(encoder(pixels(GRID), grid_thw=GRID), run(encoder.module)) < 1e-5
+    del encoder, encoders[0]
+    gc.collect()
+    assert distance(encoders[0](pixels(GRID), grid_thw=GRID), run(second)) < 1e-5
+    assert Config._attn_implementation is not inherited
+    encoders.clear()
+    gc.collect()
+    assert vars(Config).keys() == before.keys()
+    assert Config._attn_implementation is inherited
+    with use_attention(first):
+        pass
+    assert Config._attn_implementation is not inherited  # for the next block
+    del first
+    gc.collect()
+    assert Config._attn_implementation is inherited
+
+
+def test_a_class_with_a_property_of_its_own_gets_it_back():
+    class Config(type(qwen3_vl_tower().config)):
+        _attn_implementation = property(lambda config: "sdpa", lambda config, name: None)
+
+    own, tower = Config._attn_implementation, qwen3_vl_tower()
+    tower.config.__class__ = Config
+    with use_attention(tower):
+        assert Config._attn_implementation is not own
+    del tower
+    gc.collect()
+    assert Config._attn_implementation is own
+
+
+def test_a_property_that_others_have_replaced_since_stays():
+    class Config(type(qwen3_vl_tower().config)):
+        pass
+
+    tower = qwen3_vl_tower()
+    tower.config.__class__ = Config
+    with use_attention(tower):
+        pass
+    Config._attn_implementation = others = property(Config._attn_implementation.fget)
+    del tower
+    gc.collect()
+    assert Config._attn_implementation is others
+
+
+def test_encoders_that_come_and_go_in_threads_leave_the_class_as_before():
+    class Config(type(qwen3_vl_tower().config)):
+        pass
+
+    inherited = Config._attn_implementation
+
+    def work(_):
+        tower = qwen3_vl_tower()
+        tower.config.__class__ = Config
+        expected = run(tower)
+        for _ in range(3):
+            with use_attention(tower):
+                ours = tower.config._attn_implementation
+                assert distance(run(tower), expected) < 1e-5
+            assert tower.config._attn_implementation != ours
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(12)))
+    gc.collect()
+    assert Config._attn_implementation is inherited
 
 
 def test_compiled_code_uses_the_attention_of_its_block():

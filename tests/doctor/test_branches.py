@@ -141,3 +141,15 @@ def test_a_comprehension_around_a_function_decides_nothing_inside_of_it():
         return [step(x) for step in steps]
 
     assert not branches(Of(forward))
+
+
+def test_a_loop_is_named_though_an_operation_of_its_lines_runs_in_one_turn_only():
+    def forward(m, x, lengths):
+        start, parts = 0, []
+        for at in range(len(lengths)):
+            number = x[at].sum()
+            parts.append(x[at] * (start + number))  # the first sum is of a number and a tensor
+            start += number
+        return torch.stack(parts)
+
+    assert branches(Of(forward)) == ["for at in range(len(lengths)):"]

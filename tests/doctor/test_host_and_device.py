@@ -32,6 +32,18 @@ def made_on_the_device(m, x, n):
     return x + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
 
 
+def made_empty_on_the_device(m, x, n):
+    return torch.cat([torch.tensor([], device=x.device), x, x.new_tensor([])]) * 2
+
+
+def cast_like_a_device_tensor(m, x, n):
+    return x + torch.tensor(2).type_as(x)
+
+
+def cast_like_a_host_tensor(m, x, n):
+    return x.type_as(torch.ones(3))
+
+
 def copied_to_the_device(m, x, n):
     return x + torch.as_tensor(torch.ones(4), device=x.device)
 
@@ -98,6 +110,8 @@ FINDS = {
     arange_between_tensors: ["host sync", "copy to device"], full_of_a_tensor: ["host sync", "copy to device"],
     moved_to_the_host: ["copy to host"], moved_to_a_host_tensor: ["copy to host"],
     made_on_the_device: ["copy to device"], copied_to_the_device: ["copy to device"],
+    made_empty_on_the_device: [], cast_like_a_device_tensor: ["copy to device"],
+    cast_like_a_host_tensor: ["copy to host"],
     made_where_a_host_tensor_is: [], made_where_the_name_says: [], new_on_the_host: [], moved_to_its_own_device: [],
     reduced_by_lengths: ["host sync"], reduced_unsafely: [], histogram: ["host sync"], histogram_between: [],
     sampled: ["host sync"], one_hot: [], one_hot_by_the_largest: ["host sync"], quantile: [],

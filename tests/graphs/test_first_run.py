@@ -3,6 +3,7 @@
 import copy
 import itertools
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ class Keeping(nn.Module):
         self.linear = nn.Linear(8, 8)
         self.ready, self.factor = False, 1.0
         self.shift, self.box, self.shifts = None, [torch.zeros(8)], {}
+        self.queue, self.scratch = deque([torch.zeros(8)], maxlen=1), torch.zeros(0)
         self.keep, self.always = keep, always
         self.requires_grad_(False)
 
@@ -31,7 +33,8 @@ class Keeping(nn.Module):
         if self.always or not self.ready:
             self.keep(self, x)
             self.ready = True
-        x = self.linear(x - self.mean - self.loc - self.box[0]) * self.factor
+        x = self.linear(x - self.mean - self.loc - self.box[0] - self.queue[0]) * self.factor
+        x = x - self.scratch.sum()
         return x if self.shift is None else x - self.shift
 
 
@@ -65,6 +68,14 @@ def into_list_in_place(module, x):
     module.box[0].copy_(x.mean(0))
 
 
+def into_deque(module, x):
+    module.queue.append(x.mean(0))
+
+
+def resized(module, x):
+    module.scratch.resize_(8).copy_(x.mean(0))
+
+
 def running(module, x):
     module.mean.lerp_(x.mean(0), 0.1)
 
@@ -77,6 +88,8 @@ FIRST = {
     as_number: "'factor'",
     into_list: "'box[0]'",
     into_list_in_place: "'box[0]'",
+    into_deque: "'queue[0]'",
+    resized: "'scratch'",
 }
 
 
@@ -94,6 +107,8 @@ def test_what_the_first_rows_initialise_is_refused_by_name_and_left_as_it_was(ke
     assert all(equal_bits(a, b) for a, b in zip(module.state_dict().values(), alone.state_dict().values(), strict=True))
     assert (module.ready, module.factor, module.shift) == (False, 1.0, None)
     assert not module.box[0].any()
+    assert not module.queue[0].any()
+    assert not module.scratch.numel()
     expected = alone(rows)
     assert equal_bits(encoder.eager(rows, lengths=[6]), expected)  # which initialises it by real rows
     assert distance(encoder(rows, lengths=[6]), expected) < 1e-6
@@ -200,3 +215,36 @@ def test_the_check_costs_a_module_that_keeps_nothing_no_run():
     encoder = encoder_of(Counting(8, 8), budgets=[64], verify=vg.Verify(prove=False))
     encoder(rows_for([6]), lengths=[6])
     assert next(runs) == 2 + 3  # the probes, and two runs and the capture of the budget
+
+
+class Warms(nn.Linear):
+    """Doubles the rows of its first calls."""
+
+    def __init__(self, calls, doubles=True):
+        super().__init__(8, 8)
+        self.left, self.doubles = calls, doubles
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        doubles = self.left > 0 and self.doubles
+        self.left -= 1
+        return super().forward(2 * x if doubles else x)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_module_whose_first_calls_differ_is_refused_until_it_has_settled(calls):
+    module, rows = Warms(calls).eval(), rows_for([6])
+    encoder = encoder_of(module)
+    with pytest.raises(vg.CaptureError, match="Warms gives another output for the same rows after its first few runs"):
+        encoder(rows, lengths=[6])
+    assert module.left == calls
+    for _ in range(calls):
+        encoder.eager(rows, lengths=[6])
+    assert distance(encoder(rows, lengths=[6]), module(rows)) < 1e-6
+    assert encoder.stats.replays.total() == 1
+
+
+def test_a_module_that_counts_its_calls_and_gives_the_same_output_is_captured():
+    encoder, rows = encoder_of(Warms(2, doubles=False).eval()), rows_for([6])
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    assert encoder.stats.replays.total() == 1

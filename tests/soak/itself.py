@@ -34,7 +34,7 @@ class Itself(Encoder):
         x = x[real] if batch else x.squeeze(0) if case.rows_dim else x
         kinds, groups = self.kinds(kind, len(items))
         if max(map(math.prod, items)) > self.most or min(kinds) < self.least:
-            raise ValueError(f"items {items} of kinds {kinds}")
+            raise RuntimeError(f"items {items} of kinds {kinds} are not for this module")
         places = Places.of(items, kinds, groups, case.merge)
         x = self.embed(x)
         x = x.flip(-1) if flip else x

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import warnings
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -16,6 +17,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.encoders import encoder_of, rows_for
 from tests.support.towers import distance
+from varlen_graphs.graphs.capturer import MOST_SETS, TOO_MANY_SETS
 from varlen_graphs.spec.statics import json_statics, static_key
 
 
@@ -168,13 +170,48 @@ def test_a_list_like_the_default_is_the_default_and_another_is_refused():
             encoder(rows, lengths=[6], by=other)
 
 
+def test_ever_new_values_are_captured_up_to_a_limit_and_run_eager_beyond():
+    encoder, rows = encoder_of(Scaling()), rows_for([6])
+    for by in range(MOST_SETS):
+        encoder(rows, lengths=[6], by=0.5 + by)
+    with pytest.warns(
+        UserWarning, match=r"16 sets of static arguments have graphs, and Scaling .*: by=99.5, after 16 other values\."
+    ):
+        encoder(rows, lengths=[6], by=99.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for by in range(100, 120):
+            assert torch.equal(encoder(rows, lengths=[6], by=by), encoder.eager(rows, lengths=[6], by=by))
+    assert encoder.stats.eager == {TOO_MANY_SETS: 21}
+    encoder(rows, lengths=[6], by=0.5)  # has graphs
+    assert len(encoder.executor.store.sets) == MOST_SETS
+    assert "\n  by=0.5\n  by=1.5\n" in encoder.report()
+    encoder.capture(by=7)(rows, lengths=[6], by=7)
+    assert encoder.stats.replays.total() == MOST_SETS + 2
+    encoder.release()
+    encoder(rows, lengths=[6], by=99.5)
+    assert encoder.stats.eager == {TOO_MANY_SETS: 21}
+
+
+def test_items_that_no_budget_holds_are_an_error_beyond_the_limit_too():
+    encoder = encoder_of(Scaling(), on_miss="error")
+    for by in range(MOST_SETS):
+        encoder(rows_for([6]), lengths=[6], by=by)
+    with pytest.raises(vg.BudgetError):
+        encoder(rows_for([300]), lengths=[300], by=99)
+
+
 def test_requests_for_ever_new_values_are_bounded():
     encoder, rows = encoder_of(Scaling(), capture=vg.Capture(lazy=True)), rows_for([6])
     for _ in range(3):
         encoder(rows, lengths=[6], by=7)
     for by in range(8, 300):
         encoder(rows, lengths=[6], by=by)
-    assert len(encoder.capture_wanted(None)) < 2 * 100
+    assert len(encoder.capture_wanted(None)) == len(encoder.executor.store.sets) == MOST_SETS
+    assert not encoder.capture_wanted(None)
+    assert encoder.stats.eager == {"not captured yet": encoder.stats.calls}
+    encoder(rows, lengths=[6], by=300)
+    assert encoder.stats.eager[TOO_MANY_SETS] == 1
     before = encoder.stats.replays.total()
     encoder(rows, lengths=[6], by=7)  # requested most
     assert encoder.stats.replays.total() == before + 1

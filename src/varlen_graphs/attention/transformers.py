@@ -1,5 +1,7 @@
 """`varlen_attention` inside unmodified transformers models."""
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -71,23 +73,28 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention)
 _USING: ContextVar[tuple[int, ...]] = ContextVar("_USING", default=())
 """Ids of the configs whose attention is `varlen_attention` in this thread."""
 
-_GETTERS: set[Callable[[Any], Any]] = set()
-"""Getters of the classes whose configs ask the thread."""
+_LOCK = threading.RLock()  # the garbage collector may end a user in a thread that holds it
+_JOINED: set[tuple[int, int]] = set()
+"""Ids of users, and of the properties that stay for them."""
 
 
 @contextmanager
-def use_attention(module: Any) -> Iterator[None]:
+def use_attention(module: Any, user: Any = None) -> Iterator[None]:
     """Run an unmodified transformers model with `varlen_attention` inside a `with` block, in this thread only.
 
     Nothing of the model changes: in this thread, its config names `varlen_attention` as its attention. Transformers
     4.57 knows only one name, that of FlashAttention 2, whose function then is `varlen_attention` in this thread.
 
+    For this, the class of the config gets a property that asks the thread, which stays for the next block, as long as
+    `user` lives. After the last user the class is as before, unless others have changed the property since.
+
     Args:
         module: A tower, or a model all of whose parts pack their items: attention raises `InputError` in other parts.
+        user: An object that lives as long as blocks may follow; by default the config.
     """
     parts = _with_parts(module.config)
     for kind in {type(part) for part in parts}:
-        _ask_thread(kind)
+        _ask_thread(kind, module.config if user is None else user)
     if not _any_flash_name() and not isinstance(ALL_ATTENTION_FUNCTIONS[_EXACT_NAME], _ByThread):
         ALL_ATTENTION_FUNCTIONS[_EXACT_NAME] = _ByThread(ALL_ATTENTION_FUNCTIONS[_EXACT_NAME])
     token = _USING.set((*_USING.get(), *map(id, parts)))
@@ -102,21 +109,62 @@ def _using() -> tuple[int, ...]:
     return _USING.get()
 
 
-def _ask_thread(kind: Any) -> None:
-    """Let configs of a class name the attention that the thread uses; done once, and without effect on other threads.
+class _AsksThread(property):
+    """Property of a config class that names the attention that the thread uses.
+
+    Attributes:
+        kind: The class.
+        own: The property that it replaces; `None` if the class inherited it.
+        users: Number of objects that it stays for.
+    """
+
+    kind: Any
+    own: property | None
+    users: int
+
+
+def _ask_thread(kind: Any, user: Any) -> None:
+    """Let configs of a class name the attention that the thread uses, while a user lives.
 
     Through the property of the class, because nothing of a config may change while other threads run its model.
+    Without effect on other threads.
     """
-    own = kind._attn_implementation
-    if own.fget in _GETTERS:
+    found = kind._attn_implementation
+    if isinstance(found, _AsksThread) and (id(user), id(found)) in _JOINED:  # nearly always
         return
+    with _LOCK:
+        found = kind._attn_implementation
+        asks = found if isinstance(found, _AsksThread) else _asking(kind, found)
+        asks.users += 1
+        _JOINED.add((id(user), id(asks)))
+        weakref.finalize(user, _leave, id(user), asks).atexit = False
+        if asks is not found:
+            kind._attn_implementation = asks
+
+
+def _asking(kind: Any, found: property) -> _AsksThread:
     name = ATTENTION if _any_flash_name() else _EXACT_NAME
+    get: Callable[[Any], Any] = found.fget  # type: ignore[assignment]
 
     def attention(config: Any) -> Any:
-        return name if (using := _using()) and id(config) in using else own.fget(config)
+        return name if (using := _using()) and id(config) in using else get(config)
 
-    _GETTERS.add(attention)
-    kind._attn_implementation = property(attention, own.fset)
+    asks = _AsksThread(attention, found.fset)
+    asks.kind, asks.own, asks.users = kind, vars(kind).get("_attn_implementation"), 0
+    return asks
+
+
+def _leave(user: int, asks: _AsksThread) -> None:
+    """Restore the property of a class after its last user."""
+    with _LOCK:
+        _JOINED.discard((user, id(asks)))
+        asks.users -= 1
+        if asks.users or vars(asks.kind).get("_attn_implementation") is not asks:
+            return
+        if asks.own is None:
+            del asks.kind._attn_implementation
+        else:
+            asks.kind._attn_implementation = asks.own
 
 
 class _ByThread:

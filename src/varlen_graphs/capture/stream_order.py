@@ -1,17 +1,15 @@
 """The order of GPU work that uses one memory from several streams and threads."""
 
 import threading
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 
+OpenBlock = tuple[torch.cuda.Stream | None, int, Optional["OpenBlock"]]
+"""Stream, thread and outer block of a block that is open, or that an interrupt ended before its end was recorded.
 
-class _OpenBlock(NamedTuple):
-    """A block that is open, or that an interrupt ended before its end could be recorded."""
-
-    stream: torch.cuda.Stream | None
-    thread: int
-    outer: Optional["_OpenBlock"]
+A plain tuple, because every call makes one.
+"""
 
 
 class StreamOrder:
@@ -29,41 +27,42 @@ class StreamOrder:
         self.device: torch.device | None = None
         self.read_on: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
-        self._open: _OpenBlock | None = None
+        self._open: OpenBlock | None = None
 
     def __enter__(self) -> None:
-        stream, outer, thread = None, self._open, threading.get_ident()
-        if self.device is not None and self.device.type == "cuda":
-            stream = current_stream(self.device)
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            if not self._done.query():  # querying is cheaper than waiting for an event that is done
-                stream.wait_event(self._done)
-            if self.read_on is not None and self.read_on != stream:
-                stream.wait_stream(self.read_on)
-            while outer is not None:
-                follow(stream, outer.stream)
-                if outer.thread == thread:
-                    break
-                outer = outer.outer  # under the lock there is no other thread: an interrupt left it
-        self._open = _OpenBlock(stream, thread, outer)
+        if self.device is None or self.device.type != "cuda":
+            self._open = None, 0, self._open
+            return
+        stream, thread, outer = current_stream(self.device), threading.get_ident(), self._open
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        if not self._done.query():  # querying is cheaper than waiting for an event that is done
+            stream.wait_event(self._done)
+        if self.read_on is not None and self.read_on != stream:
+            stream.wait_stream(self.read_on)
+        while outer is not None:
+            follow(stream, outer[0])
+            if outer[1] == thread:
+                break
+            outer = outer[2]  # under the lock there is no other thread: an interrupt left it
+        self._open = stream, thread, outer
 
     def __exit__(self, *error: object) -> None:
-        block = self._open
-        assert block is not None  # noqa: S101 - it was entered
-        if block.stream is not None and self._done is not None:
-            if block.outer is not None:  # ends after this block, and with the event that counts
-                follow(block.outer.stream, block.stream)
-            self._done.record(block.stream)
-        self._open = block.outer
+        assert self._open is not None  # noqa: S101 - it was entered
+        stream, _, outer = self._open
+        if stream is not None and self._done is not None:
+            if outer is not None:  # ends after this block, and with the event that counts
+                follow(outer[0], stream)
+            self._done.record(stream)
+        self._open = outer
 
     def synchronize(self) -> None:
         """Wait on the host for the end of all blocks, and for what is queued on the streams of open ones."""
         block = self._open
         while block is not None:
-            if block.stream is not None:
-                block.stream.synchronize()
-            block = block.outer
+            stream, _, block = block
+            if stream is not None:
+                stream.synchronize()
         if self._done is not None:
             self._done.synchronize()
 

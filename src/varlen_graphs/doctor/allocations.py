@@ -36,6 +36,7 @@ class Allocations:
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._made: dict[int, Allocation] = {}
+        self._made_on_host: dict[int, tuple[Line, str]] = {}
         self._unexamined: set[int] = set()
         self._from_data: set[int] = set()  # storages with results computed from contents of the call's tensors
 
@@ -60,6 +61,16 @@ class Allocations:
     def drop(self, tensor: Tensor) -> None:
         """Drop a tensor, so that it does not count as kept."""
         self._made.pop(storage_key(tensor), None)
+
+    def add_on_host(self, tensor: Tensor, line: Line, path: str) -> None:
+        """Add a tensor of the host, made at a line by the submodule at a path. It does not count as kept."""
+        self.drop(tensor)
+        self._made_on_host.setdefault(storage_key(tensor), (line, path))
+
+    def places(self) -> dict[int, tuple[Line, str]]:
+        """Return where living tensors were made, by `storage_key`: the line, and the path of the submodule."""
+        living = {key: (made.line, made.module) for key, made in self._made.items() if made.storage() is not None}
+        return self._made_on_host | living
 
     def alive(self) -> list[Allocation]:
         """Return the allocations that are still alive."""

@@ -34,6 +34,12 @@ def deciding_control(line: Line, steady: Set[int]) -> Control | None:
     return around[-1] if around and isinstance(around[-1], _EXPRESSIONS) else None
 
 
+def is_turn(line: Line) -> bool:
+    """Return True if a loop, and nothing in it, decides how often a line runs."""
+    around = controls_around(line)
+    return bool(around) and isinstance(around[-1], ast.For | ast.While) and around[-1].lineno != line.number
+
+
 def exit_before(line: Line) -> Line:
     """Return the line of the last branch before a line that leaves its function or loop; the line itself if none."""
     first = function_around(line)

@@ -172,7 +172,6 @@ def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunRecord) -> list[Occurrence]:
     """Find parameters, buffers and other tensors it had read before, that a run replaced by other memory."""
     registered = {name for name, _ in chain(module.named_parameters(), module.named_buffers())}
-    made = {storage._cdata: own for own in run.kept if (storage := own.storage()) is not None}
     now: dict[str, list[int]] = {}
     for name, tensor in _state(module):
         now.setdefault(name, []).append(storage_key(tensor))
@@ -181,8 +180,7 @@ def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunR
         counts = name in registered or f"the module's {name}" in run.used
         keys = now.get(name, [])  # several in a cache of a function
         if counts and keys and storage_key(tensor) not in keys:
-            own = made.get(keys[-1])
-            line, path = (own.line, own.module) if own else (_forward_line(module), "")
+            line, path = run.places.get(keys[-1], (_forward_line(module), ""))
             replaced.append(Occurrence("state written", f"it replaces the module's {name}", line, path))
     return replaced
 

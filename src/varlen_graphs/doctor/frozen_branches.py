@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from varlen_graphs.doctor.branches import Control, controls_around, deciding_control, exit_before, function_around
+from varlen_graphs.doctor.branches import (
+    Control,
+    controls_around,
+    deciding_control,
+    exit_before,
+    function_around,
+    is_turn,
+)
 from varlen_graphs.doctor.frozen import ObservedCall
 from varlen_graphs.doctor.run_record import CallSite, Occurrence
 from varlen_graphs.watch.lines import Line
@@ -20,11 +27,13 @@ def frozen_branches(calls: Sequence[ObservedCall]) -> list[Occurrence]:
         as_often = len({_count(call, site) for call in calls}) == 1
         (steady if as_often else changed).append(site)
     stacks = {site.lines[at:] for site in steady for at in range(len(site.lines))}
+    # Of a line in a loop, some operations may run in one turn only, such as the sum of the number 0 and a tensor.
+    turns = {line for line in {site.lines[0] for site in changed} if is_turn(line)}
     decided: dict[Line, tuple[Control, list[Changed]]] = {}
     undecided: dict[tuple[str, int], list[Changed]] = {}
     for site in changed:
         line = _changing_line(site, stacks)
-        numbers = {own.number for other in steady for own in other.lines if own.file == line.file}
+        numbers = {own.number for other in steady for own in other.lines if own.file == line.file and own not in turns}
         if deciding := deciding_control(line, numbers):
             decided.setdefault(line._replace(number=deciding.lineno), (deciding, []))[1].append((line, site))
         else:

@@ -78,6 +78,7 @@ def observe(
     if observer.allocations.alive():
         gc.collect()  # memory that only reference cycles hold does not count as kept
     observer.run.kept = observer.allocations.alive()
+    observer.run.places = observer.allocations.places()
     return observer.run
 
 
@@ -110,7 +111,7 @@ class _Observer(CaptureRulesMode):
         """Mark a tensor as one of the host, whose memory is no business of a graph."""
         super().mark_host(tensor)
         if has_storage(tensor):
-            self.allocations.drop(tensor)
+            self.allocations.add_on_host(tensor, next(user_lines(), UNKNOWN_LINE), self._tracker.path)
 
     def on_violation(self, violation: Violation) -> None:
         """Record a violation."""

@@ -126,9 +126,9 @@ def _sizes(sizes: Tensor, images: Tensor) -> Iterator[Tensor]:
 
 
 def _smaller(sizes: Tensor) -> Tensor:
-    """Return sizes with half of the last height."""
+    """Return sizes with half of the first height: what comes later moves."""
     smaller = sizes.clone()
-    smaller[-1, 0] //= 2
+    smaller[0, 0] //= 2
     return smaller
 
 
@@ -177,10 +177,10 @@ def _lists(example: ExampleCall, name: str, rows: Any, described: dict[str, Any]
     if not of_sizes or any(image.dim() < 3 for image in rows):
         return
     turned = [image.transpose(-1, -2).contiguous() for image in rows]
-    smaller = [*rows[:-1], rows[-1][..., : rows[-1].shape[-2] // 2, :].contiguous()]
+    smaller = [rows[0][..., : rows[0].shape[-2] // 2, :].contiguous(), *rows[1:]]
     for difference, images, sizes in (
         ("its images turned", turned, {other: table.flip(1) for other, table in tables.items()}),
-        ("half of its last image", smaller, {other: _smaller(table) for other, table in tables.items()}),
+        ("half of its first image", smaller, {other: _smaller(table) for other, table in tables.items()}),
     ):
         of_items = {other: _alike(described[other], table) for other, table in sizes.items()}
         yield Probe(difference, example.replaced({name: type(rows)(images), **of_items}))

@@ -67,3 +67,4 @@ class RunRecord:
     error: Occurrence | None = None
     used: set[str] = field(default_factory=set)  # names of the module's own tensors that operators took
     kept: list[Allocation] = field(default_factory=list)  # still alive after the run, with its output dropped
+    places: dict[int, tuple[Line, str]] = field(default_factory=dict)  # where living tensors were made, by storage key

@@ -25,6 +25,9 @@ from varlen_graphs.spec.statics import static_key
 HEADER = 4
 """Number of integers in front of the item table."""
 
+LARGE = 1e4
+"""Number in padding for modules that look for large ones, and for no infinities. Half precision holds it."""
+
 PROBE_ROWS = 16
 """Rows of an item in a probe, which shows the form of a module's outputs."""
 
@@ -98,10 +101,13 @@ class Arena:
             )
 
     def poison(self) -> None:
-        """Overwrite floating rows, and floating tensors beside them, with NaN."""
+        """Overwrite floating tensors with NaN, infinities and a large number in turn: modules may look for any of them."""
         for tensor in (self.rows, *self._inputs.memory):
             if tensor.is_floating_point():
                 poison(tensor)
+                if tensor.dtype.itemsize > 1:  # some types of one byte have no infinity
+                    for at, value in enumerate((torch.inf, -torch.inf, LARGE), start=1):
+                        tensor[at::4].fill_(value)
 
     def fill(self, call: Call) -> None:
         """Overwrite floating tensors with the entries of a call, repeated, from the last to the first. No sync."""

@@ -21,12 +21,18 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
-from varlen_graphs.spec.statics import StaticKey
+from varlen_graphs.spec.statics import StaticKey, static_key
 from varlen_graphs.watch.sharded import mesh_of
 
 MANY_KEYS = 8
 """Number of sets of static arguments at which a warning tells their price."""
+
+MOST_SETS = 16
+"""Number of sets of static arguments and adapters that calls capture; `encoder.capture(...)` captures any."""
+
+TOO_MANY_SETS = "more sets of static arguments than calls capture"
 
 Key = tuple[StaticKey, Hashable]
 """Key of a set of graphs: static arguments, and the active adapters."""
@@ -75,6 +81,7 @@ class Capturer:
         self.prove: Prove | None = None
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
+        self._warned_of_sets = False
         self._forward = forward
         self._mode = mode
         self._pool = pool
@@ -134,6 +141,32 @@ class Capturer:
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
                 "and memory; what changes from call to call belongs in a buffer or a column of the layout"
             )
+
+    def why_not(self, key: Key, statics: dict[str, Any]) -> str | None:
+        """Return the reason why calls of this key capture nothing, and warn of it once; `None` if they may."""
+        if key in self.sets or len(self.sets) < MOST_SETS:
+            return None
+        if not self._warned_of_sets:
+            self._warned_of_sets = True
+            warn(
+                f"{len(self.sets)} sets of static arguments have graphs, and {type(self._forward.module).__name__} was "
+                f"called with another one: {self._what_varies(statics)}. Such calls run eager, because each set takes "
+                "time and memory. Declare what changes from call to call as a column of the layout or a buffer, or "
+                "round it to a few values; encoder.capture(...) captures any set that calls should find"
+            )
+        return TOO_MANY_SETS
+
+    def _what_varies(self, statics: dict[str, Any]) -> str:
+        """Describe the static argument with the most values so far."""
+        captured = [inputs.statics for inputs in self.inputs.values()]
+        values = {
+            name: {static_key({name: own[name]}) for own in captured if name in own and name in statics}
+            for name in sorted(statics)
+        }
+        name = max(values, key=lambda name: len(values[name]), default=None)
+        if name is None or len(values[name]) < 2:
+            return "its adapters changed"
+        return f"{name}={quoted(statics[name])}, after {len(values[name])} other values"
 
     def own_bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graphs of each budget take beside shared memory."""

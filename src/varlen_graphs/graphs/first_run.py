@@ -18,6 +18,12 @@ from varlen_graphs.watch.thread_modes import run_under
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
 
+RUNS = 8
+"""Number of runs after which a module that changes its state gives the output that it will go on giving."""
+
+ROUNDING = 0.05
+"""Relative error between outputs that count as the same."""
+
 Run = Callable[[int], Parts]
 """Runs a module on a few rows, different ones for each integer."""
 
@@ -43,12 +49,13 @@ def run_first(name: str, named: Sequence[tuple[str, nn.Module]], also: Mapping[s
         CaptureError: Something keeps what depends on the rows.
     """
     before = KeptState(named, also)
-    undo, kept = True, list[str]()
+    undo, kept, settles = True, list[str](), False
     try:
         output = run(1)
         changed = before.differences(KeptState(named, also))
         if undo := bool(changed):
             kept = _kept(name, before, changed, lambda: KeptState(named, also), run)
+            settles = not kept and _settles(before, run)
     finally:
         if undo:
             before.restore()
@@ -61,7 +68,32 @@ def run_first(name: str, named: Sequence[tuple[str, nn.Module]], also: Mapping[s
             + f". If it initialises itself from its first rows, {ON_REAL_ROWS}. If it does so in every call (running "
             "statistics), call module.eval(), or run it without graphs"
         )
+    if settles:
+        raise CaptureError(
+            f"{name} gives another output for the same rows after its first few runs: captures run it too, so graphs "
+            "would never give that of the first runs. Let it settle before the first capture (run it a few times, or "
+            "set what it counts), or run it without graphs (backend='eager')"
+        )
     return output
+
+
+def _settles(before: KeptState, run: Run) -> bool:
+    """Return True if the output for the same rows changes in the first runs only: the proof finds all other changes."""
+
+    def output() -> list[Tensor]:
+        return [tensor.clone() for tensor in run(3).tensors]
+
+    before.restore()
+    first, *_, last_but_one, last = (output() for _ in range(RUNS))
+    return not _close(first, last) and _close(last_but_one, last)
+
+
+def _close(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Return True if outputs are the same but for rounding, which may differ once a cache is filled."""
+    if len(one) != len(other) or any(a.shape != b.shape for a, b in zip(one, other, strict=True)):
+        return False
+    pairs = [(a.nan_to_num().double(), b.nan_to_num().double()) for a, b in zip(one, other, strict=True)]
+    return all(bool((a - b).norm() <= ROUNDING * a.norm()) for a, b in pairs)
 
 
 def _kept(name: str, before: KeptState, changed: set[str], state: Callable[[], KeptState], run: Run) -> list[str]:

@@ -81,7 +81,7 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
         for name in arguments.keys() & GATHERED:
             arguments[name] = _gather(arguments[tower.rows], *arguments[name])
-        with use_attention(module):
+        with use_attention(module, user=tower):  # which lives as long as the encoder
             return _without(tower.forward(**arguments), unknown)
 
     def watched(module: nn.Module, **arguments: Any) -> Any:

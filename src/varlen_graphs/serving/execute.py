@@ -143,6 +143,10 @@ class Executor:
         """Choose the packs of a call, after capturing what it needs and calls capture."""
         usable = self.store.usable(call.key)
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
+        if usable.graphs is None and (route.packs or self.store.lazy):
+            capturer, key = self.store.capturer, self.store.key(call.key)
+            if (reason := capturer.why_not(key, call.statics)) is not None:
+                return usable, Route(reason=reason)
         if route.packs and not usable.complete:
             self.mode.look_again()  # submodules may have come since the last capture
             if reason := self.mode.why_eager(call.rows.device):

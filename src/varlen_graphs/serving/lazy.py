@@ -104,7 +104,8 @@ class Requests:
                 if budget in self.store.budgets.costs.replays
             ]
         for calls, key, inputs, budget in sorted(requests, key=lambda one: one[0], reverse=True):
-            if self.store.can_capture(key, inputs) and self.store.admits(budget, calls):
+            wanted = self.store.capturer.why_not(key, inputs.statics) is None
+            if wanted and self.store.can_capture(key, inputs) and self.store.admits(budget, calls):
                 return key, inputs, budget, calls
         return None
 

@@ -256,9 +256,9 @@ class OperatedEncoder(StandIn):
             return self.executor.store.bytes()
 
     def poison(self) -> None:
-        """Fill the arena's floating rows and the pool, outputs included, with NaN, as tests do between replays.
+        """Fill the pool, outputs included, with NaN, and floating rows of the arena with NaN, infinity and 1e4 in turn.
 
-        Padding rows keep the NaN until a replay writes them; no active row may change because of it.
+        Padding rows keep them until a replay writes them; no active row may change because of them. For tests.
         """
         with self.pool.exclusive(), self.pool.order:
             self.executor.store.poison()

@@ -1,7 +1,10 @@
 """The report of an encoder as a text table."""
 
+from typing import Any
+
 from varlen_graphs.errors import counted
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.stats import Stats
 
 
@@ -44,6 +47,9 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         f"{counted(stats.replays.total(), 'replay')} of {counted(stats.rows, 'active row')}, "
         f"{stats.padding_share:.1%} padding",
     ]
+    if len(store.sets) > 1:
+        lines += ["graphs for these static arguments (adapters apart):"]
+        lines += [f"  {_describe(inputs.statics)}" for inputs in [*capturer.inputs.values()]]
     for graphs in store.sets:
         lines += [f"proven against {against}" for against in sorted(graphs.against)]
         lines += [
@@ -57,3 +63,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     lines += [f"{counted(count, 'eager run')}: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)
+
+
+def _describe(statics: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={quoted(value)}" for name, value in statics.items()) or "the defaults"

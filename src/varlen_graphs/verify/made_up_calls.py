@@ -56,7 +56,7 @@ VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
 """Values of columns, item by item: a module may take fewer of them, or no negative ones."""
 
 MODERATE = 36
-"""Largest number of rows of an item that warm-up has as well."""
+"""Largest number of rows of a simple item."""
 
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
@@ -102,7 +102,7 @@ def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
 
 
 def is_moderate(layout: Layout, spec: BufferSpec) -> bool:
-    """Return True if warm-up runs such items as well."""
+    """Return True if the items are as simple as those of warm-up."""
     return not spec.layout.columns and all(t == 1 and h * w <= MODERATE for t, h, w in layout.items)
 
 

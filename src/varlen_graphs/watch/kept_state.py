@@ -74,7 +74,10 @@ class KeptState:
         for leaf in self._leaves.values():
             if leaf.copy is not None and not _same_bits(local_tensor(leaf.value), leaf.copy):
                 with torch.inference_mode(leaf.value.is_inference()), torch.no_grad():
-                    local_tensor(leaf.value).copy_(leaf.copy)
+                    tensor = local_tensor(leaf.value)
+                    if tensor.shape != leaf.copy.shape:  # resized in place
+                        tensor.resize_(leaf.copy.shape)
+                    tensor.copy_(leaf.copy)
 
     def _read_module(self, start: str, part: nn.Module) -> None:
         if isinstance(part, torch.jit.ScriptModule):  # makes its tensors anew whenever it is asked
@@ -120,16 +123,17 @@ class KeptState:
             self._read(f"{path}{at}", part, depth - 1)
 
     def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            self._contents.append((value, dict(value)))
+        kind = type(value)  # an object may claim to be of another class
+        if issubclass(kind, dict):
+            self._contents.append((value, dict(dict.items(value))))
             yield from [(f"[{key!r}]", part) for key, part in list(dict.items(value))]
-        elif isinstance(value, list | tuple):
-            if isinstance(value, list):
+        elif issubclass(kind, list | tuple):
+            if issubclass(kind, list):
                 self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(value)]
-        elif isinstance(value, set):
+        elif issubclass(kind, set):
             self._contents.append((value, set(value)))
-        elif isinstance(value, deque):
+        elif issubclass(kind, deque):
             self._contents.append((value, list(value)))
             yield from [(f"[{at}]", part) for at, part in enumerate(list(value))]
         elif isinstance(value, MethodType):
@@ -205,8 +209,11 @@ def _restore(container: Any, copy: Any) -> None:
                 container[key] = value
     elif isinstance(container, list | deque):
         if len(container) != len(copy) or any(now is not value for now, value in zip(container, copy, strict=True)):
-            container.clear()
-            container.extend(copy)
+            if isinstance(container, list):
+                container[:] = copy
+            else:
+                container.clear()
+                container.extend(copy)
     elif container != copy:
         container.clear()
         container |= copy

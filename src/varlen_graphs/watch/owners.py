@@ -1,6 +1,7 @@
 """Search for the tensors and modules that a module reaches, and for the paths to them."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import _lru_cache_wrapper, partial, reduce
 from operator import attrgetter, itemgetter
@@ -172,7 +173,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Step]]:
     """Yield the path suffix, value and access step of each part of a value."""
     if isinstance(value, dict):
         yield from [(f"[{key!r}]", part, itemgetter(key)) for key, part in list(value.items())]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from [(f"[{at}]", part, itemgetter(at)) for at, part in enumerate(value)]
     elif isinstance(value, set | frozenset):
         yield from [(f"[{at}]", part, partial(_itself, part)) for at, part in enumerate(list(value))]

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 
@@ -116,10 +117,10 @@ def function_violation(
     if tensors and not from_host:
         if violation := _host_read(function):
             return violation
-        if function is Tensor.to and any(map(names_host, _targets(args, kwargs))):
+        if function in (Tensor.to, Tensor.type_as) and any(map(names_host, _targets(args, kwargs))):
             return Violation("copy to host", "it copies a device tensor to the host")
     pageable = from_host and not tensors[0].is_pinned()
-    if _copies_to_device(function, args, kwargs, pageable, names_host):
+    if _copies_to_device(function, args, kwargs, pageable, names_host) and not makes_empty(function, args, kwargs):
         return Violation("copy to device", "it copies a host tensor to the device")
     return None
 
@@ -185,6 +186,13 @@ def creates_on_host(function: Any, tensors: list[Tensor], kwargs: dict[str, Any]
     return (function in FACTORIES or not tensors) and (device is None or names_host(device))
 
 
+def makes_empty(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if a function makes a tensor of an empty list, of which nothing is copied to the device."""
+    data = kwargs.get("data", args[-1] if args else None)
+    of_data = function in (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+    return of_data and isinstance(data, list | tuple) and not tree_leaves(data)
+
+
 def checks_on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if a function reads tensors on the host to check their values, but on the CPU only."""
     if function is nn.functional.one_hot:
@@ -221,7 +229,7 @@ def _host_read(function: Any) -> Violation | None:
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the arguments of `Tensor.to` that may name a device."""
+    """Return the arguments of `Tensor.to` or `Tensor.type_as` that may name a device."""
     given = (*args[1:3], kwargs.get("device"), kwargs.get("other"))
     return [target for target in given if isinstance(target, torch.device | str | Tensor)]
 
@@ -240,7 +248,7 @@ def _copies_to_device(
         return from_host and device is not None and not names_host(device)
     if function is Tensor.new_tensor:
         return not names_host(kwargs.get("device") or args[0])
-    if not from_pageable or function not in (Tensor.to, Tensor.cuda):
+    if not from_pageable or function not in (Tensor.to, Tensor.cuda, Tensor.type_as):
         return False
     return function is Tensor.cuda or not all(map(names_host, _targets(args, kwargs)))
 

@@ -20,6 +20,7 @@ from varlen_graphs.watch.rules import (
     creates_on_host,
     function_violation,
     has_storage,
+    makes_empty,
     operator_violation,
     transfer_violation,
 )
@@ -123,6 +124,8 @@ class CaptureRulesMode(ThreadDispatchMode):
             for made in tree_leaves(result):
                 if isinstance(made, Tensor):
                     self.mark_host(made)
+        elif makes_empty(func, args, kwargs):
+            self.made_on_host.pop(result.untyped_storage()._cdata, None)
         return result
 
     def mark_host(self, tensor: Tensor) -> None:

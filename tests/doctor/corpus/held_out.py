@@ -419,9 +419,9 @@ class DividesBySumOfRows(Base):
         return self.proj(x) - active.sum(0) / cu_seqlens[-1]
 
 
-@case("proof", "cu_seqlens item")
+@case("fine", "cu_seqlens item")
 class BagsWithoutAnEnd(Base):
-    """The last bag takes all rows that are left, those of padding too."""
+    """The last bag takes all rows that are left, but no item has it: there are more segments than items."""
 
     def forward(self, x, cu_seqlens, item):
         at = torch.arange(len(x), device=x.device)

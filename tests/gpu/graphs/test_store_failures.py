@@ -1,8 +1,8 @@
 """Captures that fail, memory that goes, threads and processes, on real CUDA graphs."""
 
-import collections
 import gc
 import logging
+import queue
 import re
 import threading
 from functools import partial
@@ -263,10 +263,10 @@ def test_what_is_kept_in_the_pool_is_named_with_its_owner():
             out = super().forward(x, cu_seqlens, max_seqlen)
             self.qkv.seen = out[:3]
             listed.append(out * 2)
-            hidden.append(out.double())
+            hidden.put(out.double())
             return out * 1.0
 
-    listed, hidden = [], collections.deque()  # into which nothing looks
+    listed, hidden = [], queue.SimpleQueue()  # into which nothing looks
     encoder = vg.GraphedEncoder(Keeping(16).to("cuda"), [256], SPEC)
     with pytest.warns(UserWarning, match="something keeps 3 tensors made while graphs were captured"):
         encoder.capture()
