@@ -85,7 +85,7 @@ CALLS = {
     ),
     "an undeclared tensor": (
         (ROWS,), {"grid_thw": GRID, "bias": [torch.ones(1)]}, vg.InputError,
-        "argument 'bias' holds a tensor that is not declared: a graph would keep reading the first one; declare it",
+        "argument 'bias' holds a tensor that is not declared: a graph would keep reading the first one; declare",
     ),
     "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
 }  # fmt: skip
@@ -286,7 +286,7 @@ DECLARATIONS = {
     ),
     "a host buffer of a size that budgets do not have": (
         lambda: vg.HostBuffer("x", torch.tensor, ("row",), torch.int64), vg.SpecError,
-        "HostBuffer('x', shape=('row',)): expected at least one dimension, such as ('items',), and each to be an integer or one of ('rows', 'items', 'segments')",
+        "HostBuffer('x', shape=('row',)): expected at least one dimension, such as ('items',), and each to be an integer or one of ('rows', 'items', 'segments', 'segments + 1')",
     ),
     "a host buffer whose shape is a name": (
         lambda: vg.HostBuffer("x", torch.tensor, "rows", torch.int64), vg.SpecError, "HostBuffer('x', shape='rows'): exp",
@@ -354,7 +354,7 @@ DECLARATIONS = {
                 vg.HostBuffer("cu_seqlens", lambda layout: torch.zeros(3, 3), ("items",), torch.int32), vg.MaxSeqlen(),
             ])
         )(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
-        "the function of HostBuffer 'cu_seqlens' returned [3, 3]: expected a CPU tensor that fits [",
+        "the function of HostBuffer 'cu_seqlens' returned [3, 3] for 6 items of 127 rows: expected a CPU tensor [6], ['it",
     ),
 }  # fmt: skip
 

@@ -61,3 +61,77 @@ def test_a_host_buffer_may_call_another_encoder_of_the_pool():
         rows = rows_for([5 + seed], seed)
         got = encoder(rows, lengths=[5 + seed])
         assert distance(got, encoder.eager(rows, lengths=[5 + seed])) < 1e-6
+
+
+class Named(nn.Module):
+    """Adds the sum of a buffer to its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, b):
+        return x * self.one + 0 * b.sum()
+
+
+def fixed(count):
+    return lambda layout: torch.zeros(count)
+
+
+def frames(layout):
+    return torch.zeros(sum(t for t, *_ in layout.items))
+
+
+GRIDS = [(2, 2, 3), (1, 2, 2)]
+
+COUNTS = {
+    "rows": ({"shape": ("rows",)}, lambda layout: torch.zeros(layout.total), fixed(16)),
+    "items": ({"shape": ("items",)}, lambda layout: torch.zeros(len(layout)), fixed(2)),
+    "frames": ({"shape": ("segments",), "per": "frame"}, frames, lambda layout: torch.zeros(len(layout))),
+    "items as segments": (
+        {"shape": ("segments",), "per": "item"}, lambda layout: torch.zeros(len(layout)), frames,
+    ),
+    "boundaries of frames": (
+        {"shape": ("segments + 1",), "per": "frame"}, lambda layout: torch.zeros(len(frames(layout)) + 1), frames,
+    ),
+    "windows": (
+        {"shape": ("segments",), "per": vg.Windows(2)},
+        lambda layout: torch.zeros(sum(t * -(-h // 2) * -(-w // 2) for t, h, w in layout.items)), frames,
+    ),
+    "a number": ({"shape": (3,)}, fixed(3), fixed(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_the_function_returns_what_the_shape_says_for_the_items_of_each_replay(kind):
+    options, right, wrong = COUNTS[kind]
+    x, many = torch.randn(16, 8), [*GRIDS] * 3
+
+    def encoder(function):
+        buffer = vg.HostBuffer("b", function, dtype=torch.float32, **options)
+        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer])
+        return vg.GraphedEncoder(Named().eval(), [vg.Budget(32, items=2, segments=12)], spec, backend="tape")
+
+    good = encoder(right)
+    assert torch.equal(good(x, grid_thw=GRIDS), x)
+    assert torch.equal(good(x.repeat(3, 1), grid_thw=many), x.repeat(3, 1))
+    assert good.stats.replays.total() == 4
+    with pytest.raises(vg.SpecError, match=r"the function of HostBuffer 'b' returned \[\d+\] for .*: expected a CPU"):
+        encoder(wrong)(x.repeat(3, 1), grid_thw=many)
+
+
+def test_a_function_that_does_not_look_at_its_layout_is_an_error_of_a_split_call():
+    values = torch.arange(4.0)
+    buffer = vg.HostBuffer("b", lambda layout: values, ("items",), torch.float32)
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), [buffer])
+    encoder = vg.GraphedEncoder(
+        Named().eval(), [vg.Budget(16, items=4)], spec, backend="tape", verify=vg.Verify(prove=False)
+    )
+    encoder(torch.randn(8, 8), lengths=[2, 2, 2, 2])
+    with pytest.raises(vg.SpecError, match="a replay may have only some items of a call"):
+        encoder(torch.randn(32, 8), lengths=[8, 8, 8, 8])
+
+
+def test_segments_need_a_kind():
+    with pytest.raises(vg.SpecError, match="expected per='item', 'frame' or the like"):
+        vg.HostBuffer("b", frames, ("segments",), torch.float32)

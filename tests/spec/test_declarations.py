@@ -42,7 +42,10 @@ GOOD = {
         "padded_by": None,
     },
     Normalize: {"mean": (0.5,), "std": (0.5,), "rescale": 1 / 255},
-    vg.BufferSpec: {"rows": "x", "layout": vg.Lengths(), "buffers": (), "outputs": vg.Rows()},
+    vg.PerRow: {"name": "y", "shape": (3,), "dtype": torch.int64, "default": None, "pad": 0, "rows_dim": 0},
+    vg.PerItem: {"name": "y", "shape": (), "dtype": None, "default": 0.5, "pad": 0, "per_row": False},
+    vg.PerCall: {"name": "y", "shape": (2,), "dtype": None, "default": None},
+    vg.BufferSpec: {"rows": "x", "layout": vg.Lengths(), "buffers": (), "outputs": vg.Rows(), "inputs": ()},
     vg.CuSeqlens: {"name": "cu_seqlens", "per": "item", "queries": None},
     vg.MaxSeqlen: {"name": "max_seqlen", "per": "item"},
     vg.GridPositions: {"name": "position_ids", "order": "raster", "axes": ("h", "w")},
@@ -65,7 +68,7 @@ GOOD = {
     vg.buffers.WindowIndex: {"windows": vg.Windows(4), "name": "index", "inverse": False},
     vg.buffers.AttentionSchedule: {"heads": 2, "head_dim": 8, "name": "schedule", "per": "item", "queries": None},
     vg.DeviceBuffer: {"name": "b", "function": ones, "any_segments": True},
-    vg.HostBuffer: {"name": "b", "function": ones, "shape": ("rows",), "dtype": torch.int64, "pad": 0},
+    vg.HostBuffer: {"name": "b", "function": ones, "shape": ("rows",), "dtype": torch.int64, "pad": 0, "per": None},
     vg.Capture: {"lazy": False, "compile": False, "on_change": "error", "warmup": None},
     vg.Verify: {"calls": 0, "strict": False, "tolerance": None},
     vg.routing.Memory: {"limit": 2**20, "policy": "least_useful"},
@@ -79,8 +82,8 @@ GOOD = {
 }  # fmt: skip
 """All that declares something or takes options, with a good value for each field."""
 
-NOT_DECLARED = {"Layout"}
-"""Frozen dataclasses of the public face that the library makes itself."""
+NOT_DECLARED = {"Layout", "Input"}
+"""Frozen dataclasses of the public face that are bases of others, or that the library makes itself."""
 
 FIELDS = [(kind, name) for kind, good in GOOD.items() for name in good]
 

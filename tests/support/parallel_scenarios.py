@@ -15,6 +15,8 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.clips import clip_rows, clips_encoder
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.inputs import BUDGETS as BUDGETS_OF_INPUTS
+from tests.support.inputs import SPECS, Mixed, call_of
 from tests.support.padded import packed_encoder, padded_batch, pooling_encoder
 from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
 from tests.support.thirds import thirds_encoder, thirds_rows
@@ -213,6 +215,25 @@ def inputs_that_are_spread(rank, ranks):
         rows = rows_for(lengths)
         own = rows.split([sum(run) for run in runs])[rank]
         check_on_all_ranks(spread(own, lengths=runs[rank]), encoder.eager(rows, lengths=lengths))
+
+
+def tensors_beside_the_rows(rank, ranks):
+    for kind in SPECS:
+        encoder = vg.GraphedEncoder(Mixed().eval(), BUDGETS_OF_INPUTS[kind], SPECS[kind], backend="tape")
+        both = parallel(encoder)
+        for lengths in ([6], [20, 12, 3, 30, 7]):
+            call = call_of(kind, lengths)
+            check_on_all_ranks(both(**call), encoder.eager(**call))
+    encoder = vg.GraphedEncoder(Mixed().eval(), BUDGETS_OF_INPUTS["packed"], SPECS["packed"], backend="tape")
+    lengths, runs = runs_of([20, 12, 3, 30, 7], ranks)
+    call, own = call_of("packed", lengths), {}
+    for name, value in call.items():
+        if name in ("ids", "kinds"):
+            own[name] = value.split([sum(run) for run in runs])[rank]
+        elif name in ("t", "label"):
+            own[name] = value.split([len(run) for run in runs])[rank]
+    own |= {"scale": call["scale"], "prompt": call["prompt"], "lengths": runs[rank]}
+    check_on_all_ranks(parallel(encoder, inputs="spread")(**own), encoder.eager(**call))
 
 
 def calls_that_run_eager(rank, ranks):
@@ -595,6 +616,7 @@ SCENARIOS = {
         padded_batches,
         padded_batches_that_are_spread,
         inputs_that_are_spread,
+        tensors_beside_the_rows,
         calls_that_run_eager,
         an_item_too_large_for_graphs_is_run_by_itself,
         an_eager_module_sees_no_rows_but_those_of_calls,

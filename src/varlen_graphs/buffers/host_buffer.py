@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.fields import check_fields, check_pad, is_integer
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.segments import Per, segments_of
 
-Capacity = Literal["rows", "items", "segments"]
+Capacity = Literal["rows", "items", "segments", "segments + 1"]
 
 Dim = int | Capacity
 
@@ -26,15 +27,17 @@ class HostBuffer:
 
     Attributes:
         name: Argument to fill.
-        function: Maps a `Layout` to a CPU tensor `[n, ...]` whose first dimension is at most that of `shape`.
-        shape: Static shape, in which `"rows"`, `"items"` and `"segments"` are the capacities of the budget, for example
-            `("rows", 2)`.
+        function: Maps the `Layout` of one replay to a CPU tensor `[n, ...]`, with `n` as `shape` says: the rows, items
+            or segments of exactly this layout, which may be a part of the call's, or the fixed number.
+        shape: Static shape, in which `"rows"`, `"items"`, `"segments"` and `"segments + 1"` are the capacities of the
+            budget, for example `("rows", 2)`.
         dtype: Dtype of the static tensor.
         pad: Value of the entries past `n`.
+        per: Kind of the segments that `shape` begins with, as in `CuSeqlens`.
 
     Raises:
-        SpecError: `shape` is empty or has other entries than integers and capacities, `dtype` is not a dtype, or
-            it cannot hold `pad`.
+        SpecError: `shape` is empty or has other entries than integers and capacities, begins with segments of no kind,
+            `dtype` is not a dtype, or it cannot hold `pad`.
     """
 
     name: str
@@ -42,7 +45,7 @@ class HostBuffer:
     shape: tuple[Dim, ...]
     dtype: torch.dtype
     pad: bool | float = 0
-    any_segments: ClassVar[bool] = True
+    per: Per | None = None
     for_rows: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -60,28 +63,55 @@ class HostBuffer:
             )
         check_fields(self)
         check_pad(self, self.dtype)
+        if str(self.shape[0]).startswith("segments") and self.per is None:
+            raise SpecError(
+                f"HostBuffer({self.name!r}, shape={self.shape!r}): expected per='item', 'frame' or the like, the kind "
+                "of segments that the function counts"
+            )
+
+    @property
+    def any_segments(self) -> bool:
+        """True if the buffer may describe segments of any kind."""
+        return self.per is None
 
     def capacity(self, budget: Budget) -> tuple[int, ...]:
         """Return the static shape at a budget."""
-        return tuple(dim if isinstance(dim, int) else getattr(budget, dim) for dim in self.shape)
+        sizes = {"rows": budget.rows, "items": budget.items, "segments": budget.segments}
+        sizes["segments + 1"] = budget.segments + 1
+        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
 
-    def compute(self, layout: Layout, budget: Budget) -> Tensor:
-        """Return the buffer for `layout` on the CPU, padded to the capacity of `budget`.
+    def compute(self, layout: Layout, budget: Budget, merge: int) -> Tensor:
+        """Return the buffer for `layout`, of this merge size, on the CPU, padded to the capacity of `budget`.
 
         Raises:
-            SpecError: The function returned something other than a tensor that fits `shape`.
+            SpecError: The function returned something other than a tensor with as many entries as the layout has.
         """
         value, capacity = self.function(layout), self.capacity(budget)
-        sound = isinstance(value, Tensor) and value.dim() == len(capacity) and value.shape[1:] == capacity[1:]
-        if not sound or value.shape[0] > capacity[0]:
+        expected = (self._count(layout, merge), *capacity[1:])
+        if not isinstance(value, Tensor) or value.shape != expected:
             came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise SpecError(
-                f"the function of HostBuffer {self.name!r} returned {came}: expected a CPU tensor that fits "
-                f"{list(capacity)} ({list(self.shape)} at this budget)"
+                f"the function of HostBuffer {self.name!r} returned {came} for {counted(len(layout), 'item')} of "
+                f"{counted(layout.total, 'row')}: expected a CPU tensor {list(expected)}, {list(self.shape)} of the "
+                "layout that it gets; a replay may have only some items of a call"
             )
         padded = torch.full(capacity, self.pad, dtype=self.dtype, device="cpu")
         padded[: value.shape[0]] = value
         return padded
+
+    def _count(self, layout: Layout, merge: int) -> int:
+        """Return the number of entries that a layout has."""
+        first = self.shape[0]
+        if isinstance(first, int):
+            return first
+        if first in ("rows", "items"):
+            return layout.total if first == "rows" else len(layout)
+        assert self.per is not None  # noqa: S101 - checked when it was declared
+        if self.per == "group":
+            segments = len(layout.groups)
+        else:
+            segments = sum(segments_of(item, self.per, merge)[0] for item in layout.items)
+        return segments + (first == "segments + 1")
 
 
 def _is_dim(dim: Any) -> bool:

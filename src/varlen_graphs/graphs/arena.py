@@ -101,7 +101,7 @@ class Arena:
             )
 
     def poison(self) -> None:
-        """Overwrite floating tensors with NaN, infinities and a large number in turn: modules may look for any of them."""
+        """Overwrite floating tensors with NaN, infinities and a large number in turn, which modules may look for."""
         for tensor in (self.rows, *self._inputs.memory):
             if tensor.is_floating_point():
                 poison(tensor)
@@ -166,7 +166,7 @@ class Arena:
         self.loading = True
         try:
             for buffer in self._spec.host_buffers:
-                value = buffer.compute(layout, budget).flatten()
+                value = buffer.compute(layout, budget, self._spec.layout.merge).flatten()
                 static = self._host[buffer.name][: len(value)]
                 # Torch's allocator reuses a pinned block only after the copy from it.
                 static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)

@@ -139,7 +139,7 @@ class Capturer:
         if is_new and len(self.sets) == MANY_KEYS:
             warn(
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
-                "and memory; what changes from call to call belongs in a buffer or a column of the layout"
+                "and memory; declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
             )
 
     def why_not(self, key: Key, statics: dict[str, Any]) -> str | None:
@@ -151,8 +151,8 @@ class Capturer:
             warn(
                 f"{len(self.sets)} sets of static arguments have graphs, and {type(self._forward.module).__name__} was "
                 f"called with another one: {self._what_varies(statics)}. Such calls run eager, because each set takes "
-                "time and memory. Declare what changes from call to call as a column of the layout or a buffer, or "
-                "round it to a few values; encoder.capture(...) captures any set that calls should find"
+                "time and memory. Declare what changes from call to call by inputs=[vg.PerCall(...)] of the "
+                "BufferSpec, or round it to a few values; encoder.capture(...) captures any set that calls should find"
             )
         return TOO_MANY_SETS
 

@@ -131,7 +131,7 @@ class Forward:
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             table = torch.tensor(layout.items, dtype=torch.int64, device=device)
-            given = {b.name: b.compute(layout, budget).to(device) for b in spec.host_buffers}
+            given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
             given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
             items = ItemTable(table, budget, spec.layout)
             # As with graphs, the caller's tensors are neither written to nor returned.

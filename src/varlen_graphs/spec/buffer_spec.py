@@ -128,14 +128,15 @@ class BufferSpec:
         return on_host or columns or self.counts_entries
 
     @cached_property
-    def segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen]:
-        """Buffers that describe segments."""
-        return [buffer for buffer in self.buffers if isinstance(buffer, AttentionSchedule | CuSeqlens | MaxSeqlen)]
+    def segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer]:
+        """Buffers that describe segments of one kind."""
+        kinds = AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer
+        return [buffer for buffer in self.buffers if isinstance(buffer, kinds) and buffer.per is not None]
 
     @cached_property
     def needs(self) -> Needs:
         """The capacities items need, by the kinds of segments that some buffer uses, or may use."""
-        kinds: set[Per] = {buffer.per for buffer in self.segmented}
+        kinds: set[Per] = {buffer.per for buffer in self.segmented if buffer.per is not None}
         if self.layout.padded:
             kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
