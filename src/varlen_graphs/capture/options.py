@@ -35,7 +35,7 @@ class Capture:
     warmup: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.on_change not in ("error", "recapture"):
+        if not isinstance(self.on_change, str) or self.on_change not in ("error", "recapture"):
             raise SpecError(f"on_change={self.on_change!r}: expected one of 'error', 'recapture'")
         for name in ("lazy", "compile"):
             if not isinstance(getattr(self, name), bool):

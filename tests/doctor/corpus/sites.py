@@ -82,6 +82,8 @@ def _part_of(site: Site, path: str, node: ast.stmt, last: int) -> bool:
 
 def _last_line(node: ast.stmt) -> int:
     """Return the last line of a statement, of a compound one the last line of its head."""
+    if isinstance(node, ast.Match):
+        return node.subject.end_lineno or node.lineno
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
         return max(node.lineno, body[0].lineno - 1)
