@@ -99,7 +99,7 @@ def make_tower(device: torch.device) -> nn.Module:
         sizes |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2]}  # type: ignore[dict-item]
         dtype = torch.float32
     torch.manual_seed(0)
-    tower: nn.Module = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**sizes), dtype=dtype).to(device).eval()
+    tower: nn.Module = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**sizes), dtype=dtype).to(device).eval().requires_grad_(False)
     return tower
 
 
