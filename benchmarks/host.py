@@ -85,7 +85,8 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().requires_grad_(False).to(device)
+    tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
+    tower.requires_grad_(False)
     budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
     options = {"backend": "cuda" if device == "cuda" else "tape"}
     encoder = vg.recipes.qwen3_vl(tower, budgets, **options).capture()

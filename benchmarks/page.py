@@ -153,7 +153,7 @@ def plain(*keys: str) -> Callable[[Result], str]:
     """The columns of a result as they are."""
 
     def make(result: Result) -> str:
-        return table([key.replace("_us", ", us").replace("_ms", ", ms").replace("_", " ") for key in keys], [
+        return table([re.sub(r"_(us|ms|s)$", r", \1", key).replace("_", " ") for key in keys], [
             [row.get(key) if key != "error" else f"{row[key]:.1e}" for key in keys] for row in result["rows"]
         ])  # fmt: skip
 
@@ -219,6 +219,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "plan": plan,
     "parallel": parallel,
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
+    "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
 
 

@@ -99,8 +99,8 @@ def make_tower(device: torch.device) -> nn.Module:
         sizes |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2]}  # type: ignore[dict-item]
         dtype = torch.float32
     torch.manual_seed(0)
-    tower: nn.Module = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**sizes), dtype=dtype).to(device).eval().requires_grad_(False)
-    return tower
+    tower: nn.Module = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**sizes), dtype=dtype).to(device)
+    return tower.eval().requires_grad_(False)
 
 
 def _measure(tower: nn.Module, encoder: vg.GraphedEncoder, sample: Sample, device: torch.device) -> Row:
