@@ -75,6 +75,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.layout import (
+    Batch,
     Budget,
     Column,
     GridHW,
@@ -93,6 +94,7 @@ from varlen_graphs.verify.options import Verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "Budget",
     "BudgetError",
     "BufferSpec",

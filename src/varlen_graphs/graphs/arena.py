@@ -203,7 +203,10 @@ class Arena:
         spec, probes = self._spec, []
         unit = spec.row_multiple
         few = -(-PROBE_ROWS // unit) * unit
-        for items, wanted in ((1, 2 * few), (min(3, len(self.table)), few)):
+        several = min(3, len(self.table))
+        for items, wanted in (
+            ((several - 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
+        ):
             rows = max(unit, min(wanted, self._longest // unit * unit))
             item = sample_item(spec.layout, rows, spec.layout.merge)
             layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)

@@ -110,7 +110,7 @@ class Forward:
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
         arguments |= {one.name: one.prepare(given[one.name], table) for one in spec.inputs}
-        if takes(spec.layout.name):
+        if spec.layout.has_argument and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
@@ -203,7 +203,7 @@ class Forward:
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
-        for name in filter(None, (self.spec.layout.name, packed.padded_by)):
+        for name in {self.spec.layout.name, packed.padded_by} & set(self.spec.describing):
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
             return self._callable(**arguments)

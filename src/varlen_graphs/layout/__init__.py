@@ -1,6 +1,7 @@
 """Items of a call: how arguments describe them, the budgets they fill, and the item table on the device."""
 
 from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budget, Ladder, PaddedLadder
 from varlen_graphs.layout.columns import Column, NestedColumn
 from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
@@ -10,6 +11,7 @@ from varlen_graphs.layout.padded import PaddedLengths, PaddedMask
 from varlen_graphs.layout.segments import Windows
 
 __all__ = [
+    "Batch",
     "Budget",
     "Column",
     "GridHW",

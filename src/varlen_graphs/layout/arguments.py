@@ -25,6 +25,8 @@ class LayoutArgument(ABC):
         has_frames: True if an item may have several frames.
         has_sides: True if items have a height and a width.
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
+        has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
+        one_row: True if each item is one row.
 
     Raises:
         SpecError: `name` is not a string, or `columns` is not a tuple or list of `Column`s.
@@ -38,6 +40,8 @@ class LayoutArgument(ABC):
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
+    has_argument: ClassVar[bool] = True
+    one_row: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -219,13 +219,16 @@ class PaddedLadder:
 Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 
 
-def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
+def resolve_budgets(budgets: Budgets, multiple: int, one_row: bool = False) -> tuple[Budget, ...]:
     """Return sorted, distinct budgets from any accepted form of `budgets`.
 
     Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`. The rows of
-    a `Budget` are rounded up to a multiple of `multiple` only. Capacities are never rounded down.
+    a `Budget` are rounded up to a multiple of `multiple` only. Capacities are never rounded down. Where each item is
+    `one_row`, integers are numbers of items, and are not rounded.
     """
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
+    if one_row and isinstance(budgets, Ladder):
+        raise BudgetError(f"budgets is {budgets!r}: expected batch sizes for a Batch, such as [1, 2, 4, 8, 16]")
     if isinstance(budgets, Ladder):
         return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
     if not (is_integer(budgets) or isinstance(budgets, Iterable)) or isinstance(budgets, str | bytes):
@@ -240,7 +243,8 @@ def resolve_budgets(budgets: Budgets, multiple: int) -> tuple[Budget, ...]:
             longest = rows if entry.max_seqlen == entry.rows else entry.max_seqlen
             resolved.add(Budget(rows, entry.items, entry.segments, longest))
         elif is_integer(entry):
-            resolved.add(Budget(_round_up(Budget(entry).rows, aligned)))
+            count = Budget(entry).rows
+            resolved.add(Budget(count, count, count, 1) if one_row else Budget(_round_up(count, aligned)))
         else:
             raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")
     return tuple(sorted(resolved))

@@ -31,6 +31,8 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
 
 def sample_item(layout: LayoutArgument, rows: int, side: int) -> tuple[int, ...]:
     """Return one item of `rows` rows, as square as blocks of `side * side` rows allow if items have sides."""
+    if layout.one_row:
+        return (1, 1, 1, *layout.pads)
     blocks = rows // side**2
     high = math.isqrt(blocks) if layout.has_sides else 1
     while blocks % high:

@@ -12,7 +12,9 @@ from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.layout.fields import is_integer
 from varlen_graphs.layout.padded import PaddedMask
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
@@ -118,7 +120,13 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
     if packed.name in arguments:
         raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
     example = packed.as_argument(no_rows(executor.store))
-    call = executor.signature.bind((), {**arguments, packed.name: example, spec.layout.name: layout})
+    if spec.layout.has_argument:
+        call = executor.signature.bind((), {**arguments, packed.name: example, spec.layout.name: layout})
+    elif is_integer(layout):
+        call = executor.signature.bind((), {**arguments, packed.name: example})
+        call.description[spec.layout.name] = range(layout)
+    else:
+        raise InputError(f"stage({quoted(layout)}): expected the number of items, an integer")
     check_rows(executor.store, call.rows.device, call.rows.dtype)
     if call.inputs:
         check_beside(executor.store, call)

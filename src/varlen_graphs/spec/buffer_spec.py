@@ -31,7 +31,7 @@ class BufferSpec:
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
         layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` for packed rows, `PaddedMask` or
-            `PaddedLengths` for a padded batch. The module itself need not take it.
+            `PaddedLengths` for a padded batch. The module itself need not take it. Or `Batch()`: items of one size.
         buffers: Arguments computed from the items, inside the graph.
         outputs: The outputs: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`; for outputs
             with several parts `Outputs(...)`, a dict or a tuple of these.
@@ -64,7 +64,7 @@ class BufferSpec:
         """Names of the arguments that describe the items: the layout, the columns, and the mask of a batch to pack."""
         columns = [column.name for column in self.layout.columns if column.function is None]
         mask = [self.packed.padded_by] if self.packed.padded_by else []
-        return [self.layout.name, *columns, *mask]
+        return [*[self.layout.name] * self.layout.has_argument, *columns, *mask]
 
     @cached_property
     def mask(self) -> PaddedMask:
@@ -89,7 +89,7 @@ class BufferSpec:
     @cached_property
     def call_dims(self) -> tuple[str, ...]:
         """Names of the dimensions of a call's rows, for messages."""
-        return self.call_extent.dims
+        return ("batch",) if self.layout.one_row else self.call_extent.dims
 
     @property
     def call_rows_are(self) -> str:

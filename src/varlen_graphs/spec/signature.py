@@ -122,7 +122,11 @@ class Signature:
         self._check_shape(rows.shape)
         if packed.rows_dim:
             rows = packed.rows_first(rows)
-        description, inputs = dict.fromkeys(self._spec.describing), {}
+        description: dict[str, Any] = {}
+        if not self._spec.layout.has_argument:
+            description[self._spec.layout.name] = range(rows.shape[0])
+        description |= dict.fromkeys(self._spec.describing)
+        inputs = {}
         others = {}
         for name, value in arguments.items():
             if name in description:

@@ -163,7 +163,7 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     if packed.padded_by is not None:
         lengths = torch.tensor(layout.rows, device=device)
         description[packed.padded_by] = torch.arange(length, device=device) < lengths[:, None]
-    given = {name: value for name, value in description.items() if value is not None}
+    given = {name: description[name] for name in spec.describing if description[name] is not None}
     original = {packed.name: packed.as_argument(rows), **given, **statics}
     original |= {one.name: one.as_argument(tensors[one.name]) for one in spec.inputs}
     return Call(rows, description, dict(statics), static_key(statics), original, None, inputs=tensors)
@@ -172,7 +172,9 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
 def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[str, Any]:
     """Return the arguments that describe the items."""
     table = torch.tensor(layout.items, device=device)
-    description: dict[str, Any] = {spec.layout.name: spec.layout.argument(table, spec.exact_budget(layout))}
+    description: dict[str, Any] = {spec.layout.name: range(len(layout))}
+    if spec.layout.has_argument:
+        description[spec.layout.name] = spec.layout.argument(table, spec.exact_budget(layout))
     for at, column in enumerate(spec.layout.columns, start=3):
         if column.function is None:
             values = [item[at] for item in layout.items]

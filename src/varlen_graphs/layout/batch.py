@@ -1,0 +1,46 @@
+"""Batches of items of one size, which no argument describes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from varlen_graphs.errors import LayoutError
+from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.columns import Column
+
+
+@dataclass(frozen=True)
+class Batch(LayoutArgument):
+    """Items of one size: the rows are a batch `[batch, ...]`, and nothing else describes them.
+
+    Each item counts as one row of any shape, such as `[channels, height, width]`. Budgets are batch sizes: `[1, 2, 4, 8]`.
+    A larger batch takes several replays.
+
+    Attributes:
+        columns: Extra integers that each item carries.
+    """
+
+    columns: tuple[Column, ...] = ()
+    name: ClassVar[str] = "batch"  # type: ignore[misc]  # of no argument; for messages
+    has_argument = False
+    one_row = True
+    rows_are = "a batch of items of one size"
+
+    def parse(self, value: Sequence[Any]) -> list[tuple[int, int, int]]:
+        """Return as many items of one row as `value` has entries.
+
+        Raises:
+            LayoutError: There are none.
+        """
+        if not len(value):
+            raise LayoutError(
+                "the batch is empty: expected at least one item; skip the call when there is nothing to encode"
+            )
+        return [(1, 1, 1)] * len(value)
+
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """Never called: there is no argument."""
+        raise NotImplementedError
