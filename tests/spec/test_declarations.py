@@ -27,6 +27,7 @@ GOOD = {
     vg.Windows: {"side": 4},
     vg.GridTHW: {"name": "grid", "merge": 1, "columns": ()},
     vg.GridHW: {"name": "sizes", "columns": ()},
+    vg.Batch: {"columns": ()},
     vg.Lengths: {"name": "lengths", "columns": ()},
     vg.PaddedLengths: {"name": "lengths", "columns": ()},
     vg.PaddedMask: {"name": "mask", "dtype": torch.int64, "real": True, "columns": ()},

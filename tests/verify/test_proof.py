@@ -300,3 +300,22 @@ def test_a_declaration_that_the_proof_finds_wrong_is_an_error_of_every_call():
         with pytest.raises(vg.SpecError, match="the function of HostBuffer 'cu_seqlens' returned"):
             encoder(rows_for([6]), lengths=[6])
     assert not encoder.stats.replays
+
+
+def test_an_edge_at_which_the_module_itself_does_not_repeat_refuses_nothing():
+    runs = []
+
+    class Unsteady(nn.Linear):
+        """Gives garbage for a single row, as an operator that reads memory that nobody wrote may."""
+
+        def forward(self, x, lengths):
+            runs.append(len(runs))
+            return super().forward(x) + (len(runs) if x.shape[0] == 1 else 0)
+
+    encoder = vg.GraphedEncoder(
+        Unsteady(8, 8).eval().requires_grad_(False), [64], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()),
+        forward=lambda module, x: nn.Linear.forward(module, x), backend="tape", verify=vg.Verify(strict=True),
+    )  # fmt: skip
+    x = torch.randn(6, 8)
+    assert torch.allclose(encoder(x, lengths=[2, 4]), nn.Linear.forward(encoder.module, x), atol=1e-6)
+    assert encoder.stats.replays.total() == 1

@@ -20,7 +20,6 @@ from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.statics import static_key
 
 HEADER = 4
 """Number of integers in front of the item table."""
@@ -132,7 +131,7 @@ class Arena:
         """Return a call of the first rows at a budget, where these and the tensors beside them lie."""
         span = Span.of(layout)
         rows, inputs = self._extent.part(self._at(budget), span), self._inputs.part(span, budget)
-        return Call(rows, {}, statics, static_key(statics), {}, None, layout, inputs=inputs)
+        return Call(rows, {}, statics, self._spec.key(statics, self._row_shape), {}, None, layout, inputs=inputs)
 
     def _at(self, budget: Budget) -> Tensor:
         """Return the rows of a budget, as the module takes them."""
@@ -204,9 +203,8 @@ class Arena:
         unit = spec.row_multiple
         few = -(-PROBE_ROWS // unit) * unit
         several = min(3, len(self.table))
-        for items, wanted in (
-            ((several - 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
-        ):
+        proportions = ((several + 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
+        for items, wanted in proportions:
             rows = max(unit, min(wanted, self._longest // unit * unit))
             item = sample_item(spec.layout, rows, spec.layout.merge)
             layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)

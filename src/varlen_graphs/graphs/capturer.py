@@ -62,7 +62,7 @@ class Capturer:
     Attributes:
         sets: The set of graphs of each key.
         inputs: The inputs that each set was captured for.
-        arena: Static inputs of all graphs; `None` before the first capture.
+        arenas: Static inputs of graphs by the shape of a row: one, unless items of a batch have several.
         checks: Validates layouts on the GPU; kept when graphs are dropped.
         dependencies: Watches what the graphs depend on.
         agreement: Agreement with other ranks that capture the module.
@@ -74,7 +74,7 @@ class Capturer:
     def __init__(self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets) -> None:
         self.sets: dict[Key, GraphSet] = {}
         self.inputs: dict[Key, CaptureInputs] = {}
-        self.arena: Arena | None = None
+        self.arenas: dict[tuple[int, ...], Arena] = {}
         self.checks: GpuChecks | None = None
         self.dependencies = Dependencies(forward)
         self.agreement = Agreement()
@@ -105,7 +105,7 @@ class Capturer:
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
-            arena = self.arena or Arena(
+            arena = self._arena(row_shape) or Arena(
                 spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device,
                 [self._forward.input_dtype(one) for one in spec.inputs],
             )  # fmt: skip
@@ -119,7 +119,9 @@ class Capturer:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise
             self.failure = None
-            self.sets[key], self.inputs[key], self.arena = graphs, inputs, arena
+            self.sets[key], self.inputs[key] = graphs, inputs
+            if arena not in self.arenas.values():
+                self.arenas = {**self.arenas, row_shape: arena}  # another thread may be reading them
             with _dropped_on_error(graphs, budgets):
                 self.dependencies.watch(self.sets.values(), attributes, backend)
             self._disable_failed(graphs, budgets)
@@ -165,8 +167,14 @@ class Capturer:
         }
         name = max(values, key=lambda name: len(values[name]), default=None)
         if name is None or len(values[name]) < 2:
-            return "its adapters changed"
+            return "its adapters, or the shape of its rows, changed"
         return f"{name}={quoted(statics[name])}, after {len(values[name])} other values"
+
+    def _arena(self, row_shape: tuple[int, ...]) -> Arena | None:
+        """Return the arena for rows of a shape. Other rows than those of a batch must fit the first one."""
+        if self._forward.spec.layout.one_row:
+            return self.arenas.get(row_shape)
+        return next(iter(self.arenas.values()), None)
 
     def own_bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graphs of each budget take beside shared memory."""
@@ -181,7 +189,7 @@ class Capturer:
             graphs.clear()  # whoever still has them does not keep the memory
         self.sets.clear()
         self.inputs.clear()
-        self.arena = None
+        self.arenas = {}
         self.dependencies.forget()
 
     def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:

@@ -203,7 +203,8 @@ class Forward:
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
-        for name in {self.spec.layout.name, packed.padded_by} & set(self.spec.describing):
+        names = [self.spec.layout.name] * self.spec.layout.has_argument
+        for name in [*names, *filter(None, [packed.padded_by])]:
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
             return self._callable(**arguments)

@@ -18,7 +18,7 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.statics import StaticKey, static_key
+from varlen_graphs.spec.statics import StaticKey
 
 LOGGER = logging.getLogger("varlen_graphs")
 
@@ -86,8 +86,8 @@ class GraphStore:
 
     @property
     def arena(self) -> Arena | None:
-        """Static inputs of all graphs; `None` before the first capture."""
-        return self.capturer.arena
+        """Static inputs of graphs, those of the first row shape; `None` before the first capture."""
+        return next(iter(self.capturer.arenas.values()), None)
 
     @property
     def sets(self) -> list[GraphSet]:
@@ -144,7 +144,7 @@ class GraphStore:
         """
         self.check_not_staged()
         self.check_memory()
-        key = self.key(static_key(inputs.statics))
+        key = self.key(self.forward.spec.key(inputs.statics, inputs.row_shape))
         graphs, enabled = self._sets.get(key), self.budgets.enabled
         if graphs is None and not enabled:
             raise CaptureError(
@@ -173,7 +173,7 @@ class GraphStore:
         """
         self._check_may_change()
         self.budgets.add(budget)
-        if self.arena is not None and not self.arena.holds(budget):
+        if not all(arena.holds(budget) for arena in self.capturer.arenas.values()):
             try:
                 self._recapture_all()
             finally:
@@ -237,8 +237,8 @@ class GraphStore:
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold; of a shared pool, all of it."""
-        arena = sum(tensor.nbytes for tensor in self.arena.memory) if self.arena is not None else 0
-        return arena + self.pool.bytes() + sum(self.capturer.own_bytes().values())
+        arenas = sum(tensor.nbytes for arena in self.capturer.arenas.values() for tensor in arena.memory)
+        return arenas + self.pool.bytes() + sum(self.capturer.own_bytes().values())
 
     def check_memory(self) -> None:
         """Check that all memory that graphs read is unchanged since the capture; if not, graphs may be released.
@@ -282,8 +282,8 @@ class GraphStore:
         """Overwrite the arena's floating rows and the pool with NaN."""
         self.check_not_staged()
         self.pool.advance()
-        if self.arena is not None:
-            self.arena.poison()
+        for arena in self.capturer.arenas.values():
+            arena.poison()
         self.pool.poison()
 
     def check_not_staged(self) -> None:

@@ -16,8 +16,9 @@ from varlen_graphs.layout.columns import Column
 class Batch(LayoutArgument):
     """Items of one size: the rows are a batch `[batch, ...]`, and nothing else describes them.
 
-    Each item counts as one row of any shape, such as `[channels, height, width]`. Budgets are batch sizes: `[1, 2, 4, 8]`.
-    A larger batch takes several replays.
+    Each item counts as one row of any shape, such as `[channels, height, width]`. Budgets are batch sizes, such as
+    `[1, 2, 4, 8]`; a larger batch takes several replays. Where `PackedRows(shape=...)` is not declared, items of each
+    shape (resolution) get graphs and static inputs of their own, which count as a set of static arguments does.
 
     Attributes:
         columns: Extra integers that each item carries.

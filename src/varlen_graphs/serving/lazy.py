@@ -14,7 +14,6 @@ from varlen_graphs.routing.packing import total_cost
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.statics import static_key
 from varlen_graphs.stats import Stats
 
 NOT_CAPTURED = "not captured yet"
@@ -61,7 +60,7 @@ class Requests:
     def add(self, inputs: CaptureInputs, calls: Mapping[Budget, float]) -> None:
         """Count that calls requested budgets just now."""
         with self._lock:
-            key = self.store.key(static_key(inputs.statics))
+            key = self.store.key(self.store.forward.spec.key(inputs.statics, inputs.row_shape))
             self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self._stats.calls)
             if len(self._requests) > MOST_KEYS:  # drop what was requested least, and longest ago
                 del self._requests[min(self._requests, key=lambda key: sum(self._requests[key].calls.values()))]

@@ -15,7 +15,7 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
         InputError: Rows on another device, or of a dtype that is not cast.
         StaleGraphError: The module was moved to another device since the capture.
     """
-    forward, arena = store.forward, store.capturer.arena  # which another thread may release
+    forward, arena = store.forward, store.arena  # which another thread may release
     name = forward.spec.packed.name
     if arena is not None:
         here, expected = arena.rows.device, arena.rows.dtype

@@ -1,10 +1,12 @@
 """The declaration of a module."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
@@ -20,6 +22,7 @@ from varlen_graphs.spec.entries import BatchRows, CountedEntries, Extent, FrameR
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.outputs import Declared, extents, with_rows
 from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.spec.statics import StaticKey, static_key
 
 ROWS, BATCH_ROWS = Rows(), BatchRows()
 
@@ -160,6 +163,15 @@ class BufferSpec:
         """Buffers with a largest size of items, and that size."""
         buffers = [buffer for buffer in self.buffers if isinstance(buffer, Buffer)]
         return [(buffer, buffer.largest) for buffer in buffers if buffer.largest is not None]
+
+    def key(self, statics: Mapping[str, Any], row_shape: Sequence[int]) -> StaticKey:
+        """Return the key of the graphs for static arguments, and for rows of a shape if items of a batch have several.
+
+        Raises:
+            ChangeableError: An argument may change.
+        """
+        key = static_key(statics) if statics else ()
+        return (*key, (self.packed.name, (torch.Size, tuple(row_shape)))) if self.layout.one_row else key
 
     def exact_budget(self, layout: Layout) -> Budget:
         """Return the budget without padding that `layout` needs when it runs eager."""

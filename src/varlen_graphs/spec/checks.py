@@ -57,6 +57,15 @@ def check_rows(spec: "BufferSpec") -> None:
             f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
             "declare a layout of packed rows, such as Lengths"
         )
+    if spec.layout.one_row and spec.packed.padded_by:
+        raise SpecError(
+            f"{spec.rows!r} is a batch of items of one size: leave padded_by out, or declare another layout"
+        )
+    if spec.layout.one_row and spec.row_multiple > 1:
+        raise SpecError(
+            f"{spec.outputs!r}: in a Batch each item is one row; declare Rows() or Items() for an entry an item, "
+            "Items(rows=...) for several"
+        )
     kind = "padded" if spec.layout.padded else "packed"
     for buffer in spec.buffers:
         if buffer.for_rows not in (kind, None):

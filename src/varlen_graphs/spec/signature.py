@@ -11,7 +11,7 @@ from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.inputs import PerItem
-from varlen_graphs.spec.statics import ChangeableError, alike, static_form, static_key
+from varlen_graphs.spec.statics import ChangeableError, alike, static_form
 
 OTHER_OUTPUTS = {
     "output_hidden_states": True,
@@ -139,7 +139,7 @@ class Signature:
         statics, beyond = self.bind_statics(others, rows.shape, description)
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
-        key = static_key(statics) if statics else ()
+        key = self._spec.key(statics, rows.shape[len(self._spec.call_dims) :])
         return Call(rows, description, statics, key, arguments, beyond, inputs=inputs)
 
     def bind_statics(

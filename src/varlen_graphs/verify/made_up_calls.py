@@ -18,7 +18,6 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent
-from varlen_graphs.spec.statics import static_key
 
 Sizes = Sequence[tuple[int, int]]
 """Frames, and rows a frame, of some items."""
@@ -166,7 +165,7 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     given = {name: description[name] for name in spec.describing if description[name] is not None}
     original = {packed.name: packed.as_argument(rows), **given, **statics}
     original |= {one.name: one.as_argument(tensors[one.name]) for one in spec.inputs}
-    return Call(rows, description, dict(statics), static_key(statics), original, None, inputs=tensors)
+    return Call(rows, description, dict(statics), spec.key(statics, row_shape), original, None, inputs=tensors)
 
 
 def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.spec.statics import static_key
 from varlen_graphs.verify.compare import Expected, limit_of
 from varlen_graphs.verify.eager_proof import check_eager
 from varlen_graphs.verify.made_up_calls import (
@@ -121,7 +120,7 @@ class Prover:
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
         if (proven := self._forward.proven) is not None:
-            key = static_key(inputs.statics)
+            key = self._spec.key(inputs.statics, inputs.row_shape)
             proven[key] = proven.get(key, True) and not refused
         if refused:
             self._report(refused, max(count, len(refused)))
@@ -194,7 +193,9 @@ class Prover:
                 continue
             with graphs.agreement.attempt() as attempt:
                 trial.find_evidence()
-            if (failure := attempt.take()) is not None:
+            if (failure := attempt.take()) is None:
+                continue
+            if task.must_run or not graphs.agreement.alone or trial.reference_repeats():
                 failures.append((task, str(failure.error)))
         return failures
 

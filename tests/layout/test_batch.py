@@ -1,0 +1,138 @@
+"""Batches of items of one size, which nothing else describes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.batches import SPEC, FixedSize, check_batch_contract, images
+from tests.support.towers import distance, equal_bits
+from varlen_graphs.graphs.capturer import MOST_SETS
+
+
+def encoder_of_batches(budgets=(1, 2, 4, 8), spec=SPEC, module=None, **options):
+    return vg.GraphedEncoder(module or FixedSize(), list(budgets), spec, **({"backend": "tape"} | options))
+
+
+def test_the_padding_contract_holds():
+    check_batch_contract(encoder_of_batches(verify=vg.Verify(strict=True)), "cpu")
+
+
+def test_integers_are_batch_sizes():
+    assert [budget.items for budget in encoder_of_batches([1, 2, 4, 8, 16]).budgets] == [1, 2, 4, 8, 16]
+    assert encoder_of_batches([3]).budgets == (vg.Budget(3, items=3, segments=3, max_seqlen=1),)
+    with pytest.raises(vg.BudgetError, match="expected batch sizes for a Batch"):
+        encoder_of_batches_with_a_ladder()
+
+
+def encoder_of_batches_with_a_ladder():
+    return vg.GraphedEncoder(FixedSize(), vg.Ladder(256, 512), SPEC, backend="tape")
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 40), st.sampled_from([8, 12]))
+def test_any_batch_of_any_resolution_gives_what_the_module_gives(count, side):
+    x = images(count, side)
+    assert distance(BATCHED(x), BATCHED.module(x)) < 1e-5
+
+
+BATCHED = encoder_of_batches()
+
+
+def test_resolutions_have_graphs_and_static_inputs_of_their_own():
+    encoder = encoder_of_batches()
+    large, small = images(3, 16), images(5, 8)
+    first = encoder(large)
+    for x in (small, large, small):
+        encoder.poison()
+        assert distance(encoder(x), encoder.module(x)) < 1e-5
+    assert equal_bits(encoder(large), first)
+    assert len(encoder.executor.store.sets) == 2
+    verified = encoder.verify([{"pixel_values": images(3, 16)}, {"pixel_values": images(8, 8)}])
+    assert verified.calls == 2
+    encoder.release()
+    assert distance(encoder(small), encoder.module(small)) < 1e-5
+
+
+def test_ever_new_resolutions_run_eager_after_some():
+    encoder = encoder_of_batches([2])
+
+    def check(sides):
+        for side in sides:
+            x = images(2, side)
+            assert distance(encoder(x), encoder.module(x)) < 1e-5
+
+    check(range(4, 3 + MOST_SETS))
+    with pytest.warns(UserWarning, match="its adapters, or the shape of its rows, changed. Such calls run eager"):
+        check(range(3 + MOST_SETS, 7 + MOST_SETS))
+    assert len(encoder.executor.store.sets) == MOST_SETS
+    assert sum(encoder.stats.eager.values()) == 3
+
+
+def test_a_declared_shape_is_the_only_one():
+    spec = vg.BufferSpec(vg.PackedRows("pixel_values", (3, 8, 8)), vg.Batch(), outputs=SPEC.outputs)
+    encoder = encoder_of_batches(spec=spec).capture()
+    assert distance(encoder(images(5, 8)), encoder.module(images(5, 8))) < 1e-5
+    with pytest.raises(vg.InputError, match=r"pixel_values is \[2, 3, 16, 16\]: expected \[batch, 3, 8, 8\]"):
+        encoder(images(2, 16))
+
+
+def test_a_batch_may_be_staged_by_its_size():
+    encoder, x = encoder_of_batches(), images(3, 8)
+    expected = encoder(x)
+    with encoder.stage(3) as stage:
+        stage.rows.copy_(x)
+    assert equal_bits(stage.output, expected)
+    with pytest.raises(vg.InputError, match="expected the number of items, an integer"), encoder.stage([3]):
+        pass
+
+
+def test_outputs_and_masks_that_a_batch_cannot_have_are_refused():
+    with pytest.raises(vg.SpecError, match=r"declare Rows\(\) or Items\(\) for an entry an item"):
+        vg.BufferSpec("x", vg.Batch(), outputs=vg.Rows(every=4))
+    with pytest.raises(vg.SpecError, match="leave padded_by out"):
+        vg.BufferSpec(vg.PackedRows("x", padded_by="mask"), vg.Batch())
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(vg.LayoutError, match="the batch is empty"):
+        encoder_of_batches()(images(0, 8))
+
+
+def test_items_carry_tensors_and_columns():
+    class Conditioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, timestep, kind):
+            return self.linear(x) * timestep[:, None, None] + kind[:, None, None]
+
+    spec = vg.BufferSpec(
+        vg.PackedRows("x", (4, 8)), vg.Batch(columns=(vg.Column("kind"),)), inputs=[vg.PerItem("timestep")]
+    )
+    encoder = encoder_of_batches(spec=spec, module=Conditioned().eval(), verify=vg.Verify(strict=True))
+    x, t, kinds = torch.randn(11, 4, 8), torch.rand(11), list(range(11))
+    got = encoder(x, timestep=t, kind=kinds)
+    assert distance(got, encoder.module(x, t, torch.tensor(kinds))) < 1e-5
+
+
+class Mean(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, pixel_values):
+        return {"patches": pixel_values * self.one - pixel_values.mean(0), "pooled": pixel_values.mean((1, 2, 3))}
+
+
+def test_what_mixes_the_items_of_a_batch_fails_the_proof():
+    encoder, x = encoder_of_batches(module=Mean().eval()), images(3, 8)
+    with pytest.warns(UserWarning, match="failed the proof"):
+        got = encoder(x)
+    assert distance(got, encoder.module(x)) < 1e-6
+    assert not encoder.stats.replays
