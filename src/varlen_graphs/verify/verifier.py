@@ -150,9 +150,12 @@ class Verifier:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
         self._replay(self._largest, self._routes(self._largest)[-1])
         if (graphs := self._store.find(call.key)) is not None:
-            same = self._largest.rows.shape[1:] == call.rows.shape[1:]
-            graphs.arena.fill(self._largest if same else call)
+            graphs.arena.fill(self._filling(call))
         return self._replay(call, packs)
+
+    def _filling(self, call: Call) -> Call:
+        """Return the call whose rows are to lie in the padding of another: the largest one, if its rows fit there."""
+        return self._largest if self._largest.rows.shape[1:] == call.rows.shape[1:] else call
 
     def _check(self, call: Call, packs: Packs, output: Parts, expected: Expected, order: Sequence[int] = ()) -> None:
         """Check the output of a replay of a call, whose items it may have in another order."""
@@ -185,7 +188,7 @@ class Verifier:
         cause = DECLARED
         if pack.budget is not None and graphs is not None:
             where = f"{pack.budget}, replaying items {few(pack.layout(layout))}"
-            cause = why(ErrorLocator(self._forward, graphs.arena, call, pack, call))
+            cause = why(ErrorLocator(self._forward, graphs.arena, call, pack, self._filling(call)))
         raise VerificationError(f"wrong in {where}: {what}\n{cause}")
 
 
