@@ -116,7 +116,7 @@ def mutated(draw, value):
             elif change == "double" and isinstance(inside, list):
                 inside.insert(step, deepcopy(inside[step]))
             else:
-                inside[step] = draw(anything)
+                inside[step] = deepcopy(draw(anything))
             break
     return value
 
