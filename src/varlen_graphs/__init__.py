@@ -55,6 +55,7 @@ from varlen_graphs.buffers import (
     Interpolation,
     KeyPaddingMask,
     MaxSeqlen,
+    PrefixIndex,
     RotaryTable,
 )
 from varlen_graphs.capture.options import Capture
@@ -127,6 +128,7 @@ __all__ = [
     "PerItem",
     "PerRow",
     "Pool",
+    "PrefixIndex",
     "RankError",
     "RotaryTable",
     "Rows",

@@ -134,7 +134,7 @@ class GraphedEncoder(OperatedEncoder):
         if not isinstance(capture, Capture):
             raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
         verify = verify if isinstance(verify, Verify) else Verify(verify)
-        resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.layout.one_row)
+        resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.layout)
         check_budgets(buffer_spec, resolved)
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from varlen_graphs.layout.budgets import resolve_budgets, row_count_for
+from varlen_graphs.layout import budgets
+from varlen_graphs.layout.budgets import row_count_for
+
+
+def resolve_budgets(form, multiple):
+    return budgets.resolve_budgets(form, multiple, vg.Lengths())
 
 
 def test_plain_integers_mean_rows_and_are_rounded_up():

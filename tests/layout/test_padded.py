@@ -390,13 +390,9 @@ DECLARATIONS = {
         lambda: spec([vg.KeyPaddingMask()], vg.Lengths()), vg.SpecError,
         "is for padded rows, but Lengths has packed ones; declare",
     ),
-    "a ratio": (
-        lambda: spec(outputs=vg.Rows(every=2)), vg.SpecError,
-        "Rows(every=2, rows_dim=0): a padded batch has one entry a row",
-    ),
     "an output in another dimension": (
         lambda: spec(outputs=[vg.Items(), vg.Rows(rows_dim=1)]), vg.SpecError,
-        "Rows(every=1, rows_dim=1)]: a padded batch has one entry a row, Rows()",
+        "Rows(every=1, rows_dim=1, prefix=None): a padded batch is [batch, length, ...]; leave rows_dim out",
     ),
     "rows in another dimension": (
         lambda: vg.BufferSpec(vg.PackedRows("x", rows_dim=1), MASK), vg.SpecError,

@@ -186,7 +186,6 @@ DECLARATIONS = {
         {"rows": vg.PackedRows("x", shape=(1, DIM), rows_dim=1, padded_by="mask")},
         "a padded batch is [batch, length, ...]; leave rows_dim out",
     ),
-    "a ratio": ({"outputs": vg.Rows(every=2)}, "a padded batch has one entry a row, Rows()"),
     "one name twice": (
         {"rows": vg.PackedRows("x", shape=(DIM,), padded_by="lengths")}, "['lengths'] declared more than once",
     ),

@@ -67,19 +67,27 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
         (
             a,
             (ROWS,),
-            "output is a tensor but is declared as (Rows(every=1, rows_dim=0),): expected Rows(...), Items(...) or",
+            "output is a tensor but is declared as (Rows(every=1, rows_dim=0, prefix=None),): expected Rows(...), Items(...) or",
         ),
-        ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1, rows_dim=0),)"),
-        ((a, b), vg.Outputs(x=ROWS), "output has 2 parts but is declared as Outputs(x=Rows(every=1, rows_dim=0))"),
+        ((a, b), (ROWS,), "output has 2 parts but is declared as (Rows(every=1, rows_dim=0, prefix=None),)"),
+        (
+            (a, b),
+            vg.Outputs(x=ROWS),
+            "output has 2 parts but is declared as Outputs(x=Rows(every=1, rows_dim=0, prefix=None))",
+        ),
         (
             {"x": a},
             (ROWS,),
-            "output has fields ['x'] but is declared as (Rows(every=1, rows_dim=0),): expected Outputs(...)",
+            "output has fields ['x'] but is declared as (Rows(every=1, rows_dim=0, prefix=None),): expected Outputs(...)",
         ),
         ({"x": a, "y": b}, vg.Outputs(x=ROWS), "undeclared: ['y']"),
         ({"x": a}, vg.Outputs(x=ROWS, z=ROWS), "declared but absent: ['z']"),
         ({"x": a}, {"x": ROWS, 3: ROWS}, "declared but absent: [3]"),
-        ((a, b), {0: ROWS, 1: HALF}, "output has 2 parts but is declared as {0: Rows(every=1, rows_dim=0), 1: Rows"),
+        (
+            (a, b),
+            {0: ROWS, 1: HALF},
+            "output has 2 parts but is declared as {0: Rows(every=1, rows_dim=0, prefix=None), 1: Rows",
+        ),
         ({"x": a, "y": Result(a, 3, [])}, vg.Outputs(x=ROWS), "undeclared: ['y']"),
         (
             {"x": a, "y": object()},
@@ -89,7 +97,7 @@ def test_outputs_are_taken_apart_and_put_together_anew(output, declared, kinds):
         (
             ({"x": a},),
             (vg.Outputs(x=(ROWS,)),),
-            "output[0].x is a tensor but is declared as (Rows(every=1, rows_dim=0),)",
+            "output[0].x is a tensor but is declared as (Rows(every=1, rows_dim=0, prefix=None),)",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from varlen_graphs.buffers.interpolation_taps import InterpolationIndices, Inter
 from varlen_graphs.buffers.key_padding_mask import KeyPaddingMask
 from varlen_graphs.buffers.lookup import Lookup
 from varlen_graphs.buffers.max_seqlen import MaxSeqlen
+from varlen_graphs.buffers.prefix_index import PrefixIndex
 from varlen_graphs.buffers.rotary_table import RotaryTable
 from varlen_graphs.buffers.row_positions import RowPositions
 from varlen_graphs.buffers.sincos import SinCos, add_sincos
@@ -30,6 +31,7 @@ __all__ = [
     "KeyPaddingMask",
     "Lookup",
     "MaxSeqlen",
+    "PrefixIndex",
     "RotaryTable",
     "RowPositions",
     "SinCos",

@@ -46,7 +46,7 @@ class AttentionSchedule(Buffer):
         """Return the schedule of the segments of `CuSeqlens(per=...)`."""
         budget, keys = table.budget, table.cu_seqlens(self.per)
         if self.queries is None:
-            queries, longest, rows = keys, table.max_seqlen(self.per), budget.rows
+            queries, longest, rows = keys, table.max_seqlen(self.per), table.rows_with_prefix
         else:
             queries = table.query_seqlens(self.queries)
             longest, rows = self.queries, budget.items * self.queries

@@ -1,11 +1,13 @@
 """Key padding mask of a padded batch."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.layout.entry_counts import EntryCounts
 from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import check_mask_dtype, key_padding_mask
@@ -16,7 +18,8 @@ class KeyPaddingMask(Buffer):
     """Mask of the real rows of a padded batch, `[batch, length]`; padding items have no real rows.
 
     For modules that take a mask in addition to the argument that describes the items. If calls bring the mask and it
-    describes the items, declare `PaddedMask` as the layout instead.
+    describes the items, declare `PaddedMask` as the layout instead. Prefix rows that the layout declares are real, and
+    come first.
 
     Attributes:
         name: Argument to fill.
@@ -29,14 +32,17 @@ class KeyPaddingMask(Buffer):
 
     any_segments = False
     for_rows = "padded"
+    _counts: EntryCounts | None = field(init=False, repr=False, compare=False)
     name: str = "key_padding_mask"
     dtype: torch.dtype = torch.bool
     real: bool = True
+    of_item: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "_counts", None if self.of_item is None else EntryCounts(self.of_item))
         check_mask_dtype(self, self.dtype)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the mask, `[batch, length]` in `dtype`."""
-        return key_padding_mask(table.real_rows, self.dtype, self.real)
+        return key_padding_mask(table.real_entries(self._counts), self.dtype, self.real)

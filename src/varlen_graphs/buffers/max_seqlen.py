@@ -14,7 +14,8 @@ from varlen_graphs.layout.segments import Per
 class MaxSeqlen(Buffer):
     """Upper bound of segment lengths, in rows: a Python int, frozen at capture.
 
-    It is the `max_seqlen` of the budget, or the rows of one window if segments are windows and these have fewer.
+    It is the `max_seqlen` of the budget with the prefix rows of an item, or the rows of one window if segments are
+    windows and these have fewer.
 
     Attributes:
         name: Argument to fill.

@@ -22,7 +22,7 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.outputs import check_extents, clear_gaps, flatten, with_padding
+from varlen_graphs.spec.outputs import check_extents, clear_gaps, extents, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
@@ -89,7 +89,8 @@ class Forward:
     def beside(self) -> dict[str, Any]:
         """Callables and objects that run beside the module, by name."""
         buffers: dict[str, Any] = {buffer.name: buffer for buffer in self.spec.buffers}
-        return buffers | {"normalize": self.spec.packed.normalize, "forward": self.function}
+        others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
+        return buffers | others | {"forward": self.function}
 
     def __call__(
         self,
@@ -140,7 +141,7 @@ class Forward:
                 return output
             parts = flatten(output, spec.declared)
             check_extents(parts, budget)
-            if not (spec.counts_entries or spec.layout.padded or length):
+            if not (spec.changes_outputs or length):
                 return output
             clear_gaps(parts, items)
             active = parts.active(Span.of(layout))

@@ -9,6 +9,7 @@ from torch import Tensor
 from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.fields import check_at_least
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.values import quoted
 
@@ -21,6 +22,7 @@ class LayoutArgument(ABC):
         columns: Extra integers that each item carries.
         merge: Divisor of `h` and `w` of every item.
         row_multiple: Divisor of the number of rows of every frame.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
         rows_are: Arrangement of the rows of a call, as error messages describe it.
         has_frames: True if an item may have several frames.
         has_sides: True if items have a height and a width.
@@ -29,13 +31,14 @@ class LayoutArgument(ABC):
         one_row: True if each item is one row.
 
     Raises:
-        SpecError: `name` is not a string, or `columns` is not a tuple or list of `Column`s.
+        SpecError: `name` is not a string, `columns` is not a tuple or list of `Column`s, or `prefix` is below 0.
     """
 
     name: str
     columns: tuple[Column, ...]
     merge: int = 1
     row_multiple: int = 1
+    prefix: int = 0
     rows_are: ClassVar[str] = "the rows of all items one after another, not a batch of items"
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
@@ -50,6 +53,7 @@ class LayoutArgument(ABC):
             raise SpecError(
                 f"columns={self.columns!r}: expected a tuple of columns, such as (Column('kind'),); mind the comma"
             )
+        check_at_least(self, 0, "prefix")
 
     @property
     def grouped(self) -> bool:

@@ -4,12 +4,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.fields import check_at_least, check_fields, is_integer
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
 from varlen_graphs.layout.values import INT64_MAX, quoted
+
+if TYPE_CHECKING:
+    from varlen_graphs.layout.arguments import LayoutArgument
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that kernels can use aligned vector loads."""
@@ -219,15 +222,15 @@ class PaddedLadder:
 Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 
 
-def resolve_budgets(budgets: Budgets, multiple: int, one_row: bool = False) -> tuple[Budget, ...]:
+def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -> tuple[Budget, ...]:
     """Return sorted, distinct budgets from any accepted form of `budgets`.
 
     Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`. The rows of
-    a `Budget` are rounded up to a multiple of `multiple` only. Capacities are never rounded down. Where each item is
-    `one_row`, integers are numbers of items, and are not rounded.
+    a `Budget`, or its length in a padded batch, are rounded up to a multiple of `multiple` only. Capacities are never
+    rounded down. Where each item is one row, integers are numbers of items, and are not rounded.
     """
     aligned = math.lcm(ROW_ALIGNMENT, multiple)
-    if one_row and isinstance(budgets, Ladder):
+    if layout.one_row and isinstance(budgets, Ladder):
         raise BudgetError(f"budgets is {budgets!r}: expected batch sizes for a Batch, such as [1, 2, 4, 8, 16]")
     if isinstance(budgets, Ladder):
         return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
@@ -238,13 +241,15 @@ def resolve_budgets(budgets: Budgets, multiple: int, one_row: bool = False) -> t
         raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")
     resolved = set()
     for entry in entries:
-        if isinstance(entry, Budget):
+        if isinstance(entry, Budget) and layout.padded and entry.rows == entry.items * entry.max_seqlen:
+            resolved.add(Budget.padded(entry.items, _round_up(entry.max_seqlen, multiple)))
+        elif isinstance(entry, Budget):
             rows = _round_up(entry.rows, multiple)
             longest = rows if entry.max_seqlen == entry.rows else entry.max_seqlen
             resolved.add(Budget(rows, entry.items, entry.segments, longest))
         elif is_integer(entry):
             count = Budget(entry).rows
-            resolved.add(Budget(count, count, count, 1) if one_row else Budget(_round_up(count, aligned)))
+            resolved.add(Budget(count, count, count, 1) if layout.one_row else Budget(_round_up(count, aligned)))
         else:
             raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")
     return tuple(sorted(resolved))

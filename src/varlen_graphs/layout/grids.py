@@ -28,6 +28,8 @@ class GridTHW(LayoutArgument):
             that it could describe.
         merge: Side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
         columns: Extra integers that each item carries.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
+            Calls do not bring them, and budgets do not count them.
 
     Raises:
         SpecError: `merge` is not an integer of at least 1, `name` no string, or `columns` are not columns.
@@ -36,6 +38,7 @@ class GridTHW(LayoutArgument):
     name: str = "grid_thw"
     merge: int = 1
     columns: tuple[Column, ...] = ()
+    prefix: int = 0
     has_frames = True
     has_sides = True
 
@@ -113,10 +116,13 @@ class GridHW(LayoutArgument):
             tensor `[items, 2]` on the CPU or the GPU. A tensor on the GPU costs one copy to the host unless the
             smallest budget fits any items that it could describe.
         columns: Extra integers that each item carries.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
+            Calls do not bring them, and budgets do not count them.
     """
 
     name: str = "spatial_shapes"
     columns: tuple[Column, ...] = ()
+    prefix: int = 0
     has_sides = True
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
@@ -160,10 +166,13 @@ class Lengths(LayoutArgument):
         name: Name of the argument. A call may bring a list, or a tensor `[items]` on the CPU or the GPU. A tensor on
             the GPU costs one copy to the host unless the smallest budget fits any items that it could describe.
         columns: Extra integers that each item carries.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
+            Calls do not bring them, and budgets do not count them.
     """
 
     name: str = "lengths"
     columns: tuple[Column, ...] = ()
+    prefix: int = 0
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, 1, length)`.

@@ -13,6 +13,7 @@ from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.windows.op import cu_window_seqlens
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.entry_counts import EntryCounts
 from varlen_graphs.layout.items import Order
 from varlen_graphs.layout.padded import real_rows
 from varlen_graphs.layout.segments import Per, Windows
@@ -119,6 +120,18 @@ class ItemTable:
         """Mask of the rows of a padded batch that belong to an item, bool `[items, max_seqlen]`."""
         return real_rows(self.item_rows, self.budget.max_seqlen)
 
+    def real_entries(self, counts: EntryCounts | None = None) -> Tensor:
+        """Return a mask of the real entries of a padded batch, prefix rows first, bool `[items, prefix + length]`.
+
+        Each item has an entry a row, or as many as `counts` says.
+        """
+        lengths, prefix, most = self.item_rows, self.layout.prefix, self.budget.max_seqlen
+        if counts is not None:
+            lengths, most = counts.lookup(lengths, most), counts(most)
+        if prefix:
+            lengths = lengths + prefix * (self.item_rows > 0)
+        return real_rows(lengths, most + prefix)
+
     @cached_property
     def _row_items(self) -> RowItems:
         self._check_packed("the item of each row")
@@ -138,6 +151,24 @@ class ItemTable:
     def row_in_item(self) -> Tensor:
         """Index of each row within its item, int64 `[rows]`; 0 in padding."""
         return self._row_items.within
+
+    @cached_property
+    def row_places(self) -> Tensor:
+        """Place of each row behind the prefix rows of its item and of those before, int64 `[rows]`."""
+        before = torch.where(self.row_active, self.row_item + 1, (self.item_rows > 0).sum())
+        return self.row + self.layout.prefix * before
+
+    @cached_property
+    def prefix_places(self) -> Tensor:
+        """Place of the prefix rows of each item, int64 `[items, prefix]`; valid, but those of others, in padding."""
+        own = torch.arange(self.layout.prefix, device=self.device)
+        item = torch.arange(len(self.values), device=self.device)
+        return (self.item_starts + self.layout.prefix * item)[:, None] + own
+
+    @property
+    def rows_with_prefix(self) -> int:
+        """Number of rows that the module has at the budget, with the prefix rows of all items."""
+        return self.budget.rows + self.budget.items * self.layout.prefix
 
     @cached_property
     def row_size(self) -> tuple[Tensor, Tensor]:
@@ -169,13 +200,19 @@ class ItemTable:
     def cu_seqlens(self, per: Per) -> Tensor:
         """Return cumulative segment lengths, int32 `[segments + 1]`; the tail repeats the number of active rows.
 
+        Segments include the prefix rows that the layout declares.
+
         Raises:
             SpecError: The layout has no segments of this kind, or the rows are a padded batch.
         """
         per = "item" if per == "clip" else per
         if per not in self._cu_seqlens:
             self._check_packed("cu_seqlens")
-            self._cu_seqlens[per] = self._segment_starts(per)
+            starts = self._segment_starts(per)
+            if self.layout.prefix:
+                before = torch.arange(len(starts), dtype=torch.int32, device=self.device)
+                starts = starts + self.layout.prefix * before.minimum((self.item_rows > 0).sum(dtype=torch.int32))
+            self._cu_seqlens[per] = starts
         return self._cu_seqlens[per]
 
     def query_seqlens(self, queries: int) -> Tensor:
@@ -200,6 +237,6 @@ class ItemTable:
         return cast(Tensor, cu_seqlens(self.values, self.budget.segments, per == "frame"))
 
     def max_seqlen(self, per: Per) -> int:
-        """Return the upper bound of segment lengths: the budget's `max_seqlen`, or the rows of a window if fewer."""
-        most = self.budget.max_seqlen
+        """Return the upper bound of segment lengths: with the prefix rows of an item, or that of a window."""
+        most = self.budget.max_seqlen + self.layout.prefix
         return min(most, (per.side * self.layout.merge) ** 2) if isinstance(per, Windows) else most

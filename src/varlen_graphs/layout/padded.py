@@ -41,10 +41,13 @@ class PaddedLengths(Padded):
         name: Name of the argument. A call may bring a list, or a tensor `[batch]` on the CPU or the GPU. A tensor on
             the GPU costs one copy to the host.
         columns: Extra integers that each item carries.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
+            Calls do not bring them, and budgets do not count them.
     """
 
     name: str = "lengths"
     columns: tuple[Column, ...] = ()
+    prefix: int = 0
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value`, which must be integers `[batch]` of at least 1, and return its items as `(1, 1, length)`."""
@@ -73,6 +76,8 @@ class PaddedMask(Padded):
         real: Value of real rows: True (1), as in transformers, or False (0), as in `key_padding_mask` of
             `torch.nn.MultiheadAttention`.
         columns: Extra integers that each item carries.
+        prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
+            Calls do not bring them, and budgets do not count them.
 
     Raises:
         SpecError: `dtype` is neither bool nor an integer dtype, `real` is not a bool, or `columns` are not columns.
@@ -82,6 +87,7 @@ class PaddedMask(Padded):
     dtype: torch.dtype = torch.int64
     real: bool = True
     columns: tuple[Column, ...] = ()
+    prefix: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

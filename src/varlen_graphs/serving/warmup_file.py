@@ -92,7 +92,13 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
     weights = [(name, tuple(tensor.shape), str(tensor.dtype), *sharding(tensor)) for name, tensor in named]
     packed, layout = spec.packed, spec.layout
     declared: list[object] = [packed.name, packed.shape, packed.dtype, packed.normalize is not None]
-    declared += [type(layout).__name__, layout.name, layout.merge, [column.name for column in layout.columns]]
+    declared += [
+        type(layout).__name__,
+        layout.name,
+        layout.merge,
+        layout.prefix,
+        [column.name for column in layout.columns],
+    ]
     declared += [[type(extent).__name__ for extent in extents(spec.declared)], spec.row_multiple, *options]
     declared += [(type(buffer).__name__, buffer.name) for buffer in spec.buffers]
     return {

@@ -12,19 +12,23 @@ from torch import Tensor
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.entry_counts import EntryCounts
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
 from varlen_graphs.layout.padded import Padded, PaddedMask
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.batch_rows import AS_ROWS, BatchRows
 from varlen_graphs.spec.checks import check_names, check_rows, check_segments, check_types
-from varlen_graphs.spec.entries import BatchRows, CountedEntries, Extent, FrameRows, Groups, Rows
+from varlen_graphs.spec.entries import CountedEntries, Entries, Extent, FrameRows, Groups, Rows
 from varlen_graphs.spec.inputs import Input
-from varlen_graphs.spec.outputs import Declared, extents, with_rows
+from varlen_graphs.spec.outputs import Declared, each_extent, extents
+from varlen_graphs.spec.prefixed_rows import PrefixedRows
 from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.spec.statics import StaticKey, static_key
 
-ROWS, BATCH_ROWS = Rows(), BatchRows()
+ROWS = Rows()
+BATCH_ROWS = BatchRows(ROWS)
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,24 @@ class BufferSpec:
 
     @cached_property
     def declared(self) -> Declared:
-        """The outputs, with `Rows()` as the rows of the batch where the module gets a padded one."""
-        return with_rows(self.outputs, BATCH_ROWS) if self.layout.padded else self.outputs
+        """The outputs, with the extents that they have for this layout."""
+        return each_extent(self.outputs, self._extent)
+
+    def _extent(self, extent: Extent) -> Extent:
+        prefix, padded = self.layout.prefix, self.layout.padded
+        if isinstance(extent, Rows) and extent.prefix:
+            if not padded:
+                return PrefixedRows(extent, prefix, extent.rows_dim)
+            returned, only = EntryCounts(lambda rows: rows + prefix), EntryCounts(lambda rows: prefix)
+            counts = {"kept": returned, "dropped": AS_ROWS, "only": only}[extent.prefix]
+            return BatchRows(extent, returned, counts, prefix if extent.prefix == "dropped" else 0)
+        if isinstance(extent, Entries) and extent.at_budget is None:
+            counts = EntryCounts(extent.of_item)
+            return BatchRows(extent, counts, counts)
+        if isinstance(extent, Rows) and padded:
+            counts = AS_ROWS if extent.every == 1 else EntryCounts(lambda rows: rows // extent.every)
+            return BatchRows(extent, counts, counts)
+        return extent
 
     def argument_shape(self, layout: Layout, example: Tensor) -> list[int]:
         """Return the shape of the rows argument for these items, with entries as in `example`."""
@@ -121,7 +141,12 @@ class BufferSpec:
     @cached_property
     def counts_entries(self) -> bool:
         """True if the size of some output depends on each item."""
-        return any(isinstance(extent, CountedEntries | Groups) for extent in extents(self.outputs))
+        return any(isinstance(extent, CountedEntries | Groups) for extent in extents(self.declared))
+
+    @cached_property
+    def changes_outputs(self) -> bool:
+        """True if graphs, and eager runs, clear or drop entries of what the module returns."""
+        return bool(self.counts_entries or self.layout.padded or self.layout.prefix)
 
     @cached_property
     def needs_layout(self) -> bool:

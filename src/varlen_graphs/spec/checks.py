@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from varlen_graphs.buffers import Buffer, HostBuffer
+from varlen_graphs.buffers import Buffer, HostBuffer, PrefixIndex
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.segments import Windows
-from varlen_graphs.spec.entries import Groups, Rows
+from varlen_graphs.spec.entries import Entries, Extent, Groups, Rows
 from varlen_graphs.spec.inputs import Input, PerItem, PerRow
 from varlen_graphs.spec.outputs import extents
 from varlen_graphs.spec.rows import PackedRows
@@ -68,6 +68,8 @@ def check_rows(spec: "BufferSpec") -> None:
         )
     kind = "padded" if spec.layout.padded else "packed"
     for buffer in spec.buffers:
+        if isinstance(buffer, PrefixIndex) and not spec.layout.prefix:
+            raise SpecError(f"{buffer!r}, but {spec.layout!r} has no prefix rows: declare how many by prefix=")
         if buffer.for_rows not in (kind, None):
             raise SpecError(
                 f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
@@ -83,10 +85,27 @@ def check_rows(spec: "BufferSpec") -> None:
                 f"{one!r}: a padded batch has an entry an item in its first dimension; leave per_row out, and expand "
                 "it in the module"
             )
-    if spec.batched and any(isinstance(extent, Rows) and extent != Rows() for extent in extents(spec.outputs)):
-        raise SpecError(
-            f"{spec.outputs!r}: a padded batch has one entry a row, Rows(); or declare Items(...) or Entries(...)"
-        )
+    for extent in extents(spec.outputs):
+        _check_extent(spec, extent)
+
+
+def _check_extent(spec: "BufferSpec", extent: Extent) -> None:
+    if isinstance(extent, Rows):
+        if spec.batched and extent.rows_dim:
+            raise SpecError(f"{extent!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
+        if extent.prefix and not spec.layout.prefix:
+            raise SpecError(
+                f"{extent!r}, but {spec.layout!r} has no prefix rows: declare how many each item has by prefix=, or "
+                "leave it out here"
+            )
+    if isinstance(extent, Entries) and extent.at_budget is None:
+        if not spec.layout.padded:
+            raise SpecError(
+                f"{extent!r}: expected at_budget for packed rows, a function that gives the number of entries which "
+                "the module returns at a budget"
+            )
+        if extent.rows_dim:
+            raise SpecError(f"{extent!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
 
 
 def check_segments(spec: "BufferSpec") -> None:
@@ -94,6 +113,10 @@ def check_segments(spec: "BufferSpec") -> None:
     for buffer in spec.segmented:
         if buffer.per not in ("frame", "item", "clip", "group") and not isinstance(buffer.per, Windows):
             raise SpecError(f"{buffer!r}: expected per='frame', 'item', 'clip', 'group' or Windows(side)")
+        if spec.layout.prefix and buffer.per not in ("item", "clip"):
+            raise SpecError(
+                f"{buffer!r}: expected per='item', because the layout declares prefix rows, which each item has once"
+            )
         if buffer.per == "group":
             _check_grouped(spec, buffer, "per='item'")
         elif buffer.per != "item" and not spec.layout.has_frames:

@@ -3,7 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -60,6 +60,17 @@ class Extent(ABC):
         """Return the tensor with `value` in its gaps, or the tensor itself if it has none."""
         return tensor
 
+    def instead(self, shape: Sequence[int], budget: Budget) -> str:
+        """Return the declaration for a tensor of this shape at a budget, for messages."""
+        return "Rows(every=...), Items(rows=...) or Entries(...) to match"
+
+    def padded(self, lengths: Sequence[int]) -> list[int] | None:
+        """Return the number of entries of items of these lengths, where callers get a batch for one that was packed.
+
+        `None` if they get the entries packed.
+        """
+        return None
+
     def _check(self, count: int) -> None:
         if not (is_integer(count) and is_integer(self.rows_dim)) or count < 1 or self.rows_dim < 0:
             raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
@@ -97,21 +108,34 @@ class _ByItems(Extent):
 
 @dataclasses.dataclass(frozen=True)
 class Rows(_ByRows):
-    """Tensor with one entry per `every` rows of the input, `[rows / every, ...]`.
+    """Tensor with one entry per `every` rows of the input: `[rows / every, ...]`, or `[batch, length / every, ...]`.
 
     Attributes:
         every: Number of rows per entry; 4 after a 2 x 2 merge.
         rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
+        prefix: Where the layout declares prefix rows and the tensor has an entry for each of them, before those of the
+            rows of the item: `"kept"` if callers get all, `"dropped"` or `"only"` if they get all but those, or those.
 
     Raises:
-        SpecError: `every` is below 1, or `rows_dim` is negative.
+        SpecError: `every` is below 1, `rows_dim` is negative, or `prefix` is something else or comes with a ratio.
     """
 
     dims = ("rows",)
+    prefix: Literal["kept", "dropped", "only"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self)
+        if self.prefix and self.every > 1:
+            raise SpecError(f"{self!r}: expected an entry for each row and prefix row, without every=")
 
     def place(self, span: Span) -> tuple[slice, ...]:
         """Return the slice of the entries that belong to a span."""
         return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
+
+    def padded(self, lengths: Sequence[int]) -> list[int]:
+        """See `Extent.padded`."""
+        return [rows // self.every for rows in lengths]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +214,11 @@ class Entries(CountedEntries):
     The host counts the entries item by item, so items described on the GPU cost one copy to the host.
 
     Attributes:
-        of_item: Maps the number of rows of an item to its number of entries.
+        of_item: Maps the number of rows of an item to its number of entries, such as
+            `lambda rows: (rows - 1) // 2 + 1` behind a convolution of stride 2. It never decreases.
         at_budget: Maps a budget to the number of entries of the tensor, which must be at least that of any items that
-            fit the budget. Entries of items come first, in the order of the items.
+            fit the budget. Entries of items come first, in the order of the items. `None` for a padded batch, where the
+            tensor is `[batch, of_item(length), ...]`.
         rows_dim: Dimension of the entries: 1 for `[1, entries, dim]`.
 
     Raises:
@@ -200,7 +226,7 @@ class Entries(CountedEntries):
     """
 
     of_item: Callable[[int], int]
-    at_budget: Callable[[Budget], int]
+    at_budget: Callable[[Budget], int] | None = None
     rows_dim: int = 0
 
     def __post_init__(self) -> None:
@@ -209,6 +235,7 @@ class Entries(CountedEntries):
 
     def shape(self, budget: Budget) -> tuple[int, ...]:
         """Return the number of entries at a budget."""
+        assert self.at_budget is not None  # noqa: S101 - checked when it was declared
         return (self.at_budget(budget),)
 
     def count(self, item: Sequence[int]) -> int:
@@ -234,28 +261,6 @@ class FrameRows(_ByRows, CountedEntries):
     def count(self, item: Sequence[int]) -> int:
         """Return the number of entries of an item."""
         return item[1] * item[2] // self.every
-
-
-class BatchRows(Extent):
-    """Meaning of `Rows()` for a padded batch: one entry per row of the batch, `[batch, length, ...]`."""
-
-    dims = ("batch", "length")
-    gaps = True
-
-    def __str__(self) -> str:  # as the user declared it
-        return "Rows() of a padded batch"
-
-    def shape(self, budget: Budget) -> tuple[int, ...]:
-        """Return `(batch, length)` at a budget."""
-        return (budget.items, budget.max_seqlen)
-
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slices of the batch that belong to a span."""
-        return (slice(span.item, span.item + span.items), slice(0, span.length))
-
-    def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
-        """Return the tensor with `value` past the end of every item."""
-        return filled(tensor, ~table.real_rows, value)
 
 
 class Whole(Extent):

@@ -37,13 +37,13 @@ Declared = Extent | Outputs | Mapping[Any, "Declared"] | Sequence["Declared"]
 """Declaration of an output: one `Extent` for all tensors in it, or one declaration per part."""
 
 
-def with_rows(declared: Declared, rows: Extent) -> Declared:
-    """Return the declaration with every `Rows` replaced by `rows`."""
+def each_extent(declared: Declared, change: Callable[[Extent], Extent]) -> Declared:
+    """Return the declaration with every extent changed."""
     if isinstance(declared, Extent):
-        return rows if isinstance(declared, Rows) else declared
+        return change(declared)
     if isinstance(declared, Outputs | Mapping):
-        return {name: with_rows(part, rows) for name, part in _named(declared).items()}
-    return [with_rows(part, rows) for part in declared]
+        return {name: each_extent(part, change) for name, part in _named(declared).items()}
+    return [each_extent(part, change) for part in declared]
 
 
 def extents(declared: Declared) -> list[Extent]:
@@ -113,7 +113,7 @@ def check_extents(parts: Parts, budget: Budget) -> None:
             expected = ", ".join([*["any size"] * extent.rows_dim, *map(str, sizes), "..."])
             raise SpecError(
                 f"an output of shape {list(tensor.shape)} is declared as {extent}: expected [{expected}] at {budget}; "
-                "declare it as Rows(every=...), Items(rows=...) or Entries(...) to match"
+                f"declare it as {extent.instead(tensor.shape, budget)}"
             )
 
 
@@ -125,7 +125,7 @@ def clear_gaps(parts: Parts, table: ItemTable) -> None:
 def with_padding(
     tensors: Sequence[Tensor], extents: Sequence[Extent], lengths: Sequence[int], length: int
 ) -> list[Tensor]:
-    """Pad active entries back to a batch: tensors with one entry per row become `[batch, length, ...]`, zero-padded.
+    """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
 
     Args:
         tensors: Active entries of the outputs.
@@ -135,8 +135,11 @@ def with_padding(
     """
     if not length:
         return [*tensors]
-    pairs = zip(tensors, extents, strict=True)
-    return [pad_rows(tensor, lengths, length) if isinstance(extent, Rows) else tensor for tensor, extent in pairs]
+    padded = []
+    for tensor, extent in zip(tensors, extents, strict=True):
+        counts = extent.padded([*lengths, length])
+        padded.append(pad_rows(tensor, counts[:-1], counts[-1]) if counts else tensor)
+    return padded
 
 
 def flatten(output: Any, declared: Declared) -> Parts:

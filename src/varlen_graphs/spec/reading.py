@@ -147,9 +147,15 @@ def _check_sizes(spec: BufferSpec, layout: Layout) -> None:
 
 def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
     multiple = spec.row_multiple
+    instead = ", or declare Entries(...) with a function of the rows" if spec.layout.padded else ""
     for index, count in enumerate(layout.rows):
         if count % multiple:
             raise LayoutError(
                 f"{spec.layout.name}[{index}] has {counted(count, 'row')}: expected a multiple of {multiple}, because "
-                "the outputs are declared with that ratio; pad the item"
+                f"the outputs are declared with that ratio; pad the item{instead}"
             )
+    if layout.length % multiple:
+        raise LayoutError(
+            f"{spec.packed.name} is padded to {counted(layout.length, 'row')}: expected a multiple of {multiple}, "
+            f"because the outputs are declared with that ratio; pad the batch{instead}"
+        )

@@ -12,7 +12,6 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import pack_rows
 from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.outputs import Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -71,9 +70,10 @@ class Expected:
                 if not self._length and expected.shape[extent.rows_dim :][: len(sizes)] != sizes:
                     yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
                     continue
-                if isinstance(extent, Rows):
-                    expected = pack_rows(expected, self._layout.rows) if self._length else expected
-                    tensor = pack_rows(tensor, layout.rows) if length else tensor
+                if self._length and (own := extent.padded(self._layout.rows)):
+                    expected = pack_rows(expected, own)
+                if length and (own := extent.padded(layout.rows)):
+                    tensor = pack_rows(tensor, own)
                 expected_parts = [extent.part(expected, own_spans[item]) for item in items]
                 yield path, _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
             elif expected is not None or all(missing):  # a field that the module leaves empty may hold something

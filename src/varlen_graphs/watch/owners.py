@@ -255,7 +255,12 @@ def is_ours(value: Any) -> bool:
     return name.startswith("varlen_graphs.") and not name.startswith(_TENSOR_HOLDERS)
 
 
-_TENSOR_HOLDERS = ("varlen_graphs.buffers", "varlen_graphs.spec.normalize")
+_TENSOR_HOLDERS = (
+    "varlen_graphs.buffers",
+    "varlen_graphs.layout.entry_counts",
+    "varlen_graphs.spec.batch_rows",
+    "varlen_graphs.spec.normalize",
+)
 """Modules of this library whose objects hold tensors that graphs read."""
 
 

@@ -1,0 +1,60 @@
+"""Number of entries of an item, as a function of its rows."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.fields import is_integer
+from varlen_graphs.layout.values import quoted
+
+
+class EntryCounts:
+    """Number of entries of an item, counted by any Python function of its rows, also on the device.
+
+    Graphs look the numbers up in tables on the device. The first use of each precedes every capture, because each
+    forward runs eagerly before it is captured; they are kept.
+
+    Args:
+        of_item: Maps a number of rows to a number of entries, which never decreases. No rows have no entries, nor have
+            those for which it gives a negative number.
+    """
+
+    def __init__(self, of_item: Callable[[int], int]) -> None:
+        self._of_item = of_item
+        self._tables: dict[tuple[int, torch.device], Tensor] = {}
+
+    def __call__(self, rows: int) -> int:
+        """Return the number of entries of an item.
+
+        Raises:
+            SpecError: The function returned no integer.
+        """
+        count = self._of_item(rows) if rows else 0
+        if not is_integer(count):
+            raise SpecError(f"of_item({rows}) returned {quoted(count)}: expected an integer, the number of entries")
+        return max(0, int(count))
+
+    def lookup(self, rows: Tensor, longest: int) -> Tensor:
+        """Return the number of entries of items on the device, int64 `[items]`, from their rows, at most `longest`.
+
+        Raises:
+            SpecError: An item of more rows has fewer entries.
+        """
+        size = 1 << longest.bit_length()  # few tables, whatever the lengths of batches
+        if (size, rows.device) not in self._tables:
+            with torch.inference_mode(False):
+                self._tables[size, rows.device] = self._table(size).to(rows.device)
+        return self._tables[size, rows.device][rows]
+
+    def _table(self, size: int) -> Tensor:
+        counts = [self(rows) for rows in range(size)]
+        for rows, (own, more) in enumerate(pairwise(counts)):
+            if more < own:
+                raise SpecError(
+                    f"of_item({rows}) is {own}, but of_item({rows + 1}) is {more}: expected no fewer entries for more "
+                    "rows"
+                )
+        return torch.tensor(counts, device="cpu")

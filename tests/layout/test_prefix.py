@@ -1,0 +1,143 @@
+"""Rows that the module puts before those of each item: class tokens and registers."""
+
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.prefixed import PARTS, PREFIX, check_prefix, expected, images, prefixed
+from tests.support.towers import distance, equal_bits
+from varlen_graphs.layout.item_table import ItemTable
+
+
+def test_the_padding_contract_holds():
+    check_prefix(prefixed(), "cpu", torch.float32, 1e-5)
+
+
+@settings(max_examples=25)
+@given(sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=1, max_size=12))
+def test_any_images_give_what_each_gives_alone(sizes):
+    x = images(sizes)
+    for run in (PREFIXED, PREFIXED.eager):
+        assert distance(run(x, sizes=sizes), expected(PREFIXED.module, x, sizes)) < 1e-5
+
+
+PREFIXED = prefixed()
+
+
+@pytest.mark.parametrize("layout", [vg.GridTHW("sizes", prefix=PREFIX), vg.Lengths("sizes", prefix=PREFIX)])
+def test_other_layouts_have_prefix_rows_too(layout):
+    sizes = [(3, 4), (5, 5)]
+    x = images(sizes)
+    items = [12, 25] if isinstance(layout, vg.Lengths) else [(1, *size) for size in sizes]
+    encoder = prefixed(layout)
+    assert distance(encoder(x, sizes=items), expected(encoder.module, x, sizes)) < 1e-5
+
+
+def test_stages_loans_and_layouts_on_the_device_agree():
+    sizes = [(3, 4), (1, 2), (6, 6)]
+    x = images(sizes)
+    out = PREFIXED(x, sizes=sizes)
+    with PREFIXED.stage(sizes) as stage:
+        stage.rows.copy_(x)
+    assert equal_bits(stage.output, out)
+    assert equal_bits(PREFIXED(x, sizes=torch.tensor(sizes)), out)
+    assert equal_bits(prefixed(outputs="borrowed")(x, sizes=sizes).output, out)
+    assert PREFIXED.verify([{"x": x, "sizes": sizes}]).calls == 1
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), prefix=st.integers(1, 4), room=st.integers(0, 9))
+def test_the_index_puts_each_row_behind_the_prefix_of_its_item(lengths, prefix, room):
+    layout = vg.Lengths(prefix=prefix)
+    budget = vg.Budget(sum(lengths) + room, items=len(lengths) + room // 3)
+    values = torch.tensor([[1, 1, length] for length in lengths] + [[0, 0, 0]] * (budget.items - len(lengths)))
+    table = ItemTable(values, budget, layout)
+    rows = iter(range(sum(lengths)))
+    naive = [[*range(budget.rows, budget.rows + prefix), *(next(rows) for _ in range(length))] for length in lengths]
+    flat = [*chain.from_iterable(naive)]
+    index = vg.PrefixIndex().produce(table, nn.Identity())
+    assert index.shape == (budget.rows + prefix * budget.items,)
+    assert index[: len(flat)].tolist() == flat
+    assert index.min() >= 0
+    assert index.max() < budget.rows + prefix
+    starts = vg.CuSeqlens().produce(table, nn.Identity()).tolist()
+    assert starts[: len(lengths) + 1] == [sum(map(len, naive[:i])) for i in range(len(naive) + 1)]
+    assert {*starts[len(lengths) :]} == {len(flat)}
+
+
+class Masked(nn.Module):
+    """Prefix rows before those of each item of a padded batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.prefix = nn.Parameter(torch.randn(PREFIX, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x, mask):
+        x = torch.cat([self.prefix.expand(len(x), -1, -1), x], 1)
+        return dict.fromkeys(PARTS, self.layer(x, src_key_padding_mask=~mask))
+
+
+def test_padded_batches_have_prefix_rows_too():
+    spec = vg.BufferSpec(
+        vg.PackedRows("x", (8,)),
+        vg.PaddedLengths(prefix=PREFIX),
+        [vg.KeyPaddingMask("mask")],
+        {part: vg.Rows(prefix=part) for part in PARTS},
+    )
+    budgets = [vg.Budget.padded(2, 16), vg.Budget.padded(4, 32)]
+    encoder = vg.GraphedEncoder(Masked(), budgets, spec, backend="tape", verify=vg.Verify(strict=True))
+    for lengths in ([5, 16], [1, 30, 7], [32] * 6):
+        x = torch.randn(len(lengths), max(lengths), 8)
+        encoder(x, lengths=lengths)
+        encoder.poison()
+        for run in (encoder, encoder.eager):
+            out = run(x, lengths=lengths)
+            for i, length in enumerate(lengths):
+                own = encoder.module(x[i : i + 1, :length], torch.ones(1, PREFIX + length, dtype=torch.bool))["kept"][0]
+                assert distance(out["kept"][i, : PREFIX + length], own) < 1e-5
+                assert distance(out["dropped"][i, :length], own[PREFIX:]) < 1e-5
+                assert distance(out["only"][i], own[:PREFIX]) < 1e-5
+                assert not out["kept"][i, PREFIX + length :].any()
+        assert out["only"].shape == (len(lengths), PREFIX, 8)
+        assert out["dropped"].shape == x.shape
+
+
+def declared(layout, buffers=(), outputs=None):
+    return vg.BufferSpec("x", layout, buffers, outputs or vg.Rows())
+
+
+WRONG = {
+    "an output with a prefix that the items lack": (
+        lambda: declared(vg.Lengths(), outputs=vg.Rows(prefix="kept")), "declare how many each item has by prefix=",
+    ),
+    "an index of a prefix that the items lack": (
+        lambda: declared(vg.Lengths(), [vg.PrefixIndex()]), "has no prefix rows: declare how many by prefix=",
+    ),
+    "an index in a padded batch": (
+        lambda: declared(vg.PaddedLengths(prefix=1), [vg.PrefixIndex()]), "is for packed rows",
+    ),
+    "frames": (
+        lambda: declared(vg.GridTHW(prefix=1), [vg.CuSeqlens(per="frame")]), "expected per='item', because the layout",
+    ),
+    "windows": (
+        lambda: declared(vg.GridTHW(prefix=1), [vg.CuSeqlens(per=vg.Windows(2))]), "expected per='item'",
+    ),
+    "a ratio": (lambda: vg.Rows(every=2, prefix="kept"), "expected an entry for each row and prefix row"),
+    "another word": (lambda: vg.Rows(prefix="cls"), "expected 'kept', 'dropped', 'only' or None"),
+    "a negative number": (lambda: vg.Lengths(prefix=-1), "expected an integer of at least 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_declarations_raise_named_errors(case):
+    make, message = WRONG[case]
+    with pytest.raises(vg.SpecError, match=message):
+        make()

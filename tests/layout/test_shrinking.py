@@ -1,0 +1,169 @@
+"""Padded batches whose rows become fewer or more on their way: convolutional front ends, pooling, upsampling."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+from tests.support.padded import padded_batch
+from tests.support.shrinking import (
+    DIM,
+    POOLED,
+    SUBSAMPLING,
+    WAVEFORM,
+    Pooled,
+    Subsampling,
+    Waveform,
+    check_subsampling,
+    frames,
+    half,
+    shrinking,
+    subsampled,
+)
+from tests.support.towers import distance
+
+
+def test_the_padding_contract_holds_behind_a_convolutional_front_end():
+    check_subsampling(shrinking(Subsampling(), SUBSAMPLING), "cpu", torch.float32, 1e-5)
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=9), more=st.integers(0, 20))
+def test_any_lengths_give_what_the_module_gives_for_each_item_alone(lengths, more):
+    x, expected = subsampled(lengths)
+    longer = torch.cat([x, torch.full((len(lengths), more, DIM), torch.nan)], 1)
+    for run in (SUBSAMPLED, SUBSAMPLED.eager):
+        out = run(longer, lengths=lengths)
+        assert out.shape[1] == half(half(longer.shape[1]))
+        assert distance(out[:, : expected.shape[1]], expected) < 1e-5
+        assert not out[:, expected.shape[1] :].any()
+
+
+SUBSAMPLED = shrinking(Subsampling(), SUBSAMPLING)
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(11, 64), min_size=1, max_size=6))
+def test_frames_of_waveforms(lengths):
+    x = torch.randn(len(lengths), max(lengths))
+    out = WAVEFORMS(x, lengths=lengths)
+    assert out.shape == (len(lengths), frames(max(lengths)), DIM)
+    for own, rows, length in zip(out, x, lengths, strict=True):
+        assert distance(own[: frames(length)], WAVEFORMS.module(rows[None, :length])[0]) < 1e-5
+        assert not own[frames(length) :].any()
+
+
+WAVEFORMS = shrinking(Waveform(), WAVEFORM)
+
+
+def test_items_too_short_for_a_frame_have_none():
+    x = torch.randn(2, 30)
+    out = WAVEFORMS(x, lengths=[3, 30])
+    assert not out[0].any()
+    assert distance(out[1:], WAVEFORMS.module(x[1:])) < 1e-5
+
+
+def test_ratios_and_growth():
+    encoder = shrinking(Pooled(), POOLED)
+    x, mask = padded_batch([10, 4, 22], fill=7)
+    x *= mask[..., None]
+    for out in (encoder(x, lengths=[10, 4, 22]), encoder.eager(x, lengths=[10, 4, 22])):
+        assert distance(out, encoder.module(x)) == 0
+    uneven = torch.zeros(2, 13, DIM)
+    for lengths, message in {
+        (12, 5): r"lengths\[1\] has 5 rows: expected a multiple of 2, .*; pad the item, or declare Entries",
+        (12, 6): "x is padded to 13 rows: expected a multiple of 2, .*; pad the batch, or declare Entries",
+    }.items():
+        with pytest.raises(vg.LayoutError, match=message):
+            encoder(uneven, lengths=[*lengths])
+    assert [budget.max_seqlen for budget in shrinking_at(vg.Budget.padded(2, 31)).budgets] == [32]
+
+
+def shrinking_at(budget):
+    return vg.GraphedEncoder(Pooled(), [budget], POOLED, backend="tape")
+
+
+def test_a_ratio_of_a_batch_that_is_packed():
+    class Halved(torch.nn.Module):
+        def forward(self, x):
+            return x.unflatten(0, (-1, 2)).sum(1)
+
+    spec = vg.BufferSpec(vg.PackedRows("x", (DIM,), padded_by="mask"), vg.Lengths(), outputs=vg.Rows(every=2))
+    encoder = vg.GraphedEncoder(Halved(), [64], spec, backend="tape", verify=vg.Verify(strict=True))
+    x, mask = padded_batch([10, 4, 20])
+    expected = (x.nan_to_num() * mask[..., None]).unflatten(1, (-1, 2)).sum(2)
+    for run in (encoder, encoder.eager):
+        assert distance(run(x, lengths=[10, 4, 20], mask=mask), expected) == 0
+    encoder.verify([{"x": x, "lengths": [10, 4, 20], "mask": mask}])
+
+
+def test_a_front_end_that_mixes_in_padding_is_refused():
+    encoder = shrinking(Subsampling(masked=False), SUBSAMPLING)
+    with pytest.raises(vg.VerificationError, match="Subsampling"):
+        encoder.capture()
+
+
+def test_graphs_know_the_owner_of_the_counts(recwarn):
+    encoder = shrinking(Subsampling(), SUBSAMPLING)
+    x, _ = subsampled([20, 30])
+    encoder(x, lengths=[20, 30])
+    assert not [warning for warning in recwarn if "owns" in str(warning.message)]
+
+
+def test_results_that_are_split_and_verified():
+    encoder = shrinking(Subsampling(), SUBSAMPLING)
+    lengths = [64, 3, 60, 7, 33, 12, 9, 50, 2]
+    x, expected = subsampled(lengths)
+    assert distance(encoder(x, lengths=lengths), expected) < 1e-5
+    assert encoder.stats.replays.total() > 1
+    assert encoder.verify([{"x": x, "lengths": lengths}]).calls == 1
+
+
+def batches(outputs, layout=None, buffers=()):
+    spec = vg.BufferSpec(vg.PackedRows("x", (DIM,)), layout or vg.PaddedLengths(), buffers, outputs)
+    return vg.GraphedEncoder(torch.nn.Linear(1, 1), [vg.Budget.padded(2, 32)], spec, forward=strided, backend="tape")
+
+
+def strided(module, x, **_):
+    return x[:, ::2]
+
+
+WRONG = {
+    "as many entries as rows": (
+        lambda: batches(vg.Rows()).capture(), vg.SpecError,
+        r"an output of shape \[1, 16, 8\] is declared as .*: expected \[1, 32, ...\] .*; declare it as "
+        r"Items\(\), Rows\(every=2\), or Entries\(of_item\) with a function of the rows that gives 16 for 32",
+    ),
+    "another function": (
+        lambda: batches(vg.Entries(lambda rows: rows // 4)).capture(), vg.SpecError,
+        r"expected \[1, 8, ...\] .*Entries\(of_item\) with a function of the rows that gives 16 for 32",
+    ),
+    "a function of no integers": (
+        lambda: batches(vg.Entries(lambda rows: rows / 2)).capture(), vg.SpecError,
+        r"of_item\(32\) returned 16.0: expected an integer",
+    ),
+    "a function that decreases": (
+        lambda: batches(vg.Entries(lambda rows: rows // 2 if rows != 9 else 2)).capture(), vg.SpecError,
+        r"of_item\(8\) is 4, but of_item\(9\) is 2: expected no fewer entries for more rows",
+    ),
+    "packed rows": (
+        lambda: batches(vg.Entries(half), vg.Lengths()), vg.SpecError,
+        "expected at_budget for packed rows",
+    ),
+    "another dimension": (
+        lambda: batches(vg.Entries(half, rows_dim=1)), vg.SpecError,
+        r"a padded batch is \[batch, length, ...\]; leave rows_dim out",
+    ),
+    "no function": (
+        lambda: batches(vg.Rows(), buffers=[vg.KeyPaddingMask(of_item=2)]), vg.SpecError,
+        r"KeyPaddingMask\(of_item=2\): expected a function or None",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_declarations_raise_errors_that_name_the_right_one(case):
+    make, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        make()
