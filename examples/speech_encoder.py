@@ -43,7 +43,7 @@ if __name__ == "__main__":
     backend = "cuda" if device == "cuda" else "tape"
     torch.manual_seed(0)
     module = Speech().to(device).eval()
-    encoder = vg.GraphedEncoder(module, vg.PaddedLadder(batch=4, length=256), spec, backend=backend)
+    encoder = vg.GraphedEncoder(module, vg.PaddedLadder(batch=4, length=256, step=2), spec, backend=backend)
 
     features, lengths = torch.randn(3, 201, 16, device=device), [201, 34, 77]
     out = encoder(features, lengths=lengths)

@@ -62,7 +62,7 @@ GOOD = {
         "name": "weights", "entries": 2304, "mode": "bilinear", "align_corners": False, "order": "raster",
     },
     vg.KeyPaddingMask: {"name": "mask", "dtype": torch.bool, "real": True, "of_item": None},
-    vg.PrefixIndex: {"name": "prefix_index"},
+    vg.PrefixIndex: {"name": "prefix_index", "per_item": False, "inverse": False},
     vg.buffers.Lookup: {"name": "n", "function": ones, "axes": ("h", "w"), "largest": 8},
     vg.buffers.SinCos: {"name": "p", "frequencies": FREQUENCIES, "axes": ("w", "h"), "largest": 8},
     vg.buffers.SinCosColumn: {"name": "p", "column": "kind", "frequencies": FREQUENCIES},

@@ -14,25 +14,36 @@ from varlen_graphs.layout.item_table import ItemTable
 class PrefixIndex(Buffer):
     """Index that puts the prefix rows which the layout declares before the rows of each item.
 
-    The module applies it to its rows and the prefix rows, which all items share:
-    `torch.cat([rows, prefix])[index]`, with `[rows, dim]` and `[prefix, dim]`, is `[rows + items * prefix, dim]`.
-    Outputs declared as `Rows(prefix=...)` are in that order.
+    The module applies it to its rows, `[rows, dim]`, and the prefix rows after them:
+    `torch.cat([rows, prefix])[index]` is `[rows + items * prefix, dim]`. Outputs declared as `Rows(prefix=...)` are in
+    that order.
 
     Attributes:
         name: Argument to fill.
+        per_item: If True, each item has prefix rows of its own, `[items * prefix, dim]`, such as the tokens of its
+            text; if False, all items share `[prefix, dim]`.
+        inverse: If True, the index leads back: to the rows, then to the prefix rows of all items.
+
+    Raises:
+        SpecError: A field has a value of another kind.
     """
 
     any_segments = False
     for_rows = "packed"
     name: str = "prefix_index"
+    per_item: bool = False
+    inverse: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the index, int64 `[rows + items * prefix]`, with valid entries in padding."""
-        rows, prefix = table.budget.rows, table.layout.prefix
+        if self.inverse:
+            return torch.cat([table.row_places, table.prefix_places.flatten()])
+        rows, (items, prefix) = table.budget.rows, table.prefix_places.shape
+        own = torch.arange(items * prefix if self.per_item else prefix, device=table.device)
         index = torch.full((table.rows_with_prefix,), rows, device=table.device)
-        index[table.prefix_places] = rows + torch.arange(prefix, device=table.device)
-        index[table.row_places] = table.row  # last: starts of padding items lie among the padding rows
+        index[table.prefix_places] = rows + (own.view(items, prefix) if self.per_item else own)
+        index[table.row_places] = table.row  # last: places of padding items lie among those of padding rows
         return index
