@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.prefixed import BUDGETS, PARTS, PREFIX, check_prefix, expected, images, prefixed
+from tests.support.prefixed import (
+    BUDGETS,
+    JOINT,
+    PARTS,
+    PREFIX,
+    Joint,
+    check_prefix,
+    expected,
+    images,
+    joint_one_by_one,
+    prefixed,
+)
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.layout.item_table import ItemTable
 
@@ -80,52 +91,15 @@ def test_the_index_puts_each_row_behind_the_prefix_of_its_item(lengths, prefix, 
     assert {*starts[len(lengths) :]} == {len(flat)}
 
 
-class Joint(nn.Module):
-    """A block of an MM-DiT: images and texts with weights of their own, and attention over both."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.image, self.text = nn.Linear(8, 24), nn.Linear(6, 24)
-        self.out = nn.ModuleList(nn.Linear(8, width) for width in (8, 6))
-        self.eval().requires_grad_(False)
-
-    def forward(self, x, text, join, part, cu_seqlens, max_seqlen):
-        q, k, v = torch.cat([self.image(x), self.text(text.flatten(0, 1))])[join].unflatten(1, (3, 2, 4)).unbind(1)
-        image, words = (
-            vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)[part].split([len(x), len(join) - len(x)])
-        )
-        return {"image": x + self.out[0](image), "text": text + self.out[1](words).unflatten(0, (-1, 4))}
-
-    def one(self, x, text):
-        q, k, v = torch.cat([self.text(text), self.image(x)]).view(-1, 3, 2, 4).transpose(0, 2).unbind(1)
-        words, image = nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1).split([4, len(x)])
-        return x + self.out[0](image), text + self.out[1](words)
-
-
 def test_texts_before_images_attend_with_them_as_in_an_mm_dit():
-    spec = vg.BufferSpec(
-        vg.PackedRows("x", (8,)),
-        vg.GridHW("sizes", prefix=4),
-        [
-            vg.PrefixIndex("join", per_item=True),
-            vg.PrefixIndex("part", inverse=True),
-            vg.CuSeqlens(),
-            vg.MaxSeqlen(),
-        ],
-        {"image": vg.Rows(), "text": vg.Items()},
-        inputs=[vg.PerItem("text", (4, 6))],
-    )
-    encoder = vg.GraphedEncoder(Joint(), BUDGETS, spec, backend="tape", verify=vg.Verify(strict=True))
+    encoder = vg.GraphedEncoder(Joint(), BUDGETS, JOINT, backend="tape", verify=vg.Verify(strict=True))
     for sizes in ([(3, 4), (1, 1), (6, 8)], [(8, 6)], [(2, 2)] * 9):
         x, text = images(sizes), torch.randn(len(sizes), 4, 6)
         encoder(x, sizes=sizes, text=text)
         encoder.poison()
         for run in (encoder, encoder.eager):
             out = run(x, sizes=sizes, text=text)
-            alone = [encoder.module.one(*own) for own in zip(x.split([h * w for h, w in sizes]), text, strict=True)]
-            assert distance(out["image"], torch.cat([image for image, _ in alone])) < 1e-5
-            assert distance(out["text"], torch.stack([words for _, words in alone])) < 1e-5
+            assert distance(out, joint_one_by_one(encoder.module, x, sizes, text)) < 1e-5
 
 
 class Masked(nn.Module):

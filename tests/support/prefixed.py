@@ -79,3 +79,41 @@ def check_prefix(encoder, device, dtype, tolerance):
             assert over_nan[part].shape == own.shape
             assert distance(over_nan[part], own) <= tolerance, (part, sizes)
     assert not encoder.stats.eager
+
+
+class Joint(nn.Module):
+    """A block of an MM-DiT: images and texts with weights of their own, and attention over both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = nn.Linear(8, 24), nn.Linear(6, 24)
+        self.out = nn.ModuleList(nn.Linear(8, width) for width in (8, 6))
+        self.eval().requires_grad_(False)
+
+    def forward(self, x, text, join, part, cu_seqlens, max_seqlen):
+        q, k, v = torch.cat([self.image(x), self.text(text.flatten(0, 1))])[join].unflatten(1, (3, 2, 4)).unbind(1)
+        image, words = (
+            vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)[part].split([len(x), len(join) - len(x)])
+        )
+        return {"image": x + self.out[0](image), "text": text + self.out[1](words).unflatten(0, (-1, 4))}
+
+    def one(self, x, text):
+        q, k, v = torch.cat([self.text(text), self.image(x)]).view(-1, 3, 2, 4).transpose(0, 2).unbind(1)
+        words, image = nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1).split([4, len(x)])
+        return x + self.out[0](image), text + self.out[1](words)
+
+
+JOINT = vg.BufferSpec(
+    vg.PackedRows("x", (8,)),
+    vg.GridHW("sizes", prefix=4),
+    [vg.PrefixIndex("join", per_item=True), vg.PrefixIndex("part", inverse=True), vg.CuSeqlens(), vg.MaxSeqlen()],
+    {"image": vg.Rows(), "text": vg.Items()},
+    inputs=[vg.PerItem("text", (4, 6))],
+)
+
+
+def joint_one_by_one(module, x, sizes, text):
+    """Return what `Joint` gives for each image and its text alone."""
+    alone = [module.one(*own) for own in zip(x.split([h * w for h, w in sizes]), text, strict=True)]
+    return {"image": torch.cat([image for image, _ in alone]), "text": torch.stack([words for _, words in alone])}

@@ -1,0 +1,8 @@
+"""Encoders of all kinds, declared: a test for each line of docs/declarations.md."""
+
+from tests.support.declared.diffusion import DIFFUSION
+from tests.support.declared.images import IMAGES
+from tests.support.declared.packed_images import PACKED_IMAGES
+from tests.support.declared.sounds import SOUNDS
+
+DECLARED = IMAGES | PACKED_IMAGES | SOUNDS | DIFFUSION

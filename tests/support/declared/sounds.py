@@ -1,0 +1,83 @@
+"""Encoders of sound."""
+
+import torch
+from transformers import WhisperConfig
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+import varlen_graphs as vg
+from tests.support.declared.case import Case, graphed
+from tests.support.shrinking import (
+    BUDGETS,
+    POOLED,
+    SUBSAMPLING,
+    WAVEFORM,
+    Pooled,
+    Subsampling,
+    Waveform,
+    frames,
+    half,
+    quarter,
+)
+
+
+def whisper(device):
+    config = WhisperConfig(
+        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=16,
+        max_source_positions=25,
+    )  # fmt: skip
+    module = WhisperEncoder(config)
+    spec = vg.BufferSpec("input_features", vg.Batch(), outputs=vg.Outputs(last_hidden_state=vg.Rows()))
+    encoder = graphed(module, [1, 2, 4], spec, device)
+    return Case(encoder, [{"input_features": torch.randn(count, 16, 50)} for count in (3, 1, 6)], module)
+
+
+def batch(lengths, shape=(8,)):
+    return {"x": torch.randn(len(lengths), max(lengths), *shape), "lengths": lengths}
+
+
+def conformer(device):
+    module = Subsampling()
+
+    def run(x, lengths):
+        out = x.new_zeros(len(lengths), quarter(x.shape[1]), 8)
+        for i, length in enumerate(lengths):
+            masks = [torch.ones(1, count(length), dtype=torch.bool, device=x.device) for count in (half, quarter)]
+            out[i, : quarter(length)] = module(x[i : i + 1, :length], *masks)[0]
+        return out
+
+    encoder = graphed(module, BUDGETS, SUBSAMPLING, device)
+    return Case(encoder, [batch([64, 20, 33]), batch([5]), batch([40, 64, 1, 9, 30])], run)
+
+
+def waveform(device):
+    module = Waveform()
+
+    def run(x, lengths):
+        out = x.new_zeros(len(lengths), frames(x.shape[1]), 8)
+        for own, rows, length in zip(out, x, lengths, strict=True):
+            own[: frames(length)] = module(rows[None, :length])[0]
+        return out
+
+    return Case(graphed(module, BUDGETS, WAVEFORM, device), [batch([64, 20, 33], ()), batch([15], ())], run)
+
+
+def pooled(device):
+    class Module(Pooled):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def run(x, lengths):
+        mask = torch.arange(x.shape[1], device=x.device) < torch.tensor(lengths, device=x.device)[:, None]
+        return module(x * mask[..., None])
+
+    module = Module()
+    return Case(graphed(module, BUDGETS, POOLED, device), [batch([64, 20, 34]), batch([6])], run)
+
+
+SOUNDS = {
+    "clips of one length (Whisper)": whisper,
+    "a convolutional front end with masks (Conformer)": conformer,
+    "a convolutional front end on samples (wav2vec 2)": waveform,
+    "a batch whose rows are pooled or repeated": pooled,
+}
