@@ -71,7 +71,8 @@ def check_rows(spec: "BufferSpec") -> None:
         if buffer.for_rows not in (kind, None):
             raise SpecError(
                 f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
-                "KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for packed rows"
+                "AttentionMask, RelativePositionBias, KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a "
+                "padded batch, the others for packed rows"
             )
     if spec.batched and spec.packed.rows_dim:
         raise SpecError(f"{spec.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
