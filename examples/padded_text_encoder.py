@@ -1,24 +1,34 @@
-"""Run a text encoder of transformers on padded batches as CUDA graphs, or on the tape if there is no GPU."""
+"""Run text encoders of transformers on padded batches as CUDA graphs, or on the tape if there is no GPU."""
 
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
 import varlen_graphs as vg
 
 
-def forward(model, input_ids, attention_mask, **options):
-    """Call the model with a mask `[batch, 1, 1, length]`, which transformers 5 uses unchanged.
+def forward_bert(model, input_ids, mask):
+    """Call the model with a mask of its own form; `[batch, length]` it would read on the host, as no graph can."""
+    return model(input_ids, attention_mask=mask)
 
-    It would read a mask `[batch, length]` on the host to look for padding, which no graph can hold.
-    """
-    return model(input_ids, attention_mask=attention_mask[:, None, None], **options)
+
+def forward_modern_bert(model, input_ids, full, sliding):
+    return model(input_ids, attention_mask={"full_attention": full, "sliding_attention": sliding})
 
 
 def graph(model, **options):
+    """Return an encoder of a model that is called with ids and a mask `[batch, length]`, as before."""
+    outputs = {"last_hidden_state": vg.Rows()}
+    if isinstance(model, ModernBertModel):
+        forward, reach = forward_modern_bert, model.config.sliding_window
+        masks = [vg.AttentionMask("full"), vg.AttentionMask("sliding", window=(reach, reach))]
+    else:
+        forward, masks = forward_bert, [vg.AttentionMask("mask")]  # causal=True for a CLIPTextModel
+        outputs["pooler_output"] = vg.Items()
     spec = vg.BufferSpec(
         rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
-        layout=vg.PaddedMask("attention_mask", dtype=torch.bool),
-        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items()),
+        layout=vg.PaddedMask("attention_mask"),
+        buffers=masks,
+        outputs=vg.Outputs(**outputs),
     )
     return vg.GraphedEncoder(model, vg.PaddedLadder(batch=8, length=128), spec, forward=forward, **options)
 
@@ -26,20 +36,29 @@ def graph(model, **options):
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
-    )
-    model = BertModel(config).to(device).eval()
-    encoder = graph(model, backend="cuda" if device == "cuda" else "tape")
-
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    modern = {
+        "local_attention": 32, "global_attn_every_n_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "cls_token_id": 1, "sep_token_id": 2,
+    }  # fmt: skip
+    models = [
+        BertModel(BertConfig(num_hidden_layers=2, **sizes)),
+        ModernBertModel(ModernBertConfig(num_hidden_layers=4, **sizes, **modern)),
+    ]
     lengths = torch.tensor([17, 103, 5, 64, 9])  # as a tokenizer returns for five texts
     attention_mask = (torch.arange(103) < lengths[:, None]).long().to(device)
     input_ids = torch.randint(1000, (5, 103), device=device) * attention_mask
 
-    out = encoder(input_ids, attention_mask=attention_mask)
-    with torch.no_grad():
-        eager = model(input_ids, attention_mask=attention_mask)
-    tokens = (out.last_hidden_state - eager.last_hidden_state * attention_mask[..., None]).abs().max()
-    pooled = (out.pooler_output - eager.pooler_output).abs().max()
-    print(f"tokens {list(out.last_hidden_state.shape)}, pooled {list(out.pooler_output.shape)}", encoder)
-    print("largest difference from eager:", max(tokens, pooled).item())
+    largest = 0.0
+    for model in models:
+        encoder = graph(model.to(device).eval(), backend="cuda" if device == "cuda" else "tape")
+        with torch.no_grad():
+            out = encoder(input_ids, attention_mask=attention_mask)
+            eager = model(input_ids, attention_mask=attention_mask)
+        assert not encoder.stats.eager
+        tokens = (out.last_hidden_state - eager.last_hidden_state * attention_mask[..., None]).abs().max()
+        largest = max(largest, tokens.item())
+        if "pooler_output" in out:
+            largest = max(largest, (out.pooler_output - eager.pooler_output).abs().max().item())
+        print(f"{type(model).__name__}: tokens {list(out.last_hidden_state.shape)}", encoder)
+    print("largest difference from eager:", largest)

@@ -48,6 +48,7 @@ from varlen_graphs import (
 )
 from varlen_graphs.attention import varlen_attention
 from varlen_graphs.buffers import (
+    AttentionMask,
     CuSeqlens,
     DeviceBuffer,
     GridPositions,
@@ -95,6 +96,7 @@ from varlen_graphs.verify.options import Verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionMask",
     "Batch",
     "Budget",
     "BudgetError",

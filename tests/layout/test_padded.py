@@ -172,8 +172,8 @@ def test_pooled_outputs_follow_the_items_of_any_batch(shared_pooling, lengths, m
     assert distance(out, expected) < 1e-5
 
 
-def with_its_mask_prepared(model, input_ids, attention_mask):
-    return model(input_ids, attention_mask=attention_mask[:, None, None])
+def with_its_mask_prepared(model, input_ids, mask):
+    return model(input_ids, attention_mask=mask)
 
 
 class Unpadding(nn.Module):
@@ -209,6 +209,7 @@ def test_a_text_encoder_of_transformers_takes_its_own_call():
         vg.BufferSpec(
             rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64, pad=1),
             layout=vg.PaddedMask("attention_mask", dtype=torch.bool),
+            buffers=[] if old else [vg.AttentionMask("mask")],
             outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items()),
         ),
         forward=None if old else with_its_mask_prepared,
@@ -384,7 +385,7 @@ def spec(buffers=(), layout=MASK, outputs=None):
 DECLARATIONS = {
     "a buffer of packed rows": (
         lambda: spec([vg.CuSeqlens()]), vg.SpecError,
-        "CuSeqlens(name='cu_seqlens', per='item', queries=None) is for packed rows, but PaddedMask has padded ones; declare KeyPaddingM",
+        "CuSeqlens(name='cu_seqlens', per='item', queries=None) is for packed rows, but PaddedMask has padded ones; declare Attention",
     ),
     "a mask of packed rows": (
         lambda: spec([vg.KeyPaddingMask()], vg.Lengths()), vg.SpecError,

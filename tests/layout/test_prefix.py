@@ -102,6 +102,26 @@ def test_texts_before_images_attend_with_them_as_in_an_mm_dit():
             assert distance(out, joint_one_by_one(encoder.module, x, sizes, text)) < 1e-5
 
 
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), prefix=st.integers(0, 4), room=st.integers(0, 9))
+def test_attention_masks_count_prefix_rows(lengths, prefix, room):
+    items = torch.tensor([[1, 1, length] for length in lengths])
+    whole = [prefix + length for length in lengths]
+    table = ItemTable(items, vg.Budget(sum(lengths) + room, items=len(lengths)), vg.Lengths(prefix=prefix))
+    (packed,) = vg.AttentionMask(causal=True).produce(table, nn.Identity())[0]
+    blocks = torch.block_diag(*[torch.ones(rows, rows).tril() for rows in whole]).bool()
+    assert packed.shape[0] == table.rows_with_prefix
+    assert torch.equal(packed[: len(blocks), : len(blocks)], blocks)
+    rest = packed[len(blocks) :]
+    assert torch.equal(rest.nonzero()[:, 1] - len(blocks), torch.arange(len(rest)))
+    longest = max(lengths) + room
+    batch = ItemTable(items, vg.Budget.padded(len(lengths), longest), vg.PaddedLengths(prefix=prefix))
+    for own, rows in zip(vg.AttentionMask().produce(batch, nn.Identity())[:, 0], whole, strict=True):
+        expected = torch.eye(prefix + longest).bool()
+        expected[:rows, :rows] = True
+        assert torch.equal(own, expected)
+
+
 class Masked(nn.Module):
     """Prefix rows before those of each item of a padded batch."""
 
@@ -161,6 +181,10 @@ WRONG = {
     ),
     "windows": (
         lambda: declared(vg.GridTHW(prefix=1), [vg.CuSeqlens(per=vg.Windows(2))]), "expected per='item'",
+    ),
+    "biases": (
+        lambda: declared(vg.Lengths(prefix=1), [vg.buffers.RelativePositionBias("b", "b", vg.buffers.T5Buckets())]),
+        "prefix rows have no positions",
     ),
     "a ratio": (lambda: vg.Rows(every=2, prefix="kept"), "expected an entry for each row and prefix row"),
     "another word": (lambda: vg.Rows(prefix="cls"), "expected 'kept', 'dropped', 'only' or None"),

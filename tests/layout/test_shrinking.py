@@ -18,6 +18,7 @@ from tests.support.shrinking import (
     check_subsampling,
     frames,
     half,
+    quarter,
     shrinking,
     subsampled,
 )
@@ -104,6 +105,31 @@ def test_a_front_end_that_mixes_in_padding_is_refused():
         encoder.capture()
 
 
+def test_attention_masks_of_what_rows_become():
+    class Dense(Subsampling):
+        def forward(self, x, half_mask, mask):
+            x = self.second(self.first(x.mT).relu() * half_mask[:, None]).mT.relu()
+            q, k, v = (
+                self.layer.self_attn.in_proj_weight.mul(1)[None]
+                .expand(len(x), -1, -1)
+                .matmul(x.mT)
+                .mT[:, None]
+                .chunk(3, -1)
+            )
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)[:, 0]
+
+    masks = [vg.KeyPaddingMask("half_mask", of_item=half), vg.AttentionMask("mask", of_item=quarter)]
+    spec = vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.PaddedLengths(), masks, vg.Entries(quarter))
+    encoder = shrinking(Dense().eval(), spec)
+    x, lengths = torch.randn(3, 64, DIM), [64, 21, 7]
+    out = encoder(x, lengths=lengths)
+    for own, rows, length in zip(out, x, lengths, strict=True):
+        masks = [
+            torch.ones(1, *size, dtype=torch.bool) for size in ((half(length),), (1, quarter(length), quarter(length)))
+        ]
+        assert distance(own[: quarter(length)], encoder.module(rows[None, :length], *masks)[0]) < 1e-5
+
+
 def test_graphs_know_the_owner_of_the_counts(recwarn):
     encoder = shrinking(Subsampling(), SUBSAMPLING)
     x, _ = subsampled([20, 30])
@@ -154,6 +180,10 @@ WRONG = {
     "another dimension": (
         lambda: batches(vg.Entries(half, rows_dim=1)), vg.SpecError,
         r"a padded batch is \[batch, length, ...\]; leave rows_dim out",
+    ),
+    "a mask of packed rows": (
+        lambda: batches(vg.Rows(), vg.Lengths(), [vg.AttentionMask(of_item=half)]), vg.SpecError,
+        "is for packed rows: leave of_item out, or declare a padded batch",
     ),
     "no function": (
         lambda: batches(vg.Rows(), buffers=[vg.KeyPaddingMask(of_item=2)]), vg.SpecError,

@@ -259,7 +259,7 @@ def _part(layout, merge, column, windows):
     if column != "none":
         plain.append(st.just(parts.Scale("kind")))
     if layout in PADDED:
-        return st.one_of(*plain, st.just(parts.Scale("rows")), st.builds(parts.MaskedAttention))
+        return st.one_of(*plain, st.just(parts.Scale("rows")), st.builds(parts.MaskedAttention, st.booleans()))
     grid = layout in ("grid", "sizes")
     per = ["item", *(["frame", "clip", windows] if layout == "grid" else []), *["group"] * (column == "nested")]
     axes = [(), ("row",), *([("h", "w"), ("w", "h")] if grid else [])]

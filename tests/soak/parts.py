@@ -105,10 +105,12 @@ class Attention:
 
 @dataclass(frozen=True)
 class MaskedAttention:
-    """Over a padded batch, as most code writes it: all scores, and a mask."""
+    """Over a padded batch, as most code writes it: all scores, and a mask of keys, or of keys and queries."""
+
+    causal: bool = False
 
     def buffers(self, at):
-        return [vg.KeyPaddingMask(f"real_{at}")]
+        return [vg.AttentionMask(f"mask_{at}", causal=True)] if self.causal else [vg.KeyPaddingMask(f"real_{at}")]
 
     def weights(self):
         return Projection()
@@ -116,7 +118,8 @@ class MaskedAttention:
     def run(self, weights, x, buffer):
         q, k, v = (part.transpose(1, 2) for part in weights(x))
         scores = q @ k.transpose(-1, -2) / HEAD_DIM**0.5
-        scores = scores.masked_fill(~buffer("real")[:, None, None], -torch.inf)
+        mask = buffer("mask") if self.causal else buffer("real")[:, None, None]
+        scores = scores.masked_fill(~mask, -torch.inf)
         return x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 

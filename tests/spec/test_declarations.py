@@ -61,6 +61,14 @@ GOOD = {
     vg.buffers.InterpolationWeights: {
         "name": "weights", "entries": 2304, "mode": "bilinear", "align_corners": False, "order": "raster",
     },
+    vg.AttentionMask: {
+        "name": "mask", "per": "item", "causal": False, "window": (-1, 4), "dtype": torch.bool, "of_item": None,
+    },
+    vg.buffers.RelativePositionBias: {
+        "name": "bias", "table": "bias", "index": ones, "axes": ("row",), "order": "raster", "largest": None,
+    },
+    vg.buffers.T5Buckets: {"buckets": 32, "max_distance": 128, "causal": False},
+    vg.buffers.GridOffsets: {"height": 4, "width": 5},
     vg.KeyPaddingMask: {"name": "mask", "dtype": torch.bool, "real": True, "of_item": None},
     vg.PrefixIndex: {"name": "prefix_index", "per_item": False, "inverse": False},
     vg.buffers.Lookup: {"name": "n", "function": ones, "axes": ("h", "w"), "largest": 8},

@@ -19,12 +19,15 @@ class Buffer(ABC):
             `table.budget.segments`), so all kinds count against budgets; windows count only if a buffer of this library
             declares them. Buffers of this library set it to False and declare the kind that they use, if any, as `per`.
         for_rows: Rows that the buffer supports: `"packed"`, `"padded"`, or `None` for both.
+        clears_padding: True for masks and biases of dense attention, which multiplies padding rows by 0, so that they
+            must not be NaN: floating padding of packed rows, and of tensors beside them, then holds `pad`.
         largest: Largest size of an item for which the buffer has entries; `None` for no limit.
     """
 
     name: str
     any_segments: bool = True
     for_rows: ClassVar[Literal["packed", "padded"] | None] = None
+    clears_padding: ClassVar[bool] = False
     largest: int | None = None
 
     def size(self, item: Sequence[int]) -> int:

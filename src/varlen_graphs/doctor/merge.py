@@ -23,7 +23,7 @@ _DECLARATIONS = {
     r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
     r"rot(ary)?_|_rot|rope|freqs": "RotaryTable",
     r"pos(ition)?_?ids|coordinates": "GridPositions (of grids) or RowPositions (of lengths)",
-    r"(padding|attention|sdpa)_mask(?!=None)": "the layout PaddedMask, or the buffer KeyPaddingMask",
+    r"(padding|attention|sdpa)_mask(?!=None)": "the layout PaddedMask, with the buffer AttentionMask or KeyPaddingMask",
     r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
 }
 """Declaration by pattern, most specific first."""

@@ -14,12 +14,13 @@ from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import warn
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
+from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.outputs import check_extents, clear_gaps, extents, flatten, with_padding
@@ -78,8 +79,7 @@ class Forward:
     @property
     def module_dtype(self) -> torch.dtype:
         """The dtype of the module's first floating parameter."""
-        floating = (p.dtype for p in self.module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
-        return next(floating, torch.get_default_dtype())
+        return module_dtype(self.module)
 
     def input_dtype(self, declared: Input) -> torch.dtype:
         """Return the dtype in which the module receives a tensor beside the rows."""
@@ -106,11 +106,13 @@ class Forward:
         """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
+        if spec.clears_padding and rows.is_floating_point():
+            rows = filled(rows, ~table.row_active, spec.packed.pad)
         if spec.packed.normalize is not None:
             rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
-        arguments |= {one.name: one.prepare(given[one.name], table) for one in spec.inputs}
+        arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
         if spec.layout.has_argument and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}

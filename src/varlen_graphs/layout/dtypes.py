@@ -1,7 +1,7 @@
-"""Dtypes for which torch lacks kernels, among them those that copy many tensors in one launch."""
+"""The dtype of a module, and dtypes for which torch lacks kernels, such as those that copy many tensors at once."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _PLAIN = {
     torch.uint16: torch.int16,
@@ -11,6 +11,12 @@ _PLAIN = {
     torch.float8_e8m0fnu: torch.uint8,
 }
 """Dtypes of the same size that have all kernels."""
+
+
+def module_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the module's first floating parameter of more than a byte, or the default dtype."""
+    floating = (p.dtype for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+    return next(floating, torch.get_default_dtype())
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
+from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.entry_counts import EntryCounts
@@ -156,10 +156,15 @@ class BufferSpec:
         return on_host or columns or self.counts_entries
 
     @cached_property
-    def segmented(self) -> list[AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer]:
+    def segmented(self) -> list[AttentionMask | AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer]:
         """Buffers that describe segments of one kind."""
-        kinds = AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer
+        kinds = AttentionMask | AttentionSchedule | CuSeqlens | MaxSeqlen | HostBuffer
         return [buffer for buffer in self.buffers if isinstance(buffer, kinds) and buffer.per is not None]
+
+    @cached_property
+    def clears_padding(self) -> bool:
+        """True if floating padding of packed rows must not reach the module."""
+        return not self.layout.padded and any(isinstance(b, Buffer) and b.clears_padding for b in self.buffers)
 
     @cached_property
     def needs(self) -> Needs:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from varlen_graphs.buffers import Buffer, HostBuffer, PrefixIndex
+from varlen_graphs.buffers import AttentionMask, Buffer, HostBuffer, PrefixIndex, RelativePositionBias
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
@@ -70,10 +70,15 @@ def check_rows(spec: "BufferSpec") -> None:
     for buffer in spec.buffers:
         if isinstance(buffer, PrefixIndex) and not spec.layout.prefix:
             raise SpecError(f"{buffer!r}, but {spec.layout!r} has no prefix rows: declare how many by prefix=")
+        if isinstance(buffer, RelativePositionBias) and spec.layout.prefix:
+            raise SpecError(f"{buffer!r}: prefix rows have no positions; leave prefix out, or declare a DeviceBuffer")
+        if isinstance(buffer, AttentionMask) and buffer.of_item and not spec.layout.padded:
+            raise SpecError(f"{buffer!r} is for packed rows: leave of_item out, or declare a padded batch")
         if buffer.for_rows not in (kind, None):
             raise SpecError(
                 f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
-                "KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a padded batch, the others for packed rows"
+                "AttentionMask, RelativePositionBias, KeyPaddingMask, MaxSeqlen, DeviceBuffer or HostBuffer for a "
+                "padded batch, the others for packed rows"
             )
     if spec.batched and spec.packed.rows_dim:
         raise SpecError(f"{spec.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")

@@ -58,8 +58,11 @@ class Input(ABC):
         """Return the extent of the tensor, where that of the rows is given."""
 
     @abstractmethod
-    def prepare(self, tensor: Tensor, table: ItemTable) -> Tensor:
-        """Return what the module gets, from the entries at the capacity of `table.budget`. Part of the graph."""
+    def prepare(self, tensor: Tensor, table: ItemTable, clears: bool) -> Tensor:
+        """Return what the module gets, from the entries at the capacity of `table.budget`. Part of the graph.
+
+        If `clears`, floating padding of packed rows holds the pad, too.
+        """
 
     def entries_first(self, argument: Tensor) -> Tensor:
         """Return a view of the argument with its entries first, `[entries, *shape]`."""
@@ -136,11 +139,11 @@ class PerRow(Input):
         """Return a view of rows `[rows, *shape]` with the dimensions of the argument."""
         return entries.movedim(0, self.rows_dim) if self.rows_dim else entries
 
-    def prepare(self, tensor: Tensor, table: ItemTable) -> Tensor:
+    def prepare(self, tensor: Tensor, table: ItemTable, clears: bool) -> Tensor:
         """Return `[rows, *shape]` or `[batch, length, *shape]`, with `pad` past the rows."""
         if table.layout.padded:
             return filled(tensor, ~table.real_rows, self.pad)
-        if not tensor.is_floating_point():
+        if clears or not tensor.is_floating_point():
             tensor = filled(tensor, ~table.row_active, self.pad)
         return self.as_argument(tensor).contiguous()
 
@@ -165,9 +168,9 @@ class PerItem(Input):
         """Return one entry an item."""
         return Items()
 
-    def prepare(self, tensor: Tensor, table: ItemTable) -> Tensor:
+    def prepare(self, tensor: Tensor, table: ItemTable, clears: bool) -> Tensor:
         """Return `[items, *shape]` at the budget's capacity, or `[rows, *shape]`."""
-        if not tensor.is_floating_point():
+        if clears or not tensor.is_floating_point():
             tensor = filled(tensor, table.item_rows == 0, self.pad)
         return tensor[table.row_item] if self.per_row else tensor
 
@@ -183,6 +186,6 @@ class PerCall(Input):
         """Return the extent of a tensor without entries."""
         return Whole()
 
-    def prepare(self, tensor: Tensor, table: ItemTable) -> Tensor:
+    def prepare(self, tensor: Tensor, table: ItemTable, clears: bool) -> Tensor:
         """Return the tensor."""
         return tensor

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.buffers import AttentionMask
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import pad_rows
+from varlen_graphs.layout.padded import pad_rows, real_rows
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
+from varlen_graphs.spec.entries import Extent, filled
 
 Sizes = Sequence[tuple[int, int]]
 """Frames, and rows a frame, of some items."""
@@ -100,6 +101,13 @@ def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     yield from (layout for layout in layouts if _fits(spec, layout, budget))
 
 
+def longest_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield one item as long as a budget holds if attention masks are declared: short ones show no window."""
+    layout = _layout(spec, [(1, budget.max_seqlen // spec.row_multiple * spec.row_multiple)])
+    if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers) and _fits(spec, layout, budget):
+        yield layout
+
+
 def is_moderate(layout: Layout, spec: BufferSpec) -> bool:
     """Return True if the items are as simple as those of warm-up."""
     return not spec.layout.columns and all(t == 1 and h * w <= MODERATE for t, h, w in layout.items)
@@ -148,8 +156,10 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     span, length = Span.of(layout), max(layout.rows)
 
     def entries(extent: Extent, shape: Sequence[int], dtype: torch.dtype, ids: range, pad: float, at: int) -> Tensor:
-        """Return entries as a call brings them: a batch to pack is still padded."""
+        """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
+        if extent.gaps and not (dtype.is_floating_point or dtype.is_complex):
+            made = filled(made, ~real_rows(torch.tensor(layout.rows, device=device), length), pad)
         return pad_rows(made, layout.rows, length) if packed.padded_by and extent is spec.row_extent else made
 
     tensors = {}

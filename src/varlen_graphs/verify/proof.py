@@ -26,6 +26,7 @@ from varlen_graphs.verify.eager_proof import check_eager
 from varlen_graphs.verify.made_up_calls import (
     edge_layouts,
     is_moderate,
+    longest_layouts,
     make_calls,
     mixed_layouts,
     rich_layouts,
@@ -63,11 +64,11 @@ class Prover:
     """Proves new graphs of an encoder before calls use them.
 
     Every graph replays a few small items. Of a new set the largest graph replays items of several sizes and numbers of
-    frames, the smallest one that holds these all and some of them in another order, and the smallest one the edges of
-    its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
-    those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
-    refused: its calls run eager. The declared forward also runs eager, on items that may be more and larger than graphs
-    hold.
+    frames (and the longest item that it holds, if an attention mask is declared), the smallest one that holds these all
+    and some of them in another order, and the smallest one the edges of its budget. Each is replayed with NaN in the
+    pool and in all padding, and with other values. Outputs must equal those of the module itself, run eager without
+    padding, and must not change with the padding. A graph that fails is refused: its calls run eager. The declared
+    forward also runs eager, on items that may be more and larger than graphs hold.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -138,12 +139,13 @@ class Prover:
         """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
 
         Edges are those of the smallest budget, and orders those of the smallest one that holds the mixed items: what is
-        wrong there is so in every graph, and replays of these are short.
+        wrong there is so in every graph, and replays of these are short. The longest item is that of the largest one.
         """
         spec, smallest, largest = self._spec, min(budgets), max(budgets)
         mixed = spec.needs.load(next(mixed_layouts(spec, largest)))
         ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
         edges = [_Task(smallest, [layout], must_run=False) for layout in edge_layouts(spec, smallest)]
+        edges += [_Task(largest, [layout], must_run=False) for layout in longest_layouts(spec, largest)]
         richest = dict.fromkeys([largest, ordered])
         tasks = [_Task(budget, mixed_layouts(spec, budget), reorder=budget is ordered) for budget in richest]
         return [*tasks, *edges]

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,9 @@ _FAST_PATHS = {
     module.forward.__code__ for module in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 }
 """Forwards of torch that take another path under a function mode."""
+
+MASKS_OF_TRANSFORMERS = str(Path("transformers", "masking_utils.py"))
+"""File whose functions make attention masks from key padding masks."""
 
 _DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 
@@ -104,6 +108,11 @@ class CaptureRulesMode(ThreadDispatchMode):
         """Handle a violation. By default, raise an error that names the line of user code."""
         why, remedy = EXPLANATIONS[violation.kind]
         line = next(user_lines(), UNKNOWN_LINE)
+        if line.file.endswith(MASKS_OF_TRANSFORMERS):
+            remedy = (
+                "transformers decides on the host which mask its model needs: declare it as a vg.AttentionMask, with "
+                "the windows and the causality of the model, and pass it by forward=; it is used as it is."
+            )
         refusal = (
             f"{self._name} could not be captured: {violation.what}\n  at {line}\n{why} {remedy}\n"
             "vg.diagnose(module, call) lists everything that prevents a capture."
