@@ -46,21 +46,22 @@ def original_layers(module, **asked):
 
     def run(rows, lengths):
         with torch.no_grad():
-            return module(rows, boundaries(lengths), max(lengths), **asked)
+            return module(rows, boundaries(lengths, device=rows.device), max(lengths), **asked)
 
     return run
 
 
-def clip_tower(device="cpu", **changes):
-    """Return the vision tower of a CLIP model of transformers."""
+def tower_of(family="CLIPVision", device="cpu"):
+    """Return a vision tower of transformers for images of one size."""
     transformers = pytest.importorskip("transformers")
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = transformers.CLIPVisionConfig(**small, image_size=16, patch_size=4, **changes)
-    return transformers.CLIPVisionModel(config).to(device).eval().requires_grad_(False)
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=4
+    )
+    return getattr(transformers, f"{family}Model")(config).to(device).eval().requires_grad_(False)
 
 
-def clip_encoder(tower, outputs=None, **options):
+def tower_encoder(tower, outputs=None, **options):
     declared = vg.Outputs(**FIELDS, pooler_output=vg.Items()) if outputs is None else outputs
     spec = vg.BufferSpec("pixel_values", vg.Batch(), outputs=declared)
     return vg.GraphedEncoder(tower, [1, 2, 4, 8], spec, **options)
