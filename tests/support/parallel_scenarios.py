@@ -15,6 +15,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.clips import clip_rows, clips_encoder
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.hidden_states import layers_encoder
 from tests.support.inputs import BUDGETS as BUDGETS_OF_INPUTS
 from tests.support.inputs import SPECS, Mixed, call_of
 from tests.support.padded import packed_encoder, padded_batch, pooling_encoder
@@ -150,6 +151,18 @@ def outputs_of_any_structure(rank, ranks):
             check_on_all_ranks(out, expected)
             assert out["pair"][1][1] is None
             assert (out["first"] is None) is not more
+
+
+def hidden_states_of_all_layers(rank, ranks):
+    encoder = layers_encoder()
+    both = parallel(encoder)
+    for asks in (True, False, True):
+        for lengths in ([5], [9, 1, 30, 3, 60, 60, 60]):
+            rows = rows_for(lengths)
+            out, expected = (run(rows, lengths=lengths, output_hidden_states=asks) for run in (both, encoder.eager))
+            check_on_all_ranks(out, expected)
+            assert ("hidden_states" in out) is asks
+    assert not encoder.stats.eager
 
 
 def groups_that_stay_together(rank, ranks):
@@ -598,6 +611,7 @@ SCENARIOS = {
         ranks_that_capture_between_calls,
         a_tower_with_deepstack_features,
         outputs_of_any_structure,
+        hidden_states_of_all_layers,
         padded_batches_that_are_spread,
         batches_packed_on_their_way_in,
         inputs_that_are_spread,

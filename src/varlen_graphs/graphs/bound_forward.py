@@ -14,7 +14,7 @@ from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten
+from varlen_graphs.spec.outputs import Parts, clear_gaps
 
 
 class BoundForward:
@@ -28,7 +28,6 @@ class BoundForward:
     """
 
     def __init__(self, forward: Forward, statics: dict[str, Any], mode: Mode, ran: Callable[[], None]) -> None:
-        self._declared = forward.spec.declared
         self._forward = forward
         self._statics = statics
         self._mode = mode
@@ -43,8 +42,7 @@ class BoundForward:
         with self._mode.autocast(device), _named(rows, table):
             output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
         self._ran()
-        parts = flatten(output, self._declared)
-        check_extents(parts, table.budget)
+        parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)
         return parts
 

@@ -1,6 +1,6 @@
 """The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -23,7 +23,8 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.outputs import check_extents, clear_gaps, extents, flatten, with_padding
+from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
+from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, extents, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
@@ -141,13 +142,24 @@ class Forward:
             output = self(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
             if call.beyond:
                 return output
-            parts = flatten(output, spec.declared)
-            check_extents(parts, budget)
+            parts = self.take_apart(output, call.statics, budget)
             if not (spec.changes_outputs or length):
                 return output
             clear_gaps(parts, items)
             active = parts.active(Span.of(layout))
             return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
+
+    def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
+        """Flatten the output of a run at a budget.
+
+        Raises:
+            SpecError: It is not as declared.
+        """
+        parts = flatten(output, self.spec.declared)
+        check_extents(parts, budget)
+        if self.function is not None and statics.get(OUTPUT_HIDDEN_STATES):
+            check_hidden_states(parts)
+        return parts
 
     def eager(self, call: Call, hooked: bool, trusts: bool = True) -> Any:
         """Run a call eager: by the original module if the function in its place would miss something, or is wrong.

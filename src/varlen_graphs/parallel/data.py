@@ -48,7 +48,7 @@ class DataParallelEncoder:
     If a rank is lost, the others wait until the timeout of the group, and raise `RankError`; with NCCL, torch's
     watchdog then ends their processes, unless `TORCH_NCCL_BLOCKING_WAIT=1`.
 
-    Calls for undeclared outputs, such as `output_hidden_states=True`, and calls that need gradients, as for
+    Calls for undeclared outputs, such as `output_attentions=True`, and calls that need gradients, as for
     `GraphedEncoder`, run as a whole on every rank, which then has all gradients; `inputs="spread"` refuses both.
 
     Args:

@@ -18,12 +18,16 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Extent, Rows
 from varlen_graphs.watch.sharded import require_replicated
 
+HIDDEN_STATES = "hidden_states"
+"""The field that an output may lack though it is declared: modules return it in calls that ask for it."""
+
 
 class Outputs:
     """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
 
     Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations is equivalent, and
-    its keys may be any hashable values.
+    its keys may be any hashable values. Of the declared fields, only `hidden_states` may be missing in an output: see
+    docs/buffers.md.
     """
 
     def __init__(self, /, **fields: "Declared") -> None:  # a field may have any name, even `self`
@@ -286,7 +290,7 @@ def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, par
             f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
         )
     each = dict.fromkeys(fields, declared) if isinstance(declared, Extent) else _named(declared)
-    unknown = [name for name in each if name not in fields]
+    unknown = [name for name in each if name not in fields and name != HIDDEN_STATES]
     missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:
         raise SpecError(

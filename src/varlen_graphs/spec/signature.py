@@ -11,18 +11,14 @@ from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.inputs import PerItem
+from varlen_graphs.spec.other_outputs import (
+    OTHER_OUTPUTS,
+    OUTPUT_HIDDEN_STATES,
+    asked_by_config,
+    declares_hidden_states,
+    with_hidden_states,
+)
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
-
-OTHER_OUTPUTS = {
-    "output_hidden_states": True,
-    "output_attentions": True,
-    "output_router_logits": True,
-    "return_dict": False,
-}
-"""Arguments and settings of transformers, with the values that ask for outputs which graphs do not return."""
-
-_SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
-"""The same with the attributes of a configuration: some are properties, stored under a private name."""
 
 WITHOUT_EFFECT = ("use_cache",)
 """Arguments that transformers hands on from `generate` to towers, and that mean nothing to an encoder."""
@@ -95,6 +91,11 @@ class Signature:
             and parameter.kind in ORDINARY
             and name not in {*declared, *self._produced}
         ]
+        self._graphs_hidden_states = self.takes(OUTPUT_HIDDEN_STATES) and declares_hidden_states(
+            spec.outputs, by_module=forward is None
+        )
+        graphed = {OUTPUT_HIDDEN_STATES} if self._graphs_hidden_states else set()
+        self._others = {name: other for name, other in OTHER_OUTPUTS.items() if name not in graphed}
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
         self.original_takes_call = self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
@@ -158,8 +159,10 @@ class Signature:
         """
         statics: dict[str, Any] = {}
         beyond = None
+        if self._graphs_hidden_states:
+            arguments = with_hidden_states(arguments, self._module, self._captured.get(OUTPUT_HIDDEN_STATES))
         for name, value in arguments.items():
-            asks_other = value is not None and name in OTHER_OUTPUTS and bool(value) is OTHER_OUTPUTS[name]
+            asks_other = value is not None and name in self._others and bool(value) is self._others[name]
             reason = f"{name}={value}" if asks_other else f"argument {name!r}"
             if name in self._produced or name in self._declared:
                 raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
@@ -173,7 +176,7 @@ class Signature:
                 if not self._is_default(name, value):
                     statics[name] = self._static(name, value)
                     beyond = reason if asks_other else beyond
-            elif name in WITHOUT_EFFECT or (name in OTHER_OUTPUTS and not asks_other):
+            elif name in WITHOUT_EFFECT or (name in self._others and not asks_other):
                 continue
             elif self._original_takes(name):
                 beyond = beyond if value is None else reason
@@ -185,7 +188,7 @@ class Signature:
                 "in every call, or declare buffers of these names"
             )
         if beyond is None and self.original_takes_call:
-            beyond = self._asked_by_config(arguments)
+            beyond = asked_by_config(arguments, self._module)
         return statics, beyond
 
     def original_answers(self, call: Call) -> bool:
@@ -218,16 +221,6 @@ class Signature:
     def _original_takes(self, name: str) -> bool:
         """Return True if an argument that the captured forward lacks could go to the module itself."""
         return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
-
-    def _asked_by_config(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
-        # Dicts, because attributes of a transformers configuration take a microsecond each.
-        settings = getattr(getattr(self._module, "config", None), "__dict__", {})
-        for name, private, other in _SETTINGS:
-            asked = settings.get(name, settings.get(private, not other))
-            if bool(asked) is other and name not in arguments:
-                return f"config.{name}={other}"
-        return None
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""

@@ -62,6 +62,7 @@ class Expected:
     ) -> Iterator[tuple[Path, Tensor]]:
         """Yield the errors of all items in each tensor, float64 `[items]`."""
         own_spans, spans = _item_spans(self._layout), _item_spans(layout)
+        paths = {*actual.paths}
         missing = [at(self.output, path) is None for path in actual.paths]
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
             expected = at(self.output, path)
@@ -78,6 +79,12 @@ class Expected:
                 yield path, _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
             elif expected is not None or all(missing):  # a field that the module leaves empty may hold something
                 yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
+            if self._goes_on_after(path) and _next(path) not in paths:
+                yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
+
+    def _goes_on_after(self, path: Path) -> bool:
+        """Return True if a tensor follows in the same tuple of a field of the expected output."""
+        return len(path) > 1 and isinstance(path[-1], int) and isinstance(at(self.output, _next(path)), Tensor)
 
     def furthest(self, actual: Parts, layout: Layout, items: Sequence[int], length: int = 0) -> Difference:
         """Return the largest of the `differences`."""
@@ -90,6 +97,12 @@ class Expected:
             return 0.0  # the comparison with the replay reports it
         parts = replace(form, tensors=tensors)
         return self.furthest(parts, self._layout, range(len(self._layout)), self._length).error
+
+
+def _next(path: Path) -> Path:
+    """Return the path of the next entry of a tuple."""
+    *parents, index = path
+    return (*parents, index + 1)  # type: ignore[operator]  # of a tuple
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

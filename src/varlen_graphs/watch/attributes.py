@@ -50,7 +50,9 @@ def _same(now: Any, value: Any) -> bool:
 
 
 def _forward_override(module: nn.Module) -> Any:
-    """Return the `forward` set on the instance, or `None` if there is none or it belongs to an encoder of ours."""
+    """Return the `forward` set on the instance; `None` if there is none, or that of its class, or one of an encoder."""
     forward = vars(module).get("forward")
     owner = getattr(forward, "__self__", forward)
+    if owner is module and getattr(forward, "__func__", None) is type(module).forward:
+        return None  # transformers 4.57 leaves it there where it has collected hidden states
     return None if type(owner).__module__.startswith("varlen_graphs.") else forward

@@ -19,7 +19,10 @@ MOST_BYTES = 1 << 28
 """Bytes of tensors to copy, the smallest first. Of others, only writes that torch counts are found."""
 
 _VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size, type(None))
-_OF_ANY_MODULE = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}
+_HOOKS_INSTALLED = "_output_capturing_hooks_installed"
+"""Set by transformers on a module with the hooks that it leaves there: without it, it would add them once more."""
+
+_OF_ANY_MODULE = frozenset({_HOOKS_INSTALLED, *vars(nn.Module())}) - {"_parameters", "_buffers"}
 _ABSENT = object()
 
 
@@ -197,11 +200,12 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _restore(container: Any, copy: Any) -> None:
-    """Write back a container, entry by entry: another thread may be reading it. What is code by now stays."""
+    """Write back a container, entry by entry: another thread may be reading it. Code and hooks that came stay."""
     if isinstance(container, Variables):
         container.restore(copy)
     elif isinstance(container, dict):
-        for key in [key for key, value in dict.items(container) if key not in copy and not is_code(value)]:
+        stays = {_HOOKS_INSTALLED, *copy}
+        for key in [key for key, value in dict.items(container) if key not in stays and not is_code(value)]:
             del container[key]
         for key, value in copy.items():
             now = dict.get(container, key, _ABSENT)

@@ -1,0 +1,79 @@
+"""Outputs that modules of transformers return only if the call, or their configuration, asks for them."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.spec.entries import Extent
+from varlen_graphs.spec.outputs import HIDDEN_STATES, Declared, Outputs, Parts
+
+OUTPUT_HIDDEN_STATES = "output_hidden_states"
+"""The argument and setting that asks for the hidden states of all layers, or, by their indices, of some."""
+
+OTHER_OUTPUTS = {
+    OUTPUT_HIDDEN_STATES: True,
+    "output_attentions": True,
+    "output_router_logits": True,
+    "return_dict": False,
+}
+"""Arguments and settings, with the values that ask for other outputs; graphs return hidden states if declared."""
+
+
+def declares_hidden_states(declared: Declared, by_module: bool) -> bool:
+    """Return True if a declaration covers hidden states: by name, or as one extent for all that the module returns.
+
+    One extent does not tell whether a function in the place of the module returns them.
+    """
+    if isinstance(declared, Extent):
+        return by_module
+    return HIDDEN_STATES in (declared.fields if isinstance(declared, Outputs) else declared)
+
+
+def check_hidden_states(parts: Parts) -> None:
+    """Check that the output of a function in the place of the module has the hidden states that it was asked for.
+
+    Raises:
+        SpecError: It has none.
+    """
+    if not any(HIDDEN_STATES in path for path in parts.paths):
+        raise SpecError(
+            f"forward= got {OUTPUT_HIDDEN_STATES}=, but its output has no {HIDDEN_STATES!r}, which are declared: "
+            f"expected a function that returns them; or leave {HIDDEN_STATES!r} out of outputs=, so that such calls "
+            "run eager"
+        )
+
+
+def with_hidden_states(
+    arguments: Mapping[str, Any], module: nn.Module, parameter: inspect.Parameter | None
+) -> Mapping[str, Any]:
+    """Return arguments that ask for hidden states as the configuration does, if the call leaves that to it.
+
+    `parameter` is that of the captured forward; `None` if it takes any arguments. A list of layers becomes a tuple.
+    """
+    name = OUTPUT_HIDDEN_STATES
+    value = arguments.get(name)
+    if isinstance(value, list):
+        return {**arguments, name: tuple(value)}
+    default = None if parameter is None else parameter.default
+    if name not in arguments or (parameter is not None and value is None):
+        asked = None if default is not None else _setting(module, name, None)
+        return {**arguments, name: asked} if asked else arguments
+    return arguments
+
+
+def asked_by_config(arguments: Mapping[str, Any], module: nn.Module) -> str | None:
+    """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
+    for name, other in OTHER_OUTPUTS.items():
+        if name not in arguments and bool(_setting(module, name, not other)) is other:
+            return f"config.{name}={other}"
+    return None
+
+
+def _setting(module: nn.Module, name: str, default: Any) -> Any:
+    # Dicts, because attributes of a transformers configuration take a microsecond each. Some are properties, stored
+    # under a private name.
+    settings = getattr(getattr(module, "config", None), "__dict__", {})
+    return settings.get(name, settings.get(f"_{name}", default))
