@@ -21,6 +21,9 @@ OTHER_OUTPUTS = {
 }
 """Arguments and settings, with the values that ask for other outputs; graphs return hidden states if declared."""
 
+_SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
+"""The same with the attributes of a configuration: some are properties, stored under a private name."""
+
 
 def declares_hidden_states(declared: Declared, by_module: bool) -> bool:
     """Return True if a declaration covers hidden states: by name, or as one extent for all that the module returns.
@@ -58,22 +61,24 @@ def with_hidden_states(
     if isinstance(value, list):
         return {**arguments, name: tuple(value)}
     default = None if parameter is None else parameter.default
-    if name not in arguments or (parameter is not None and value is None):
-        asked = None if default is not None else _setting(module, name, None)
+    if default is None and (name not in arguments or (parameter is not None and value is None)):
+        settings = _settings(module)
+        asked = settings.get(name, settings.get(f"_{name}"))
         return {**arguments, name: asked} if asked else arguments
     return arguments
 
 
 def asked_by_config(arguments: Mapping[str, Any], module: nn.Module) -> str | None:
     """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
-    for name, other in OTHER_OUTPUTS.items():
-        if name not in arguments and bool(_setting(module, name, not other)) is other:
+    settings = _settings(module)
+    for name, private, other in _SETTINGS:
+        asked = settings.get(name, settings.get(private, not other))
+        if bool(asked) is other and name not in arguments:
             return f"config.{name}={other}"
     return None
 
 
-def _setting(module: nn.Module, name: str, default: Any) -> Any:
-    # Dicts, because attributes of a transformers configuration take a microsecond each. Some are properties, stored
-    # under a private name.
-    settings = getattr(getattr(module, "config", None), "__dict__", {})
-    return settings.get(name, settings.get(f"_{name}", default))
+def _settings(module: nn.Module) -> Mapping[str, Any]:
+    """Return a dict, because attributes of a transformers configuration take a microsecond each."""
+    settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
+    return settings
