@@ -258,8 +258,9 @@ def test_the_configuration_is_asked_for_a_function_too():
     assert len(encoder(ids, attention_mask=mask).hidden_states) == 4
     assert "hidden_states" not in encoder(ids, attention_mask=mask, output_hidden_states=False)
     undeclared = vg.BufferSpec(
-        encoder.spec.rows, encoder.spec.layout, outputs={"last_hidden_state": vg.Rows(), "pooler_output": vg.Items()}
-    )
+        encoder.spec.rows, encoder.spec.layout, encoder.spec.buffers,
+        {"last_hidden_state": vg.Rows(), "pooler_output": vg.Items()},
+    )  # fmt: skip
     other = vg.GraphedEncoder(model, encoder.budgets, undeclared, forward=forward, backend="tape")
     assert len(other(ids, attention_mask=mask).hidden_states) == 4
     assert other.stats.eager == {"config.output_hidden_states=True": 1}

@@ -13,8 +13,9 @@ from transformers.utils import ModelOutput
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
 from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Items, Rows
-from varlen_graphs.spec.outputs import extents, flatten
+from varlen_graphs.spec.outputs import flatten
 
 
 @dataclass

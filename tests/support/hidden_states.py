@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec, load_example
+from tests.support.encoders import Attention, attention_encoder, attention_spec
 from tests.support.segments import boundaries
 
 
@@ -67,6 +67,10 @@ def tower_encoder(tower, outputs=None, **options):
     return vg.GraphedEncoder(tower, [1, 2, 4, 8], spec, **options)
 
 
+def forward_bert(model, input_ids, mask, output_hidden_states=None):
+    return model(input_ids, attention_mask=mask, output_hidden_states=output_hidden_states)
+
+
 def bert(device="cpu"):
     """Return a small BERT of transformers, and the function that calls it with a mask that graphs can hold."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -75,13 +79,14 @@ def bert(device="cpu"):
         vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64
     )
     model = transformers.BertModel(config).to(device).eval().requires_grad_(False)
-    return model, load_example("padded_text_encoder").forward
+    return model, forward_bert
 
 
 def bert_encoder(model, forward, **options):
     spec = vg.BufferSpec(
         rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-        layout=vg.PaddedMask("attention_mask", dtype=torch.bool),
+        layout=vg.PaddedMask("attention_mask"),
+        buffers=[vg.AttentionMask("mask")],
         outputs=vg.Outputs(**FIELDS, pooler_output=vg.Items()),
     )
     budgets = vg.PaddedLadder(batch=4, length=64)

@@ -20,11 +20,12 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
-from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, extents, flatten, with_padding
+from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey

@@ -16,8 +16,8 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
+from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Extent, Items, Rows
-from varlen_graphs.spec.outputs import Declared, Outputs
 from varlen_graphs.spec.rows import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")

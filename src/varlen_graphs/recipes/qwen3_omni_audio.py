@@ -28,8 +28,8 @@ from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Entries
-from varlen_graphs.spec.outputs import Outputs
 from varlen_graphs.spec.rows import PackedRows
 
 PARTS = (

@@ -25,8 +25,8 @@ from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Items, Rows
-from varlen_graphs.spec.outputs import Outputs
 from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")

@@ -13,8 +13,8 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.recipes.blocks import add_norm, project_heads, split_heads
 from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import Declared
 from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.outputs import Declared
 from varlen_graphs.spec.rows import PackedRows
 
 

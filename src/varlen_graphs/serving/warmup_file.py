@@ -19,7 +19,7 @@ from varlen_graphs.files import DAMAGED, integer, write_whole
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.outputs import extents
+from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.watch.sharded import sharding
 
 FORMAT = "2"

@@ -20,9 +20,9 @@ from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.batch_rows import AS_ROWS, BatchRows
 from varlen_graphs.spec.checks import check_names, check_rows, check_segments, check_types
+from varlen_graphs.spec.declared_outputs import Declared, each_extent, extents
 from varlen_graphs.spec.entries import CountedEntries, Entries, Extent, FrameRows, Groups, Rows
 from varlen_graphs.spec.inputs import Input
-from varlen_graphs.spec.outputs import Declared, each_extent, extents
 from varlen_graphs.spec.prefixed_rows import PrefixedRows
 from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.spec.statics import StaticKey, static_key

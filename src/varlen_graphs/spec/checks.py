@@ -8,9 +8,9 @@ from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.segments import Windows
+from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Entries, Extent, Groups, Rows
 from varlen_graphs.spec.inputs import Input, PerItem, PerRow
-from varlen_graphs.spec.outputs import extents
 from varlen_graphs.spec.rows import PackedRows
 
 if TYPE_CHECKING:

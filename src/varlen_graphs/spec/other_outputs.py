@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Extent
-from varlen_graphs.spec.outputs import HIDDEN_STATES, Declared, Outputs, Parts
+from varlen_graphs.spec.outputs import Parts
 
 OUTPUT_HIDDEN_STATES = "output_hidden_states"
 """The argument and setting that asks for the hidden states of all layers, or, by their indices, of some."""

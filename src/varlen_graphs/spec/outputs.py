@@ -1,10 +1,10 @@
-"""Outputs of a module: declarations, flattening to tensors, and rebuilding."""
+"""Outputs of a module: flattening to tensors, and rebuilding."""
 
 import dataclasses
 import enum
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,62 +15,9 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import pad_rows
 from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs, named
 from varlen_graphs.spec.entries import Extent, Rows
 from varlen_graphs.watch.sharded import require_replicated
-
-HIDDEN_STATES = "hidden_states"
-"""The field that an output may lack though it is declared: modules return it in calls that ask for it."""
-
-
-class Outputs:
-    """Declarations for an output with named fields: a dataclass, a `ModelOutput`, or a dict.
-
-    Example: `Outputs(last_hidden_state=Rows(), pooler_output=Rows(every=4))`. A dict of declarations is equivalent, and
-    its keys may be any hashable values. Of the declared fields, only `hidden_states` may be missing in an output: see
-    docs/buffers.md.
-    """
-
-    def __init__(self, /, **fields: "Declared") -> None:  # a field may have any name, even `self`
-        self.fields = fields
-
-    def __repr__(self) -> str:
-        return f"Outputs({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
-
-
-Declared = Extent | Outputs | Mapping[Any, "Declared"] | Sequence["Declared"]
-"""Declaration of an output: one `Extent` for all tensors in it, or one declaration per part."""
-
-
-def each_extent(declared: Declared, change: Callable[[Extent], Extent]) -> Declared:
-    """Return the declaration with every extent changed."""
-    if isinstance(declared, Extent):
-        return change(declared)
-    if isinstance(declared, Outputs | Mapping):
-        return {name: each_extent(part, change) for name, part in _named(declared).items()}
-    return [each_extent(part, change) for part in declared]
-
-
-def extents(declared: Declared) -> list[Extent]:
-    """Return all extents in a declaration.
-
-    Raises:
-        SpecError: `declared`, or a part of it, is not a declaration.
-    """
-    if isinstance(declared, Extent):
-        return [declared]
-    if isinstance(declared, str) or not isinstance(declared, Outputs | Mapping | Sequence):
-        raise SpecError(
-            f"{declared!r} does not declare an output: expected an instance of Rows, Items, Groups, Entries or "
-            "FrameRows, such as Rows(), or a dict, Outputs(...), tuple or list of these"
-        )
-    parts: Iterable[Declared] = declared if isinstance(declared, Sequence) else _named(declared).values()
-    return [extent for part in parts for extent in extents(part)]
-
-
-def _named(declared: Outputs | Mapping[Any, Declared]) -> Mapping[Any, Declared]:
-    """Return the declarations of the fields of an output."""
-    return declared.fields if isinstance(declared, Outputs) else declared
-
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 
@@ -289,7 +236,7 @@ def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, par
         raise SpecError(
             f"{name_of(path)} has fields {list(fields)} but is declared as {declared!r}: expected Outputs(...)"
         )
-    each = dict.fromkeys(fields, declared) if isinstance(declared, Extent) else _named(declared)
+    each = dict.fromkeys(fields, declared) if isinstance(declared, Extent) else named(declared)
     unknown = [name for name in each if name not in fields and name != HIDDEN_STATES]
     missing = [name for name in fields if name not in each and not isinstance(fields[name], CONSTANTS)]
     if unknown or missing:

@@ -1,23 +1,19 @@
 """Transformers with tensors beside the rows."""
 
-import runpy
-from pathlib import Path
-
 import torch
 from torch import nn
 
 import varlen_graphs as vg
 from tests.support.declared.case import Case, alone, graphed
 from tests.support.declared.packed_images import ATTENTION, BUDGETS, SIZES, calls
+from tests.support.encoders import load_example
 from tests.support.prefixed import BUDGETS as JOINT_BUDGETS
 from tests.support.prefixed import JOINT, Joint, images, joint_one_by_one
 
-EXAMPLE = Path(__file__).parent.parent.parent.parent / "examples" / "diffusion_transformer.py"
-
 
 def timesteps(device):
-    example = runpy.run_path(str(EXAMPLE))
-    encoder = graphed(example["DiT"](), BUDGETS, example["spec"], device)
+    example = load_example("diffusion_transformer")
+    encoder = graphed(example.DiT(), BUDGETS, example.spec, device)
 
     def call(sizes):
         count = len(sizes)

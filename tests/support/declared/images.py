@@ -30,6 +30,14 @@ def clip(device):
     return Case(encoder, [pixels(3), pixels(1), pixels(7)], module)
 
 
+def layers(device):
+    module = CLIPVisionModel(CLIPVisionConfig(image_size=32, patch_size=8, **SIZES))
+    outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items(), hidden_states=vg.Rows())
+    encoder = graphed(module, BATCHES, vg.BufferSpec("pixel_values", vg.Batch(), outputs=outputs), device)
+    asking = {"output_hidden_states": True}
+    return Case(encoder, [pixels(3) | asking, pixels(7) | asking, pixels(2)], module)
+
+
 def resolutions(device):
     module = Dinov2Model(Dinov2Config(image_size=32, patch_size=8, **SIZES))
     outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items())
@@ -74,8 +82,9 @@ def tiles(device):
 
 
 IMAGES = {
-    "images of one size": clip,
-    "images of several sizes, each batch of one": resolutions,
-    "stages that merge patches in windows": hierarchical,
-    "tiles with an aspect ratio and a mask an image": tiles,
+    "images of one size (CLIP, SigLIP, ViT, InternVL tiles)": clip,
+    "images of several sizes, each batch of one (DINOv2)": resolutions,
+    "hidden states by layer (LLaVA)": layers,
+    "stages that merge patches in windows (Swin)": hierarchical,
+    "tiles with an aspect ratio and a mask an image (Mllama)": tiles,
 }

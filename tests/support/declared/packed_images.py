@@ -116,10 +116,10 @@ def learned_queries(device):
 
 
 PACKED_IMAGES = {
-    "images of any size, with rotary positions": rotary,
-    "a learned table of positions, resampled": resampled,
-    "a class token and registers before the patches of any size": class_token,
-    "attention in windows of images of any size": windows,
-    "videos, whose patches are merged 2 x 2": merged,
-    "learned queries that sum up each image": learned_queries,
+    "images of any size, with rotary positions (Qwen-VL)": rotary,
+    "a learned table of positions, resampled (SigLIP 2)": resampled,
+    "a class token and registers before patches of any size (DINOv2 with packed images)": class_token,
+    "attention in windows of images of any size (Qwen2.5-VL)": windows,
+    "videos whose patches are merged 2 x 2 (Qwen-VL)": merged,
+    "learned queries that sum up each image (resamplers)": learned_queries,
 }

@@ -6,6 +6,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 import varlen_graphs as vg
 from tests.support.declared.case import Case, graphed
+from tests.support.encoders import load_example
 from tests.support.shrinking import (
     BUDGETS,
     POOLED,
@@ -75,9 +76,26 @@ def pooled(device):
     return Case(graphed(module, BUDGETS, POOLED, device), [batch([64, 20, 34]), batch([6])], run)
 
 
+def uneven(device):
+    example = load_example("uneven_outputs")
+
+    class Module(example.Thirds):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def run(x, lengths):
+        return torch.cat([part.sum(0, keepdim=True) for own in x.split(lengths) for part in own.split(3)])
+
+    encoder = graphed(Module(), [vg.Budget(64, items=4), vg.Budget(160, items=8)], example.spec, device)
+    some = [{"x": torch.randn(sum(lengths), 8), "lengths": lengths} for lengths in ([40, 13, 11], [2], [50] * 5)]
+    return Case(encoder, some, run)
+
+
 SOUNDS = {
     "clips of one length (Whisper)": whisper,
     "a convolutional front end with masks (Conformer)": conformer,
     "a convolutional front end on samples (wav2vec 2)": waveform,
     "a batch whose rows are pooled or repeated": pooled,
+    "packed rows that become fewer, and not by a ratio": uneven,
 }
