@@ -39,7 +39,10 @@ class LayoutArgument(ABC):
     merge: int = 1
     row_multiple: int = 1
     prefix: int = 0
-    rows_are: ClassVar[str] = "the rows of all items one after another, not a batch of items"
+    rows_are: ClassVar[str] = (
+        "the rows of all items one after another, not a batch of items; for batches declare PaddedMask or "
+        "PaddedLengths, or Batch for items of one size"
+    )
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
@@ -80,11 +83,13 @@ class LayoutArgument(ABC):
             LayoutError: The number of rows differs.
         """
         if layout.total != shape[0]:
+            is_batch = len(shape) > 1 and shape[0] == len(layout) and shape[1] >= max(layout.rows)
+            batch = "; for a padded batch declare PaddedMask or PaddedLengths" if is_batch else ""
             raise LayoutError(
                 f"{self.name} describes {counted(len(layout), 'item')} of {counted(layout.total, 'row')} in all, but "
                 f"{rows} has "
                 f"{counted(shape[0], 'row')} of shape {list(shape[1:])}; pass all rows of exactly these items, in "
-                "their order"
+                f"their order{batch}"
             )
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:

@@ -58,4 +58,6 @@ class BatchRows(Extent):
         if len(shape) < 2 or shape[0] != budget.items:
             return "Items(...), or Entries(of_item, at_budget) if the entries of all items lie one after another"
         ratio = f", Rows(every={length // shape[1]})" if shape[1] and not length % shape[1] else ""
+        if shape[1] > length:
+            ratio = f", Rows(prefix='kept') with prefix={shape[1] - length} in the layout"
         return f"Items(){ratio}, or Entries(of_item) with a function of the rows that gives {shape[1]} for {length}"

@@ -61,8 +61,16 @@ class Extent(ABC):
         return tensor
 
     def instead(self, shape: Sequence[int], budget: Budget) -> str:
-        """Return the declaration for a tensor of this shape at a budget, for messages."""
-        return "Rows(every=...), Items(rows=...) or Entries(...) to match"
+        """Return the declarations that fit a tensor of this shape at a budget, for messages."""
+        came, fitting = [*shape[self.rows_dim :], 0][0], []
+        if came and not budget.rows % came:
+            fitting.append(f"Rows(every={budget.rows // came})")
+        if came and not came % budget.items:
+            fitting.append(f"Items(rows={came // budget.items})")
+        more = came - budget.rows
+        if more > 0 and not more % budget.items:
+            fitting.append(f"Rows(prefix='kept') with prefix={more // budget.items} in the layout")
+        return f"{', '.join([*fitting, 'or Entries(of_item, at_budget)'])} to match"
 
     def padded(self, lengths: Sequence[int]) -> list[int] | None:
         """Return the number of entries of items of these lengths, where callers get a batch for one that was packed.

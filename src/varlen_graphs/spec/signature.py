@@ -212,7 +212,7 @@ class Signature:
         shape = tuple(value.shape)
         kind, rest = "PerCall", shape
         if shape and rows and shape[:dims] == tuple(rows[:dims]):
-            kind, rest = "PerRow", shape[dims:]
+            kind, rest = "PerItem" if self._spec.layout.one_row else "PerRow", shape[dims:]
         elif shape and shape[0] == items:
             kind, rest = "PerItem", shape[1:]
         own = "" if value.dtype.is_floating_point else f", dtype={value.dtype}"

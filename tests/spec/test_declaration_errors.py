@@ -1,0 +1,129 @@
+"""An error about a declaration names the one that works: each is tried here, and then the one it names."""
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.shrinking import half
+
+DIM = 8
+ROWS = vg.PackedRows("x", (DIM,))
+PADDED = vg.Budget.padded(2, 16)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x, t=1.0):
+        return super().forward(x) * (t.view(-1, *[1] * (x.dim() - 1)) if isinstance(t, torch.Tensor) else t)
+
+
+class Prefixed(nn.Linear):
+    def forward(self, x, prefix_index=None):
+        if prefix_index is None:
+            return (
+                torch.cat([self.bias.expand(len(x), 1, -1), x], 1) if x.dim() == 3 else torch.cat([self.bias[None], x])
+            )
+        return torch.cat([x, self.bias[None]])[prefix_index]
+
+
+class Strided(nn.Conv1d):
+    def forward(self, x):
+        return super().forward(x.mT).mT
+
+
+class Averaged(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).unflatten(0, (-1, 4)).mean(1)
+
+
+def linear(kind=nn.Linear):
+    return kind(DIM, DIM)
+
+
+def strided():
+    return Strided(DIM, DIM, 3, 2, 1)
+
+
+PACKED_CALL = {"x": torch.randn(9, DIM), "lengths": [5, 4]}
+PADDED_CALL = {"x": torch.randn(2, 12, DIM), "lengths": [12, 7]}
+FOURS = {"x": torch.randn(12, DIM), "lengths": [8, 4]}
+
+CASES = {
+    "a padded batch with packed rows": (
+        lambda: linear(Scaled), {"x": torch.randn(2, 5, DIM), "lengths": [5, 3]}, vg.BufferSpec("x", vg.Lengths()),
+        "for a padded batch declare PaddedMask or PaddedLengths", vg.BufferSpec("x", vg.PaddedLengths()),
+    ),
+    "a batch with packed rows of known shape": (
+        lambda: linear(Scaled), {"x": torch.randn(2, 5, DIM), "lengths": [5, 3]}, vg.BufferSpec(ROWS, vg.Lengths()),
+        "for batches declare PaddedMask or PaddedLengths", vg.BufferSpec(ROWS, vg.PaddedLengths()),
+    ),
+    "a batch of images with packed rows": (
+        lambda: nn.Sequential(nn.Flatten(1), nn.Linear(48, 8)), {"input": torch.randn(2, 3, 4, 4)},
+        vg.BufferSpec(vg.PackedRows("input", (3,)), vg.Batch()),
+        r"input is \[2, 3, 4, 4\]: expected \[batch, 3\]", vg.BufferSpec("input", vg.Batch()),
+    ),
+    "a class token before packed rows": (
+        lambda: linear(Prefixed), PACKED_CALL, vg.BufferSpec(ROWS, vg.Lengths()),
+        r"Rows\(prefix='kept'\) with prefix=1 in the layout",
+        vg.BufferSpec(ROWS, vg.Lengths(prefix=1), [vg.PrefixIndex()], vg.Rows(prefix="kept")),
+    ),
+    "a class token before a padded batch": (
+        lambda: linear(Prefixed), PADDED_CALL, vg.BufferSpec(ROWS, vg.PaddedLengths()),
+        r"Rows\(prefix='kept'\) with prefix=1 in the layout",
+        vg.BufferSpec(ROWS, vg.PaddedLengths(prefix=1), outputs=vg.Rows(prefix="kept")),
+    ),
+    "a ratio": (
+        lambda: linear(Averaged), FOURS, vg.BufferSpec(ROWS, vg.Lengths()),
+        r"declare it as Rows\(every=4\)", vg.BufferSpec(ROWS, vg.Lengths(), outputs=vg.Rows(every=4)),
+    ),
+    "a ratio that items need not have": (
+        strided, PADDED_CALL, vg.BufferSpec(ROWS, vg.PaddedLengths(), outputs=vg.Rows(every=2)),
+        r"lengths\[1\] has 7 rows: expected a multiple of 2, .* or declare Entries\(...\) with a function of the rows",
+        vg.BufferSpec(ROWS, vg.PaddedLengths(), outputs=vg.Entries(half)),
+    ),
+    "a stride in a padded batch": (
+        strided, PADDED_CALL, vg.BufferSpec(ROWS, vg.PaddedLengths()),
+        r"Entries\(of_item\) with a function of the rows that gives 8 for 16",
+        vg.BufferSpec(ROWS, vg.PaddedLengths(), outputs=vg.Entries(half)),
+    ),
+    "a tensor an item": (
+        lambda: linear(Scaled), PADDED_CALL | {"t": torch.rand(2)}, vg.BufferSpec(ROWS, vg.PaddedLengths()),
+        r"inputs=\[vg.PerItem\('t', \(\)\)\]", vg.BufferSpec(ROWS, vg.PaddedLengths(), inputs=[vg.PerItem("t", ())]),
+    ),
+    "a tensor an item of a batch": (
+        lambda: linear(Scaled), {"x": torch.randn(3, DIM), "t": torch.rand(3)}, vg.BufferSpec(ROWS, vg.Batch()),
+        r"inputs=\[vg.PerItem\('t', \(\)\)\]", vg.BufferSpec(ROWS, vg.Batch(), inputs=[vg.PerItem("t", ())]),
+    ),
+    "a tensor a call": (
+        lambda: linear(Scaled), PACKED_CALL | {"t": torch.tensor(0.5)}, vg.BufferSpec(ROWS, vg.Lengths()),
+        r"inputs=\[vg.PerCall\('t', \(\)\)\]", vg.BufferSpec(ROWS, vg.Lengths(), inputs=[vg.PerCall("t", ())]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_declaration_that_the_error_names_works(case):
+    make, call, wrong, message, right = CASES[case]
+    torch.manual_seed(0)
+    module = make().eval().requires_grad_(False)
+    with pytest.raises((vg.InputError, vg.LayoutError, vg.SpecError), match=message):
+        encoder_of(module, wrong)(**call)
+    encoder = encoder_of(module, right)
+    torch.testing.assert_close(encoder(**call), encoder.eager(**call))
+    assert not encoder.stats.eager
+
+
+def encoder_of(module, spec):
+    budgets = [PADDED] if spec.layout.padded else [4] if spec.layout.one_row else [32]
+    return vg.GraphedEncoder(module, budgets, spec, backend="tape", verify=vg.Verify(strict=True))
+
+
+def test_numbers_that_change_are_tensors_a_call():
+    encoder = encoder_of(linear(Scaled).eval().requires_grad_(False), vg.BufferSpec(ROWS, vg.Lengths()))
+    with pytest.warns(UserWarning, match=r"declare what changes from call to call by inputs=\[vg.PerCall"):
+        [encoder(**PACKED_CALL, t=step / 10) for step in range(9)]
+    declared = vg.BufferSpec(ROWS, vg.Lengths(), inputs=[vg.PerCall("t")])
+    encoder = encoder_of(encoder.module, declared)
+    for step in range(9):
+        torch.testing.assert_close(encoder(**PACKED_CALL, t=step / 10), encoder.module(PACKED_CALL["x"], step / 10))
+    assert len(encoder.executor.store.sets) == 1
