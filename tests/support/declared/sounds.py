@@ -88,7 +88,10 @@ def uneven(device):
         return torch.cat([part.sum(0, keepdim=True) for own in x.split(lengths) for part in own.split(3)])
 
     encoder = graphed(Module(), [vg.Budget(64, items=4), vg.Budget(160, items=8)], example.spec, device)
-    some = [{"x": torch.randn(sum(lengths), 8), "lengths": lengths} for lengths in ([40, 13, 11], [2], [50] * 5)]
+    some = [  # of integers, whose sums are the same in any order
+        {"x": torch.randint(9, (sum(lengths), 8)).float(), "lengths": lengths}
+        for lengths in ([40, 13, 11], [2], [50] * 5)
+    ]
     return Case(encoder, some, run)
 
 
