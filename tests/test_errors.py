@@ -346,7 +346,7 @@ DECLARATIONS = {
         lambda: vg.PackedRows("x", dtype="int64"), vg.SpecError, "expected dtype to be a torch.dtype, such as torch.int64",
     ),
     "a ratio that is no integer": (
-        lambda: vg.Rows(every=2.0), vg.SpecError, "Rows(every=2.0, rows_dim=0): expected an integer of at least 1, and",
+        lambda: vg.Rows(every=2.0), vg.SpecError, "Rows(every=2.0, rows_dim=0, prefix=None): expected an integer of at least 1, and",
     ),
     "a host buffer of another shape": (
         lambda: attention_encoder(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-TRANSFORMERS_5 = {"modern_bert.py", "padded_text_encoder.py"}
+TRANSFORMERS_5 = {"modern_bert.py", "padded_text_encoder.py", "token_types.py"}
 """Models of transformers 4 look at their mask on the host, or pack rows by themselves."""
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
@@ -24,3 +24,8 @@ def test_the_example_runs(example):
 
 def test_the_text_encoder_is_short():
     assert len((EXAMPLES[0].parent / "text_encoder.py").read_text().splitlines()) <= 65
+
+
+def test_examples_of_what_can_be_declared_are_short():
+    for name in ("diffusion_transformer", "token_types", "speech_encoder", "clip_by_batch"):
+        assert len((EXAMPLES[0].parent / f"{name}.py").read_text().splitlines()) < 60

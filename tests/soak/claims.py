@@ -27,6 +27,8 @@ VALUES = {
     "head_dim": [8],
     "queries": [1, 3],
     "real": [False],
+    "causal": [False],
+    "window": [(1, 1), (4, -1)],
     "any_segments": [False, True],
 }
 """What fields of buffers are changed to; for functions see `FUNCTIONS`."""

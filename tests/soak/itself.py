@@ -208,6 +208,7 @@ def without_buffers(case, x):
         "table": torch.zeros(rows, 1, device=device),
         "scale": torch.ones(size, device=device),
         "real": torch.ones(size, dtype=torch.bool, device=device),
+        "mask": torch.ones(rows, rows, dtype=torch.bool, device=device),
     }
     names = {buffer.name: part for at, part in enumerate(case.parts) for buffer in part.buffers(at)}
     place = {True: torch.arange(rows, device=device), False: flat}

@@ -19,7 +19,9 @@ from tests.support.hidden_states import layers_encoder
 from tests.support.inputs import BUDGETS as BUDGETS_OF_INPUTS
 from tests.support.inputs import SPECS, Mixed, call_of
 from tests.support.padded import packed_encoder, padded_batch, pooling_encoder
+from tests.support.prefixed import images, prefixed
 from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
+from tests.support.shrinking import SUBSAMPLING, Subsampling, shrinking, subsampled
 from tests.support.thirds import thirds_encoder, thirds_rows
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.parallel.ranks import Ranks
@@ -247,6 +249,21 @@ def tensors_beside_the_rows(rank, ranks):
             own[name] = value.split([len(run) for run in runs])[rank]
     own |= {"scale": call["scale"], "prompt": call["prompt"], "lengths": runs[rank]}
     check_on_all_ranks(parallel(encoder, inputs="spread")(**own), encoder.eager(**call))
+
+
+def prefix_rows_and_rows_that_become_fewer(rank, ranks):
+    encoder = prefixed()
+    for sizes in ([(3, 4)], [(2, 2), (6, 8), (1, 5), (4, 4), (7, 3)]):
+        x = images(sizes)
+        check_on_all_ranks(parallel(encoder)(x, sizes=sizes), encoder.eager(x, sizes=sizes))
+    encoder = shrinking(Subsampling(), SUBSAMPLING)
+    for lengths in ([9], [40, 3, 64, 20, 33, 7]):
+        x, _ = subsampled(lengths)
+        check_on_all_ranks(parallel(encoder)(x, lengths=lengths), encoder.eager(x, lengths=lengths))
+    lengths, runs = runs_of([40, 3, 64, 20], ranks)
+    x, _ = subsampled(lengths)
+    own = x.split([len(run) for run in runs])[rank][:, : max(runs[rank], default=1)]
+    check_on_all_ranks(parallel(encoder, inputs="spread")(own, lengths=runs[rank]), encoder.eager(x, lengths=lengths))
 
 
 def calls_that_run_eager(rank, ranks):
@@ -631,6 +648,7 @@ SCENARIOS = {
         padded_batches_that_are_spread,
         inputs_that_are_spread,
         tensors_beside_the_rows,
+        prefix_rows_and_rows_that_become_fewer,
         calls_that_run_eager,
         an_item_too_large_for_graphs_is_run_by_itself,
         an_eager_module_sees_no_rows_but_those_of_calls,
