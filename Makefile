@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-kernels plots docs clean
+.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-kernels coverage plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -81,6 +81,9 @@ bench: $(DEV_ENV)
 
 bench-kernels: $(DEV_ENV)
 	for name in $(KERNELS); do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
+
+coverage: $(DEV_ENV)
+	$(RUN) -m benchmarks.coverage $(ARGS)
 
 plots: $(DEV_ENV)
 	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_?b.json) --out $(RESULTS)

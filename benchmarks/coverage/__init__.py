@@ -1,0 +1,1 @@
+"""What `vg.wrap` makes of the models of transformers."""

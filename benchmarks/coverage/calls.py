@@ -1,0 +1,229 @@
+"""Calls of whole models that reach their towers: six layouts each, in the form that the model accepts."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
+COUNTS = [1, 2, 3, 5, 7, 4]
+LENGTHS = [[30], [30, 7], [5, 60, 33], [100], [9] * 5, [64, 1, 17, 40]]
+CLIPS = [[100], [100, 60], [80, 37, 100], [33], [100] * 5, [64, 96]]
+TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower", "encoder", "speech_encoder")
+
+
+class Form(NamedTuple):
+    """A function of a model that runs a tower, and its arguments for each layout."""
+
+    function: str
+    calls: list[dict[str, Any]]
+
+
+def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[Form]]]:
+    """Yield, by the modality, the forms in which a model may take its inputs."""
+    first = next(iter(parameters(model.forward)), "")
+    if encoder:
+        make = texts if first == "input_ids" else sounds if first in ("input_features", "input_values") else images
+        yield "encoder", [Form("", calls) for calls in make(model, model.forward, first)]
+        return
+    for kind, make in (("image", images), ("video", videos), ("audio", sounds)):
+        path = f"get_{kind}_features"
+        function = find(model, path)
+        if function is not None:
+            rows = next(iter(parameters(function)), "")
+            yield kind, [Form(path, calls) for calls in make(model, function, rows)]
+    if find(model, "get_image_features") is None and find(model, "get_audio_features") is None:
+        for path in towers(model):
+            module = find(model, path)
+            first = next(iter(inspect.signature(module.forward).parameters), "")
+            make = sounds if first.startswith("input_f") else images
+            yield path, [Form(path, calls) for calls in make(model, module.forward, first)]
+
+
+def find(model: nn.Module, path: str) -> Any:
+    """A function or module of the model inside a model, or of the model; the model itself for an empty path."""
+    if not path:
+        return model
+    for inside in (getattr(model, "model", None), getattr(model, "thinker", None), model):
+        try:
+            found = inside.get_submodule(path) if "." in path else getattr(inside, path, None)
+        except AttributeError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def texts(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of a text encoder: batches of mixed lengths and their masks, with and without types of tokens."""
+    calls = []
+    for seed, lengths in enumerate(LENGTHS):
+        mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+        ids = torch.randint(5, 190, mask.shape, generator=torch.Generator().manual_seed(seed))
+        calls.append({rows: ids * mask + (1 - mask), "attention_mask": mask})
+    yield calls
+    yield [{rows: call[rows]} for call in calls]
+
+
+def towers(model: nn.Module) -> list[str]:
+    """The names of the towers of a model without functions for features."""
+    return [name for name in TOWERS if isinstance(find(model, name), nn.Module)]
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a function, through decorators and `*args`."""
+    found = inspect.signature(inspect.unwrap(function)).parameters
+    return {name: p for name, p in found.items() if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def config_value(model: Any, names: tuple[str, ...], inside: tuple[str, ...], default: Any) -> Any:
+    """The first of these settings in the configuration of a tower."""
+    for part in inside:
+        config = getattr(model.config, part, None) if part else model.config
+        for name in names:
+            value = getattr(config, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+VISION = ("vision_config", "visual_config", "", "vision", "perception_config", "backbone_config", "thinker_config")
+AUDIO = (
+    "audio_config",
+    "",
+    "audio_encoder_config",
+    "encoder_config",
+    "speech_config",
+    "acoustic_tokenizer_encoder_config",
+)
+
+
+def side(model: Any) -> int:
+    """Pixels a side of the images of a model."""
+    size = config_value(model, ("image_size", "input_size"), VISION, 224)
+    return int(size[0] if isinstance(size, list | tuple) else size)
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    """Random numbers, the same in each run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def row_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of patches that some module of the vision tower takes, flat or not."""
+    shapes: dict[tuple[int, ...], None] = {}
+    for name, module in model.named_modules():
+        if "patch" not in name and "embed" not in name:
+            continue
+        if isinstance(module, nn.Conv2d | nn.Conv3d) and module.weight.shape[1] in (1, 3):
+            shapes[(module.weight[0].numel(),)] = None
+            shapes[tuple(module.weight.shape[1:])] = None
+        elif isinstance(module, nn.Linear) and "patch" in name and "text" not in name:
+            shapes[(module.in_features,)] = None
+    return [*shapes][:6]
+
+
+def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of a function of images in every form that its arguments allow."""
+    takes = parameters(function)
+    grid = next((n for n in takes if n.endswith(("grid_thw", "grid_hw", "spatial_shapes", "target_sizes"))), None)
+    if grid is not None:
+        yield from patches(model, rows, grid, takes, 1)
+    size = side(model)
+    others = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+    fixed = {n: v for n, v in others.items() if n in takes and takes[n].default is inspect.Parameter.empty}
+    for channels_first in (True, False):
+        shape = (3, size, size) if channels_first else (size, size, 3)
+        one = [{rows: seeded(n, *shape, seed=n)} | fixed for n in COUNTS]
+        if "image_sizes" in takes:
+            yield [call | {"image_sizes": torch.tensor([[size, size]] * len(call[rows]))} for call in one]
+        yield one
+    tiled = [{rows: seeded(n, 3, 3, size, size, seed=n)} | fixed for n in COUNTS]
+    if "image_sizes" in takes:
+        yield [call | {"image_sizes": torch.tensor([[size, 2 * size]] * len(call[rows]))} for call in tiled]
+    if "pixel_attention_mask" in takes:
+        yield [call | {"pixel_attention_mask": torch.ones(*call[rows].shape[:2], size, size).bool()} for call in tiled]
+    if "qformer_input_ids" in takes:
+        yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
+    if "high_res_pixel_values" in takes:
+        yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, 1024, 1024)} for call in one]
+    if "aspect_ratio_ids" in takes:
+        yield [aspects(model, n, size) for n in COUNTS]
+    yield tiled
+    frames = config_value(model, ("num_frames",), VISION, 8)
+    yield [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+
+
+def aspects(model: nn.Module, count: int, size: int) -> dict[str, Tensor]:
+    """A call with tiles and the aspect ratio of each image."""
+    tiles = config_value(model, ("max_num_tiles",), VISION, 4)
+    mask = torch.ones(count, 1, tiles, dtype=torch.long)
+    pixels = seeded(count, 1, tiles, 3, size, size, seed=count)
+    return {
+        "pixel_values": pixels,
+        "aspect_ratio_ids": torch.ones(count, 1, dtype=torch.long),
+        "aspect_ratio_mask": mask,
+    }
+
+
+def patches(
+    model: nn.Module, rows: str, grid: str, takes: dict[str, Any], frames: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield calls with the patches of all items one after another, or of each item padded."""
+    for shape in row_shapes(model):
+        calls = []
+        for seed, sizes in enumerate(GRIDS):
+            count = sum(frames * h * w for h, w in sizes)
+            items = [[frames, h, w] if grid.endswith("thw") else [h, w] for h, w in sizes]
+            call = {rows: seeded(count, *shape, seed=seed), grid: torch.tensor(items)}
+            merge = next((name for name in takes if name.endswith("merge_sizes")), None)
+            calls.append(call | ({merge: torch.full((len(items),), frames)} if merge else {}))
+        yield calls
+        yield [{**call, rows: call[rows][None]} for call in calls]
+        if "pixel_attention_mask" in takes:
+            yield [padded(call[rows], call[grid], rows, grid) for call in calls]
+
+
+def padded(x: Tensor, sizes: Tensor, rows: str, grid: str) -> dict[str, Tensor]:
+    """A batch of patches padded to the longest item, and its mask."""
+    lengths = sizes.prod(-1).tolist()
+    batch = nn.utils.rnn.pad_sequence([*x.split(lengths)], batch_first=True)
+    mask = (torch.arange(batch.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    return {rows: batch, grid: sizes, "pixel_attention_mask": mask}
+
+
+def videos(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of a function of videos."""
+    takes = parameters(function)
+    grid = next((n for n in takes if n.endswith("grid_thw")), None)
+    if grid is not None:
+        yield from patches(model, rows, grid, takes, 2)
+    size = side(model)
+    yield [{rows: seeded(n, 2, 3, size, size, seed=n)} for n in COUNTS]
+    yield [{rows: seeded(n, 3, 2, size, size, seed=n)} for n in COUNTS]
+
+
+def sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of a function of sound: spectrograms, batches with a mask, or waveforms."""
+    takes = parameters(function)
+    rows = next((n for n in takes if n.startswith("input_")), rows)
+    mels = config_value(model, ("num_mel_bins", "n_mels", "input_dim", "feature_size"), AUDIO, 128)
+    whole = config_value(model, ("max_length",), ("",), 0) or 2 * config_value(
+        model, ("max_source_positions",), AUDIO, 1500
+    )
+    mask = next((n for n in takes if n.endswith("mask")), None)
+    for length in dict.fromkeys([whole, 3000, 200]):
+        for form in (lambda n, length=length: (n, mels, length), lambda n, length=length: (n, length, mels)):
+            calls = [{rows: seeded(*form(n), seed=n)} for n in COUNTS]
+            if mask:
+                yield [call | {mask: torch.ones(len(call[rows]), length).long()} for call in calls]
+            yield calls
+    batches = []
+    for seed, own in enumerate(CLIPS):
+        real = (torch.arange(max(own)) < torch.tensor(own)[:, None]).long()
+        batches.append({rows: seeded(len(own), mels, max(own), seed=seed), (mask or "attention_mask"): real})
+    yield batches
+    for form in (lambda n, length: (n, length), lambda n, length: (n, 1, length)):
+        yield [{rows: seeded(*form(n, 3840), seed=n)} for n in COUNTS]

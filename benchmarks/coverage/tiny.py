@@ -1,0 +1,120 @@
+"""Tiny models of any class of transformers, from its default configuration, with weights large enough for errors."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+
+HEADS = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads", "n_heads", "n_head")
+WIDTHS = ("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "hidden_dim", "width")
+LAYERS = re.compile(r"(num_(hidden_|encoder_|decoder_|global_)?layers|depth|n_layers?|(en|de)coder_layers|layers)$")
+OF_WIDTH = re.compile(r"(size|dim|width|channels|features|output_dim|d_model|embd)")
+NOT_WIDTHS = re.compile(
+    r"(image|patch|vocab|window|kernel|crop|tile|pool|max_|merge|position|batch|input_size|num_chan|in_chan)"
+)
+SMALL = {
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4, "n_routed_experts": 4,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 320,
+}  # fmt: skip
+DEPTH, HEAD_COUNT = 3, 2
+
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "AriaForConditionalGeneration": {"vision_config": {"image_size": 490, "patch_size": 14}},
+    "AyaVisionForConditionalGeneration": {"vision_config": {"image_size": 364, "patch_size": 14}},
+    "Gemma3ForConditionalGeneration": {"vision_config": {"image_size": 896, "patch_size": 14}},
+    "T5Gemma2ForConditionalGeneration": {"vision_config": {"image_size": 896, "patch_size": 14}},
+    "Idefics3ForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
+    "SmolVLMForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
+    "GraniteDoclingForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
+    "LightOnOcrForConditionalGeneration": {"vision_config": {"image_size": 112}},
+    "Mistral3ForConditionalGeneration": {"vision_config": {"image_size": 112}},
+    "MistralLarge4ForConditionalGeneration": {"vision_config": {"image_size": 112}},
+}  # fmt: skip
+"""Settings where the defaults of a class do not fit each other, or are large."""
+
+
+INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "ffn_hidden_size")
+
+
+def configs(config: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield a configuration and those in it."""
+    seen = set() if seen is None else seen
+    if id(config) in seen:
+        return
+    seen.add(id(config))
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PretrainedConfig):
+            yield from configs(value, seen)
+
+
+def shrink(config: Any) -> None:
+    """Make a configuration tiny in place: few layers, two heads of their size, and all widths that follow."""
+    widths: dict[int, int] = {}
+    for part in configs(config):
+        heads = next((name for name in HEADS if isinstance(vars(part).get(name), int)), None)
+        width = next((name for name in WIDTHS if isinstance(vars(part).get(name), int)), None)
+        if heads and width:
+            before = vars(part)[width]
+            head_dim = before // vars(part)[heads]
+            few = min(HEAD_COUNT, vars(part)[heads])
+            after = max(16, head_dim) * few
+            widths.setdefault(before, after)
+            for name in INNER:
+                if isinstance(vars(part).get(name), int):
+                    setattr(part, name, max(16, vars(part)[name] * after // before // 16 * 16))
+            for name in (*HEADS, "num_key_value_heads", "decoder_attention_heads", "kv_heads"):
+                if isinstance(vars(part).get(name), int):
+                    setattr(part, name, few)
+    for part in configs(config):
+        _shrink(part, widths)
+
+
+def _shrink(part: Any, widths: dict[int, int]) -> None:
+    depth = None
+    for name, value in list(vars(part).items()):
+        if name in SMALL and isinstance(value, int) and value > SMALL[name]:
+            setattr(part, name, SMALL[name])
+        elif isinstance(value, bool) or not isinstance(value, int):
+            continue
+        elif LAYERS.search(name) and value > DEPTH:
+            depth = value
+            setattr(part, name, DEPTH)
+        elif OF_WIDTH.search(name) and not NOT_WIDTHS.search(name) and value in widths:
+            setattr(part, name, widths[value])
+    for name, value in list(vars(part).items()):
+        if (
+            name.endswith(("token_id", "token_index", "_id"))
+            and isinstance(value, int)
+            and value >= SMALL["vocab_size"]
+        ):
+            setattr(part, name, 200 + sum(map(ord, name)) % 100)
+        elif name.endswith(("token_id", "token_ids")) and isinstance(value, list):
+            setattr(part, name, [299])
+        elif isinstance(value, list) and depth and len(value) == depth:
+            setattr(part, name, value[:DEPTH])
+        elif isinstance(value, list) and depth and "ind" in name and all(isinstance(v, int) for v in value):
+            setattr(part, name, sorted({v * DEPTH // depth for v in value}))
+
+
+def make(name: str, config: Any = None) -> nn.Module:
+    """Return a tiny model of a class, from its default configuration or from `config`, which is made tiny."""
+    kind = getattr(transformers, name)
+    config = kind.config_class() if config is None else config
+    for part, settings in SETTINGS.get(name, {}).items():
+        for setting, value in settings.items():
+            setattr(getattr(config, part), setting, value)
+    shrink(config)
+    torch.manual_seed(0)
+    model: nn.Module = kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
