@@ -130,6 +130,16 @@ def test_attention_masks_of_what_rows_become():
         assert distance(own[: quarter(length)], encoder.module(rows[None, :length], *masks)[0]) < 1e-5
 
 
+def test_counts_stay_those_that_graphs_have_read():
+    stride = [2]
+    encoder = batches(vg.Entries(lambda rows: -(-rows // stride[0])))
+    x = torch.randn(2, 30, DIM)
+    first = encoder(x, lengths=[30, 9])
+    stride[0] = 4
+    for run in (encoder, encoder.eager):
+        assert torch.equal(run(x, lengths=[30, 9]), first)
+
+
 def test_graphs_know_the_owner_of_the_counts(recwarn):
     encoder = shrinking(Subsampling(), SUBSAMPLING)
     x, _ = subsampled([20, 30])
@@ -172,6 +182,14 @@ WRONG = {
     "a function that decreases": (
         lambda: batches(vg.Entries(lambda rows: rows // 2 if rows != 9 else 2)).capture(), vg.SpecError,
         r"of_item\(8\) is 4, but of_item\(9\) is 2: expected no fewer entries for more rows",
+    ),
+    "a function of some numbers only": (
+        lambda: batches(vg.Entries([half(rows) for rows in range(33)].__getitem__)).capture(), vg.SpecError,
+        r"of_item\(33\) raised IndexError: .*; expected an integer for any number of rows: .* up to twice the length",
+    ),
+    "a function of no integers for packed rows": (
+        lambda: vg.Entries(lambda rows: rows / 2, lambda budget: budget.rows).count((1, 1, 4)), vg.SpecError,
+        r"of_item\(4\) returned 2.0: expected an integer",
     ),
     "packed rows": (
         lambda: batches(vg.Entries(half), vg.Lengths()), vg.SpecError,
