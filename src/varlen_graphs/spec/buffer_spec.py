@@ -30,6 +30,9 @@ from varlen_graphs.spec.statics import StaticKey, static_key
 ROWS = Rows()
 BATCH_ROWS = BatchRows(ROWS)
 
+MOST_SHORT = 1 << 16
+"""Rows below which an item has entries, if any has: the front end of wav2vec 2 needs 400."""
+
 
 @dataclass(frozen=True)
 class BufferSpec:
@@ -182,6 +185,13 @@ class BufferSpec:
         """Divisor of the rows of every budget."""
         ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows | FrameRows)]
         return math.lcm(self.layout.row_multiple, *ratios)
+
+    @cached_property
+    def shortest(self) -> int:
+        """Rows of the shortest item that has entries in each output of a padded batch: some front ends need hundreds."""
+        counts = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
+        candidates = range(self.row_multiple, MOST_SHORT, self.row_multiple)
+        return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)
 
     @cached_property
     def largest(self) -> float:
