@@ -188,7 +188,7 @@ class BufferSpec:
 
     @cached_property
     def shortest(self) -> int:
-        """Rows of the shortest item that has entries in each output of a padded batch: some front ends need hundreds."""
+        """Rows of the shortest item that has entries in each output of a padded batch, which may be hundreds."""
         counts = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
         candidates = range(self.row_multiple, MOST_SHORT, self.row_multiple)
         return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)

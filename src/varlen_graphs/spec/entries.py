@@ -289,4 +289,6 @@ class Whole(Extent):
 def filled(tensor: Tensor, mask: Tensor, value: float) -> Tensor:
     """Return the tensor with `value` in the entries of a mask, which has its first dimensions."""
     mask = mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1 and plain(tensor) is tensor:  # no masked_fill
+        return torch.where(mask, tensor.new_full((), value), tensor)
     return as_before(plain(tensor).masked_fill(mask, plain_number(value, tensor.dtype)), tensor.dtype)
