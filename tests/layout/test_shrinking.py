@@ -1,5 +1,7 @@
 """Padded batches whose rows become fewer or more on their way: convolutional front ends, pooling, upsampling."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -164,6 +166,16 @@ def test_attention_masks_of_what_rows_become():
         assert distance(own[: quarter(length)], encoder.module(rows[None, :length], *masks)[0]) < 1e-5
 
 
+class Halved(torch.nn.Module):
+    """Every second row."""
+
+    def forward(self, x):
+        return x[:, ::2]
+
+
+HALVED = vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.PaddedLengths(), outputs=vg.Rows(every=2))
+
+
 def test_counts_stay_those_that_graphs_have_read():
     stride = [2]
     encoder = batches(vg.Entries(lambda rows: -(-rows // stride[0])))
@@ -172,6 +184,14 @@ def test_counts_stay_those_that_graphs_have_read():
     stride[0] = 4
     for run in (encoder, encoder.eager):
         assert torch.equal(run(x, lengths=[30, 9]), first)
+
+
+@pytest.mark.parametrize(("module", "spec"), [(Subsampling(), SUBSAMPLING), (Halved(), HALVED)])
+def test_declarations_that_were_used_can_be_pickled(module, spec):
+    x = torch.randn(2, 30, DIM)
+    first = shrinking(module, spec)(x, lengths=[30, 8])
+    again = shrinking(module, pickle.loads(pickle.dumps(spec)))
+    assert torch.equal(again(x, lengths=[30, 8]), first)
 
 
 def test_graphs_know_the_owner_of_the_counts(recwarn):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ class EntryCounts:
     def __call__(self, rows: int) -> int:
         """Return the number of entries of an item; see `entries_of`."""
         return self._counts[rows] if rows < len(self._counts) else entries_of(self._of_item, rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EntryCounts, (self._of_item,)
 
     def lookup(self, rows: Tensor, longest: int) -> Tensor:
         """Return the number of entries of items on the device, int64 `[items]`, from their rows, at most `longest`.

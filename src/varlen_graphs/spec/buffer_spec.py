@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,9 @@ class BufferSpec:
         check_names(self)
         check_rows(self)
         check_segments(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {own.name: getattr(self, own.name) for own in fields(self)}  # without what was computed from them
 
     @cached_property
     def packed(self) -> PackedRows:
