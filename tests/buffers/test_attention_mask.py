@@ -258,7 +258,8 @@ def test_without_a_mask_padding_is_left_as_it_is():
         (lambda: vg.AttentionMask(window=(3,)), "expected window=(left, right), the numbers of keys before and after"),
         (lambda: vg.AttentionMask(window=(3, -2)), "expected window=(left, right)"),
         (lambda: vg.AttentionMask(window=8), "AttentionMask(window=8): expected a tuple with each entry an integer"),
-        (lambda: vg.AttentionMask(dtype=torch.int64), "expected torch.bool, a floating dtype, or None for that of the module"),
+        (lambda: vg.AttentionMask(dtype=torch.int64), "expected torch.bool, a floating dtype of 16 bits or more, or None"),
+        (lambda: vg.AttentionMask(dtype=torch.float8_e5m2), "expected torch.bool, a floating dtype of 16 bits or more"),
         (
             lambda: vg.BufferSpec("x", vg.PaddedMask(), [vg.AttentionMask("mask", per="frame")]),
             "needs items with frames, which PaddedMask does not describe; use per='item'",

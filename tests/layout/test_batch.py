@@ -136,3 +136,16 @@ def test_what_mixes_the_items_of_a_batch_fails_the_proof():
         got = encoder(x)
     assert distance(got, encoder.module(x)) < 1e-6
     assert not encoder.stats.replays
+
+
+@pytest.mark.parametrize("declared", ["static", "input", "column"])
+def test_an_argument_may_be_called_batch(declared):
+    class Scaled(nn.Module):
+        def forward(self, x, batch):
+            return x * (batch if isinstance(batch, int) else batch[:, None])
+
+    layout = vg.Batch(columns=(vg.Column("batch"),) * (declared == "column"))
+    spec = vg.BufferSpec("x", layout, inputs=[vg.PerItem("batch")] * (declared == "input"))
+    encoder = vg.GraphedEncoder(Scaled().eval(), [1, 2, 4], spec, backend="tape")
+    batch = 3 if declared == "static" else [3, 3, 3]
+    assert encoder(torch.ones(3, 1), batch=batch).tolist() == [[3.0]] * 3

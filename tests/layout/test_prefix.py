@@ -122,6 +122,14 @@ def test_attention_masks_count_prefix_rows(lengths, prefix, room):
         assert torch.equal(own, expected)
 
 
+@pytest.mark.parametrize("per", ["frame", "group", vg.Windows(2)])
+def test_the_item_table_counts_prefix_rows_of_items_only(per):
+    table = ItemTable(torch.tensor([[2, 3, 4]]), vg.Budget(32, items=1, segments=8), vg.GridTHW(prefix=1))
+    assert table.cu_seqlens("clip").tolist() == [0] + [25] * 8
+    with pytest.raises(vg.SpecError, match="expected 'item', because 'grid_thw' declares prefix rows"):
+        table.cu_seqlens(per)
+
+
 class Masked(nn.Module):
     """Prefix rows before those of each item of a padded batch."""
 

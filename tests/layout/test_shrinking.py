@@ -1,5 +1,7 @@
 """Padded batches whose rows become fewer or more on their way: convolutional front ends, pooling, upsampling."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,6 +65,40 @@ def test_items_too_short_for_a_frame_have_none():
     out = WAVEFORMS(x, lengths=[3, 30])
     assert not out[0].any()
     assert distance(out[1:], WAVEFORMS.module(x[1:])) < 1e-5
+
+
+def far(rows):
+    """Frames of a waveform behind a kernel of 250 samples and a stride of 40."""
+    return (rows - 250) // 40 + 1
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_front_ends_that_need_hundreds_of_samples_are_captured_and_proven(mixes):
+    class Front(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv1d(1, DIM, 250, 40)
+
+        def forward(self, x):
+            frames = self.conv(x[:, None]).mT
+            return frames - frames.mean(1, keepdim=True) if mixes else frames
+
+    spec = vg.BufferSpec(vg.PackedRows("x", ()), vg.PaddedLengths(), outputs=vg.Entries(far))
+    budgets = [vg.Budget.padded(2, 1000), vg.Budget.padded(4, 2000)]
+    module = Front().eval().requires_grad_(False)
+    encoder = vg.GraphedEncoder(module, budgets, spec, backend="tape", verify=vg.Verify(strict=True))
+    if mixes:
+        with pytest.raises(vg.VerificationError, match="Front"):
+            encoder.capture()
+        return
+    x = torch.randn(3, 1900)
+    for lengths in ([1900, 249, 700], [250, 1, 40]):
+        out = encoder(x, lengths=lengths)
+        for own, rows, length in zip(out, x, lengths, strict=True):
+            if length >= 250:
+                assert distance(own[: far(length)], module(rows[None, :length])[0]) < 1e-5
+            assert not own[max(0, far(length)) :].any()
+    assert not encoder.stats.eager
 
 
 def test_ratios_and_growth():
@@ -130,6 +166,34 @@ def test_attention_masks_of_what_rows_become():
         assert distance(own[: quarter(length)], encoder.module(rows[None, :length], *masks)[0]) < 1e-5
 
 
+class Halved(torch.nn.Module):
+    """Every second row."""
+
+    def forward(self, x):
+        return x[:, ::2]
+
+
+HALVED = vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.PaddedLengths(), outputs=vg.Rows(every=2))
+
+
+def test_counts_stay_those_that_graphs_have_read():
+    stride = [2]
+    encoder = batches(vg.Entries(lambda rows: -(-rows // stride[0])))
+    x = torch.randn(2, 30, DIM)
+    first = encoder(x, lengths=[30, 9])
+    stride[0] = 4
+    for run in (encoder, encoder.eager):
+        assert torch.equal(run(x, lengths=[30, 9]), first)
+
+
+@pytest.mark.parametrize(("module", "spec"), [(Subsampling(), SUBSAMPLING), (Halved(), HALVED)])
+def test_declarations_that_were_used_can_be_pickled(module, spec):
+    x = torch.randn(2, 30, DIM)
+    first = shrinking(module, spec)(x, lengths=[30, 8])
+    again = shrinking(module, pickle.loads(pickle.dumps(spec)))
+    assert torch.equal(again(x, lengths=[30, 8]), first)
+
+
 def test_graphs_know_the_owner_of_the_counts(recwarn):
     encoder = shrinking(Subsampling(), SUBSAMPLING)
     x, _ = subsampled([20, 30])
@@ -167,11 +231,19 @@ WRONG = {
     ),
     "a function of no integers": (
         lambda: batches(vg.Entries(lambda rows: rows / 2)).capture(), vg.SpecError,
-        r"of_item\(32\) returned 16.0: expected an integer",
+        r"of_item\(1\) returned 0.5: expected an integer",
     ),
     "a function that decreases": (
         lambda: batches(vg.Entries(lambda rows: rows // 2 if rows != 9 else 2)).capture(), vg.SpecError,
         r"of_item\(8\) is 4, but of_item\(9\) is 2: expected no fewer entries for more rows",
+    ),
+    "a function of some numbers only": (
+        lambda: batches(vg.Entries([half(rows) for rows in range(33)].__getitem__)).capture(), vg.SpecError,
+        r"of_item\(33\) raised IndexError: .*; expected an integer for any number of rows: .* up to twice the length",
+    ),
+    "a function of no integers for packed rows": (
+        lambda: vg.Entries(lambda rows: rows / 2, lambda budget: budget.rows).count((1, 1, 4)), vg.SpecError,
+        r"of_item\(4\) returned 2.0: expected an integer",
     ),
     "packed rows": (
         lambda: batches(vg.Entries(half), vg.Lengths()), vg.SpecError,

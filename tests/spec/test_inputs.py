@@ -1,5 +1,6 @@
 """Tensors beside the rows: an entry a row, an entry an item, or one shape in all calls."""
 
+import dataclasses
 import math
 
 import pytest
@@ -146,6 +147,43 @@ def test_any_dtype_is_copied_as_it_is(dtype):
         each = items.float().repeat_interleave(torch.tensor(lengths))
         want = values[:rows].float() + each + values[2].float()
         assert torch.equal(got, want[:, None].expand(-1, 8))
+
+
+@pytest.mark.parametrize("dtype", [*UNCOMMON, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_any_dtype_is_padded_in_a_batch(dtype):
+    class Handed(nn.Module):
+        def forward(self, x, own):
+            return {"x": x, "own": own}
+
+    rows, inputs = vg.PackedRows("x", (2,), dtype), [vg.PerRow("own", (2,), dtype)]
+    spec = vg.BufferSpec(rows, vg.PaddedLengths(), outputs=vg.Rows(), inputs=inputs)
+    budgets = [vg.Budget.padded(2, 8), vg.Budget.padded(2, 16)]
+    encoder = vg.GraphedEncoder(Handed().eval(), budgets, spec, backend="tape", verify=vg.Verify(strict=True))
+    lengths = [12, 5, 1]
+    x, own = ((torch.rand(3, 12, 2) > 0.5).to(dtype) for _ in range(2))
+    real = torch.arange(12) < torch.tensor(lengths)[:, None]
+    for run in (encoder, encoder.eager):
+        for name, out in run(x, own=own, lengths=lengths).items():
+            assert out.dtype == dtype
+            assert torch.equal(out[real].float(), {"x": x, "own": own}[name][real].float())
+            assert not out[~real].float().any()
+
+
+def test_numbers_come_without_loss():
+    class Handed(nn.Module):
+        def forward(self, x, exact, small):
+            return {"x": x, "exact": exact, "small": small}
+
+    inputs = [vg.PerItem("exact", dtype=torch.float64), vg.PerItem("small", dtype=torch.uint8)]
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs={n: vg.Items() for n in ("exact", "small")} | {"x": vg.Rows()})
+    encoder = vg.GraphedEncoder(Handed().eval(), [16], dataclasses.replace(spec, inputs=inputs), backend="tape")
+    for run in (encoder, encoder.eager):
+        out = run(torch.zeros(3, 2), exact=[0.1, 1 / 3], small=[200, 3], lengths=[1, 2])
+        assert out["exact"].tolist() == [0.1, 1 / 3]
+        assert out["small"].tolist() == [200, 3]
+    for wrong in ([300, 3], [-1, 3], [0.5, 3], torch.tensor([200, 3])):
+        with pytest.raises(vg.InputError, match=r"small is torch.*: expected torch.uint8"):
+            encoder(torch.zeros(3, 2), exact=[0.1, 1 / 3], small=wrong, lengths=[1, 2])
 
 
 WRONG = [

@@ -66,10 +66,10 @@ class AttentionMask(Buffer):
                 f"{self!r}: expected window=(left, right), the numbers of keys before and after its own position that "
                 "a query sees, with -1 for all"
             )
-        if self.dtype not in (None, torch.bool) and not self.dtype.is_floating_point:
+        if self.dtype not in (None, torch.bool) and not (self.dtype.is_floating_point and self.dtype.itemsize > 1):
             raise SpecError(
-                f"{self!r}: expected torch.bool, a floating dtype, or None for that of the module; for a mask "
-                "[batch, length] of integers declare KeyPaddingMask"
+                f"{self!r}: expected torch.bool, a floating dtype of 16 bits or more, or None for that of the module; "
+                "for a mask [batch, length] of integers declare KeyPaddingMask"
             )
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

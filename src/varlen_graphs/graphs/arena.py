@@ -197,11 +197,12 @@ class Arena:
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
 
-        Two proportions of rows and items, with few rows each, because a module may have a limit of its own.
+        Two proportions of rows and items, with few rows each, because a module may have a limit of its own; but as many
+        as an item needs to have entries in all outputs.
         """
         spec, probes = self._spec, []
         unit = spec.row_multiple
-        few = -(-PROBE_ROWS // unit) * unit
+        few = max(-(-PROBE_ROWS // unit) * unit, spec.shortest)
         several = min(3, len(self.table))
         proportions = ((several + 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
         for items, wanted in proportions:

@@ -25,7 +25,7 @@ class Batch(LayoutArgument):
     """
 
     columns: tuple[Column, ...] = ()
-    name: ClassVar[str] = "batch"  # type: ignore[misc]  # of no argument; for messages
+    name: ClassVar[str] = "the batch"  # type: ignore[misc]  # for messages; no argument can have this name
     has_argument = False
     one_row = True
     rows_are = "a batch of items of one size"

@@ -203,11 +203,17 @@ class ItemTable:
         Segments include the prefix rows that the layout declares.
 
         Raises:
-            SpecError: The layout has no segments of this kind, or the rows are a padded batch.
+            SpecError: The layout has no segments of this kind, or prefix rows, which only items have; or the rows are
+                a padded batch.
         """
         per = "item" if per == "clip" else per
         if per not in self._cu_seqlens:
             self._check_packed("cu_seqlens")
+            if self.layout.prefix and per != "item":
+                raise SpecError(
+                    f"cu_seqlens({per!r}): expected 'item', because {self.layout.name!r} declares prefix rows, which "
+                    "each item has once"
+                )
             starts = self._segment_starts(per)
             if self.layout.prefix:
                 before = torch.arange(len(starts), dtype=torch.int32, device=self.device)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,9 @@ from varlen_graphs.spec.statics import StaticKey, static_key
 
 ROWS = Rows()
 BATCH_ROWS = BatchRows(ROWS)
+
+MOST_SHORT = 1 << 16
+"""Rows below which an item has entries, if any has: the front end of wav2vec 2 needs 400."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class BufferSpec:
         check_names(self)
         check_rows(self)
         check_segments(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {own.name: getattr(self, own.name) for own in fields(self)}  # without what was computed from them
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -182,6 +188,13 @@ class BufferSpec:
         """Divisor of the rows of every budget."""
         ratios = [extent.every for extent in extents(self.outputs) if isinstance(extent, Rows | FrameRows)]
         return math.lcm(self.layout.row_multiple, *ratios)
+
+    @cached_property
+    def shortest(self) -> int:
+        """Rows of the shortest item that has entries in each output of a padded batch, which may be hundreds."""
+        counts = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
+        candidates = range(self.row_multiple, MOST_SHORT, self.row_multiple)
+        return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)
 
     @cached_property
     def largest(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import as_before, plain, plain_number
+from varlen_graphs.layout.entry_counts import entries_of
 from varlen_graphs.layout.fields import check_fields, is_integer
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.span import Span
@@ -248,7 +249,7 @@ class Entries(CountedEntries):
 
     def count(self, item: Sequence[int]) -> int:
         """Return the number of entries of an item."""
-        return self.of_item(item[0] * item[1] * item[2])
+        return entries_of(self.of_item, item[0] * item[1] * item[2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,4 +289,6 @@ class Whole(Extent):
 def filled(tensor: Tensor, mask: Tensor, value: float) -> Tensor:
     """Return the tensor with `value` in the entries of a mask, which has its first dimensions."""
     mask = mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1 and plain(tensor) is tensor:  # no masked_fill
+        return torch.where(mask, tensor.new_full((), value), tensor)
     return as_before(plain(tensor).masked_fill(mask, plain_number(value, tensor.dtype)), tensor.dtype)

@@ -86,7 +86,7 @@ class Input(ABC):
         return self.entries_first(tensor)
 
     def as_tensor(self, value: Any) -> Tensor:
-        """Return a value that a call brought as a tensor; numbers become floating ones where these are declared.
+        """Return a value that a call brought as a tensor; numbers become those of the declared kind, without loss.
 
         Raises:
             InputError: It is no dense tensor, and no list or number that makes one.
@@ -101,8 +101,12 @@ class Input(ABC):
             raise InputError(
                 f"{self.name} is {quoted(value)} ({quoted(str(error))}): expected a tensor, or numbers that make one"
             ) from None
-        floating = self.dtype is None or self.dtype.is_floating_point
-        return made.to(self.dtype or torch.get_default_dtype()) if floating and not made.is_complex() else made
+        if (self.dtype is None or self.dtype.is_floating_point) and not made.is_complex():
+            return torch.as_tensor(value, dtype=torch.float64, device="cpu")  # cast as the dtype of the module demands
+        if self.dtype is not None and made.dtype == torch.int64 and not hasattr(value, "dtype"):
+            own = made.to(self.dtype)  # Python's integers have no dtype of their own
+            return own if own.tolist() == made.tolist() else made
+        return made
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
 MODERATE = 36
 """Largest number of rows of a simple item."""
 
+ENTERED = 8
+"""Rows of the shortest item above that has entries in all outputs."""
+
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
 
@@ -121,10 +124,14 @@ def _varied(spec: BufferSpec, sizes: Sizes) -> Iterator[Layout]:
 
 
 def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layout:
-    """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults."""
+    """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults.
+
+    They are longer where items of a few rows have no entries in some output.
+    """
+    scale = max(1, spec.shortest / ENTERED)
     unit, items, columns = spec.row_multiple, [], spec.layout.columns
     for at, (frames, rows) in enumerate(sizes):
-        _, h, w, *_ = sample_item(spec.layout, max(1, round(rows / unit)) * unit, spec.layout.merge)
+        _, h, w, *_ = sample_item(spec.layout, max(1, round(rows * scale / unit)) * unit, spec.layout.merge)
         own = [column.pad if column.default is None else column.default for column in columns]
         if values:
             own = [values[(at + place) % len(values)] for place in range(len(columns))]
