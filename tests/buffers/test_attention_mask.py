@@ -262,7 +262,13 @@ def test_without_a_mask_padding_is_left_as_it_is():
         (lambda: vg.AttentionMask(dtype=torch.float8_e5m2), "expected torch.bool, a floating dtype of 16 bits or more"),
         (
             lambda: vg.BufferSpec("x", vg.PaddedMask(), [vg.AttentionMask("mask", per="frame")]),
-            "needs items with frames, which PaddedMask does not describe; use per='item'",
+            "rows of a padded batch attend to those of their item; leave per out",
+        ),
+        (
+            lambda: vg.BufferSpec(
+                "x", vg.PaddedMask(columns=(vg.layout.NestedColumn("of"),)), [vg.AttentionMask("mask", per="group")]
+            ),
+            "rows of a padded batch attend to those of their item; leave per out",
         ),
     ],
 )  # fmt: skip

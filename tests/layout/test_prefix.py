@@ -2,6 +2,7 @@
 
 from itertools import accumulate, chain
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -128,6 +129,12 @@ def test_the_item_table_counts_prefix_rows_of_items_only(per):
     assert table.cu_seqlens("clip").tolist() == [0] + [25] * 8
     with pytest.raises(vg.SpecError, match="expected 'item', because 'grid_thw' declares prefix rows"):
         table.cu_seqlens(per)
+
+
+def test_numbers_of_prefix_rows_may_be_those_of_numpy():
+    encoder, sizes = prefixed(vg.GridHW("sizes", prefix=numpy.int64(PREFIX))), [(3, 4), (2, 2)]
+    x = images(sizes)
+    assert distance(encoder(x, sizes=sizes), expected(encoder.module, x, sizes)) < 1e-5
 
 
 class Masked(nn.Module):

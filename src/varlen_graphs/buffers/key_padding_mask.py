@@ -25,18 +25,20 @@ class KeyPaddingMask(Buffer):
         name: Argument to fill.
         dtype: `torch.bool`, or an integer dtype.
         real: Value of real rows: True (1), or False (0), as in `key_padding_mask` of `torch.nn.MultiheadAttention`.
+        of_item: Maps the number of rows of an item to that of its entries where the module makes fewer or more rows of
+            them, as in `Entries`. The mask is then `[batch, of_item(length)]`.
 
     Raises:
-        SpecError: `dtype` is neither bool nor an integer dtype.
+        SpecError: `dtype` is neither bool nor an integer dtype, or `of_item` is no function.
     """
 
     any_segments = False
     for_rows = "padded"
-    _counts: EntryCounts | None = field(init=False, repr=False, compare=False)
     name: str = "key_padding_mask"
     dtype: torch.dtype = torch.bool
     real: bool = True
     of_item: Callable[[int], int] | None = None
+    _counts: EntryCounts | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

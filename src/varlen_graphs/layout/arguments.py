@@ -57,6 +57,7 @@ class LayoutArgument(ABC):
                 f"columns={self.columns!r}: expected a tuple of columns, such as (Column('kind'),); mind the comma"
             )
         check_at_least(self, 0, "prefix")
+        object.__setattr__(self, "prefix", int(self.prefix))  # one of NumPy would reach modules in max_seqlen
 
     @property
     def grouped(self) -> bool:

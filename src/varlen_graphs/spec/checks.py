@@ -74,6 +74,8 @@ def check_rows(spec: "BufferSpec") -> None:
             raise SpecError(f"{buffer!r}: prefix rows have no positions; leave prefix out, or declare a DeviceBuffer")
         if isinstance(buffer, AttentionMask) and buffer.of_item and not spec.layout.padded:
             raise SpecError(f"{buffer!r} is for packed rows: leave of_item out, or declare a padded batch")
+        if isinstance(buffer, AttentionMask) and buffer.per != "item" and spec.layout.padded:
+            raise SpecError(f"{buffer!r}: rows of a padded batch attend to those of their item; leave per out")
         if buffer.for_rows not in (kind, None):
             raise SpecError(
                 f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
