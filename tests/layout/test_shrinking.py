@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support.padded import padded_batch
 from tests.support.shrinking import (
+    BUDGETS,
     DIM,
     POOLED,
     SUBSAMPLING,
@@ -201,6 +202,17 @@ def test_graphs_know_the_owner_of_the_counts(recwarn):
     assert not [warning for warning in recwarn if "owns" in str(warning.message)]
 
 
+@pytest.mark.parametrize(
+    "wrong", [lambda rows: half(rows) // 2, lambda rows: rows // 4, lambda rows: (rows + 1) // 4, lambda rows: rows]
+)
+def test_a_mask_that_counts_otherwise_than_the_module_is_refused(wrong):
+    buffers = [vg.KeyPaddingMask("half_mask", of_item=half), vg.KeyPaddingMask("mask", of_item=wrong)]
+    spec = vg.BufferSpec(SUBSAMPLING.rows, SUBSAMPLING.layout, buffers, SUBSAMPLING.outputs)
+    encoder = vg.GraphedEncoder(Subsampling(), BUDGETS, spec, backend="tape", verify=vg.Verify(strict=True))
+    with pytest.raises((vg.VerificationError, RuntimeError), match=r"of_item|shape|size"):
+        encoder.capture()
+
+
 def test_results_that_are_split_and_verified():
     encoder = shrinking(Subsampling(), SUBSAMPLING)
     lengths = [64, 3, 60, 7, 33, 12, 9, 50, 2]
@@ -252,6 +264,10 @@ WRONG = {
     "another dimension": (
         lambda: batches(vg.Entries(half, rows_dim=1)), vg.SpecError,
         r"a padded batch is \[batch, length, ...\]; leave rows_dim out",
+    ),
+    "a budget below the shortest item": (
+        lambda: vg.GraphedEncoder(Waveform(), [vg.Budget.padded(2, 10)], WAVEFORM, backend="tape"),
+        vg.BudgetError, r"an item of fewer than 11 rows has no entry in some output; .* PaddedLadder\(min_length=11\)",
     ),
     "a mask of packed rows": (
         lambda: batches(vg.Rows(), vg.Lengths(), [vg.AttentionMask(of_item=half)]), vg.SpecError,

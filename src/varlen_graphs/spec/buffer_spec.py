@@ -197,6 +197,12 @@ class BufferSpec:
         return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)
 
     @cached_property
+    def counts_rows(self) -> bool:
+        """True if a function of the rows of an item tells how many entries a padded batch has for it somewhere."""
+        returned = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
+        return any(own is not AS_ROWS for own in returned) or any(getattr(b, "of_item", None) for b in self.buffers)
+
+    @cached_property
     def largest(self) -> float:
         """Largest size of an item that all buffers have entries for; no item is larger than its rows."""
         return min((largest for _, largest in self.limited), default=math.inf)

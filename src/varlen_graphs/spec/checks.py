@@ -149,6 +149,11 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
                     f"{budget} does not describe a padded batch: expected rows = items * max_seqlen; write "
                     "Budget.padded(batch, length), or a PaddedLadder"
                 )
+            if budget.max_seqlen < spec.shortest:
+                raise BudgetError(
+                    f"no item could use {budget}: an item of fewer than {spec.shortest} rows has no entry in some "
+                    f"output; raise its length, or write PaddedLadder(min_length={spec.shortest}) or more"
+                )
     _, whole, _ = spec.needs.by_kind
     shortest = spec.row_multiple if whole else spec.layout.row_multiple
     for budget in budgets:

@@ -14,6 +14,11 @@ from varlen_graphs.verify.trial import TOGETHER, Example
 from varlen_graphs.watch.checked_indices import CheckedIndices
 from varlen_graphs.watch.thread_modes import run_under
 
+COUNTS = (
+    "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
+    "function of its rows for all outputs and masks that have as many; if it takes multiples only, as Rows(every=...)."
+)
+
 APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
 
@@ -34,8 +39,13 @@ def check_eager(forward: Forward, example: Example, limit: float) -> None:
     for group in layout.groups[-2:]:
         order, alone = permuted(forward.spec, call, layout, [group])
         own = read_layout(forward.spec, alone)
-        with references():
-            parts = run(partial(forward.exact, alone))
+        try:
+            with references():
+                parts = run(partial(forward.exact, alone))
+        except Exception as error:
+            if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
+                raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{COUNTS}") from error
+            raise
         found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.length)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"

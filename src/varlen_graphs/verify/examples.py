@@ -15,12 +15,14 @@ from varlen_graphs.spec.part import part_of
 def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:
     """Return a call with its items, group by group, from the last to the first; and the former index of each item.
 
-    If groups are given, with those alone.
+    If groups are given, with those alone, padded to the longest of them.
     """
     order = [item for group in reversed(groups or layout.groups) for item in group]
     items = tuple(layout.items[i] for i in order)
     kept = Layout(items, layout.length, layout.grouped)
-    return order, part_of(spec, call, kept, spans_of(layout, order, layout.length))
+    if groups and layout.length:
+        kept = Layout(items, max(kept.rows), layout.grouped)
+    return order, part_of(spec, call, kept, spans_of(layout, order, kept.length))
 
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:

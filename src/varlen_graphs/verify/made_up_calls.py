@@ -126,11 +126,14 @@ def _varied(spec: BufferSpec, sizes: Sizes) -> Iterator[Layout]:
 def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layout:
     """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults.
 
-    They are longer where items of a few rows have no entries in some output.
+    They are longer where items of a few rows have no entries in some output, and, but for the first, uneven where these
+    are counted: functions that differ may agree on round numbers.
     """
     scale = max(1, spec.shortest / ENTERED)
     unit, items, columns = spec.row_multiple, [], spec.layout.columns
     for at, (frames, rows) in enumerate(sizes):
+        if spec.counts_rows and at:
+            rows = max(1, rows - at % 4)
         _, h, w, *_ = sample_item(spec.layout, max(1, round(rows * scale / unit)) * unit, spec.layout.merge)
         own = [column.pad if column.default is None else column.default for column in columns]
         if values:
