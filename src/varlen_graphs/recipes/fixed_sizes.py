@@ -1,0 +1,84 @@
+"""Sizes of the fixed inputs of towers, and of the tensors beside them, by their configurations."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.spec.inputs import PerItem
+
+Shape = tuple[int, ...]
+
+INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""Names that transformers gives to images, videos, spectrograms and sound; the last is also a name of spectrograms."""
+
+
+def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
+    """Yield shapes of one input that a tower may accept, the more specific first.
+
+    Raises:
+        SpecError: Nothing tells a fixed size.
+    """
+    config = getattr(tower, "config", None)
+    shapes = list(dict.fromkeys(_pictures(tower, config) if name.startswith("pixel") else _spectrograms(config)))
+    if not shapes:
+        raise SpecError(
+            f"its configuration does not tell the fixed size of {name}: inputs of many sizes are no batch; if they have "
+            "one, pass shape=, that of one input"
+        )
+    yield from shapes
+
+
+def known_inputs(tower: nn.Module, arguments: Sequence[str], shape: Shape) -> list[PerItem]:
+    """Return declarations of the tensors beside inputs of this shape whose sizes follow from it."""
+    known: dict[str, PerItem] = {}
+    if "aspect_ratio_mask" in arguments and len(shape) == 5:  # images and tiles before channels
+        known["aspect_ratio_ids"] = PerItem("aspect_ratio_ids", shape[:1], torch.int64)
+        known["aspect_ratio_mask"] = PerItem("aspect_ratio_mask", shape[:2], torch.int64, pad=1)
+    frames = getattr(getattr(tower, "config", None), "max_source_positions", None)
+    if "attention_mask" in arguments and len(shape) == 2 and isinstance(frames, int):
+        known["attention_mask"] = PerItem("attention_mask", (1, frames, frames), default=0.0)  # added to scores
+    return [known[name] for name in arguments if name in known]
+
+
+def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
+    convolutions = (part for part in tower.modules() if isinstance(part, nn.Conv2d | nn.Conv3d))
+    first = next((part.in_channels for part in convolutions), 3)
+    channels = _integer(config, "num_channels", "in_channels", "in_chans") or first
+    sides = _sides(config)
+    image = (channels, *sides)
+    frames = _integer(config, "num_frames", "frames_per_clip", "temporal_patch_size")
+    if frames:
+        yield frames, *image
+    if tiles := _integer(config, "max_num_tiles"):
+        yield 1, tiles, *image
+    yield image
+    patch = _integer(config, "patch_size")
+    if patch:  # patches in rows
+        yield (sides[0] // patch) * (sides[1] // patch), channels * patch * patch
+
+
+def _sides(config: Any) -> tuple[int, int]:
+    size = next((found for name in ("image_size", "crop_size") if (found := getattr(config, name, None))), 224)
+    if isinstance(size, Mapping) or hasattr(size, "height"):
+        get = size.get if isinstance(size, Mapping) else lambda name: getattr(size, name, None)
+        size = [get("height") or get("shortest_edge") or 224, get("width") or get("shortest_edge") or 224]
+    if isinstance(size, list | tuple):
+        return int(size[0]), int(size[-1])
+    return int(size), int(size)
+
+
+def _spectrograms(config: Any) -> Iterator[Shape]:
+    bins = _integer(config, "num_mel_bins", "feature_size")
+    frames = _integer(config, "max_source_positions", "max_length", "max_position_embeddings")
+    if bins and frames:
+        yield bins, 2 * frames  # of two convolutions, the second with a stride of 2
+        yield bins, frames
+        yield frames, bins
+
+
+def _integer(config: Any, *names: str) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
