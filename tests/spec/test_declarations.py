@@ -46,7 +46,9 @@ GOOD = {
     vg.PerRow: {"name": "y", "shape": (3,), "dtype": torch.int64, "default": None, "pad": 0, "rows_dim": 0},
     vg.PerItem: {"name": "y", "shape": (), "dtype": None, "default": 0.5, "pad": 0, "per_row": False},
     vg.PerCall: {"name": "y", "shape": (2,), "dtype": None, "default": None},
-    vg.BufferSpec: {"rows": "x", "layout": vg.Lengths(), "buffers": (), "outputs": vg.Rows(), "inputs": ()},
+    vg.BufferSpec: {
+        "rows": "x", "layout": vg.Lengths(), "buffers": (), "outputs": vg.Rows(), "inputs": (), "ignored": (),
+    },
     vg.CuSeqlens: {"name": "cu_seqlens", "per": "item", "queries": None},
     vg.MaxSeqlen: {"name": "max_seqlen", "per": "item"},
     vg.GridPositions: {"name": "position_ids", "order": "raster", "axes": ("h", "w")},

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,14 @@ from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.fixed_sizes import INPUTS, item_shapes, known_inputs
+from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
+from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
@@ -30,9 +30,6 @@ BATCHES = [1, 2, 4, 8, 16, 32]
 
 FEW, MORE = 2, 3
 """Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
-
-Run = Mapping[str, Tensor]
-"""The tensors of a run by their names."""
 
 
 def by_batch(
@@ -79,6 +76,13 @@ def by_batch(
     return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, **options)
 
 
+class Untouchable:
+    """Value that a forward can only pass on or compare with `None`."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+
 class _Batched:
     """A tower, its forward at this time, and what it is to be called with."""
 
@@ -91,16 +95,31 @@ class _Batched:
             one.kind is one.VAR_KEYWORD for one in parameters.values()
         )
         self.name = next(iter(parameters), "")
-        if shape is None and self.name not in INPUTS:
+        kind = self.name if self.name in INPUTS else str(getattr(tower, "main_input_name", ""))
+        if shape is None and kind not in INPUTS:
             raise SpecError(
                 f"its forward takes {list(parameters)}: expected one of {INPUTS} first; pass shape=, that of one input, "
                 "if its first argument is a batch"
             )
+        self.inputs = [*inputs]
+        self.shape = self._accepted(item_shapes(tower, kind) if shape is None else [tuple(shape)], parameters)
+        masks = [name for name in parameters if "mask" in name and name not in {one.name for one in self.inputs}]
+        self.ignored = [name for name in masks if self._ignores(name)]
+        used = {*masks} - {*self.ignored}
+        self.inputs += [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
+        used -= {one.name for one in self.inputs}
+        if used and shape is None and kind.startswith("input"):
+            raise SpecError(
+                f"it takes {sorted(used)}: clips of many lengths are no batch; if they have one, pass shape="
+            )
+
+    def _accepted(self, shapes: Iterable[Shape], parameters: Mapping[str, inspect.Parameter]) -> Shape:
+        """Return the first shape with which the tower runs; declares the inputs that it requires beside it."""
         needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        refusals = []
-        for tried in item_shapes(tower, self.name) if shape is None else [tuple(shape)]:
-            self.shape = tried
-            self.inputs = [*inputs] or known_inputs(tower, [*parameters], tried)
+        declared, refusals = self.inputs, []
+        for self.shape in shapes:
+            known = required_inputs(self.shape)
+            self.inputs = declared or [known[name] for name in needed if name in known]
             missing = [name for name in needed if name not in {self.name, *(one.name for one in self.inputs)}]
             if missing:
                 refusals.append(f"it requires {missing} too: declare them by inputs=[vg.PerItem(...)]")
@@ -108,10 +127,27 @@ class _Batched:
             try:
                 self.run(FEW)
             except RUN_ERRORS as error:
-                refusals.append(f"for {self.name} {[FEW, *tried]} it raises {error!r}")
+                refusals.append(f"for {self.name} {[FEW, *self.shape]} it raises {error!r}")
             else:
-                return
+                return self.shape
         raise SpecError(refusals[0])
+
+    def _takes(self, one: PerItem) -> bool:
+        """Return True if the tower runs with a tensor of this shape."""
+        tensor = torch.zeros(FEW, *one.shape, device=self.device, dtype=one.dtype or self.dtype)
+        try:
+            self.run(FEW, **{one.name: tensor})
+        except RUN_ERRORS:
+            return False
+        return True
+
+    def _ignores(self, name: str) -> bool:
+        """Return True if the tower never uses an argument."""
+        try:
+            self.run(FEW, **{name: Untouchable()})
+        except Exception:  # whatever the tower raises when it uses it
+            return False
+        return True
 
     def example(self, count: int, first: int = 0) -> dict[str, Tensor]:
         """Return the arguments of a call: so many random inputs from the `first` on, the same each time."""
@@ -140,8 +176,7 @@ def _declare(tower: _Batched) -> BufferSpec:
     if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
         states = _hidden_states(tower, outputs)
         outputs = Outputs(**outputs.fields, **states)
-    rows = PackedRows(tower.name) if tower.dtype.is_floating_point else tower.name
-    return BufferSpec(rows, Batch(), outputs=outputs, inputs=tower.inputs)
+    return BufferSpec(tower.name, Batch(), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
 
 
 def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:
@@ -170,8 +205,8 @@ def _hidden_states(tower: _Batched, outputs: Outputs) -> dict[str, Declared]:
     if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
         return {}
     states = fields[HIDDEN_STATES]
-    same = isinstance(states, Sequence) and all(state == states[0] for state in states)
-    return {HIDDEN_STATES: states[0] if same and isinstance(states, Sequence) else states}
+    layers = states if isinstance(states, Sequence) else [states]
+    return {HIDDEN_STATES: Rows() if all(layer == Rows() for layer in layers) else states}
 
 
 def _check_alone(tower: _Batched, output: Any, declared: Declared, asked: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Sizes of the fixed inputs of towers, and of the tensors beside them, by their configurations."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
         SpecError: Nothing tells a fixed size.
     """
     config = getattr(tower, "config", None)
-    shapes = list(dict.fromkeys(_pictures(tower, config) if name.startswith("pixel") else _spectrograms(config)))
+    shapes = list(dict.fromkeys(_pictures(tower, config) if name.startswith("pixel") else _spectrograms(config, name)))
     if not shapes:
         raise SpecError(
             f"its configuration does not tell the fixed size of {name}: inputs of many sizes are no batch; if they have "
@@ -31,16 +31,20 @@ def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
     yield from shapes
 
 
-def known_inputs(tower: nn.Module, arguments: Sequence[str], shape: Shape) -> list[PerItem]:
-    """Return declarations of the tensors beside inputs of this shape whose sizes follow from it."""
-    known: dict[str, PerItem] = {}
-    if "aspect_ratio_mask" in arguments and len(shape) == 5:  # images and tiles before channels
-        known["aspect_ratio_ids"] = PerItem("aspect_ratio_ids", shape[:1], torch.int64)
-        known["aspect_ratio_mask"] = PerItem("aspect_ratio_mask", shape[:2], torch.int64, pad=1)
+def required_inputs(shape: Shape) -> dict[str, PerItem]:
+    """Return declarations of tensors that towers require beside inputs of this shape, by name."""
+    if len(shape) != 5:  # images and tiles before channels
+        return {}
+    ids = PerItem("aspect_ratio_ids", shape[:1], torch.int64)
+    return {ids.name: ids, "aspect_ratio_mask": PerItem("aspect_ratio_mask", shape[:2], torch.int64, pad=1)}
+
+
+def optional_inputs(tower: nn.Module, shape: Shape) -> list[PerItem]:
+    """Return declarations of tensors that calls may bring beside inputs of this shape."""
     frames = getattr(getattr(tower, "config", None), "max_source_positions", None)
-    if "attention_mask" in arguments and len(shape) == 2 and isinstance(frames, int):
-        known["attention_mask"] = PerItem("attention_mask", (1, frames, frames), default=0.0)  # added to scores
-    return [known[name] for name in arguments if name in known]
+    if len(shape) != 2 or not isinstance(frames, int):
+        return []
+    return [PerItem("attention_mask", (1, frames, frames), default=0.0)]  # added to the scores
 
 
 def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
@@ -70,10 +74,13 @@ def _sides(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def _spectrograms(config: Any) -> Iterator[Shape]:
+def _spectrograms(config: Any, name: str) -> Iterator[Shape]:
     bins = _integer(config, "num_mel_bins", "feature_size")
-    frames = _integer(config, "max_source_positions", "max_length", "max_position_embeddings")
-    if bins and frames:
+    frames = _integer(config, "max_source_positions", "max_position_embeddings")
+    length = _integer(config, "max_length")
+    if bins and length and name == "input_values":
+        yield length, bins
+    elif bins and frames and name == "input_features":
         yield bins, 2 * frames  # of two convolutions, the second with a stride of 2
         yield bins, frames
         yield frames, bins
