@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -123,9 +124,8 @@ class Forward:
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         if self.function is None:
-            return (
-                self.compiled(table.budget, **arguments) if compiled and self.compiled else self._callable(**arguments)
-            )
+            run = partial(self.compiled, table.budget) if compiled and self.compiled else self._callable
+            return run(**arguments)
         thread = threading.get_ident()
         self._threads.add(thread)
         try:

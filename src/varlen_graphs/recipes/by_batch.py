@@ -15,7 +15,7 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, declare
+from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -76,13 +76,6 @@ def by_batch(
     return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, **options)
 
 
-class Untouchable:
-    """Value that a forward can only pass on or compare with `None`."""
-
-    def __bool__(self) -> bool:
-        raise TypeError
-
-
 class _Batched:
     """A tower, its forward at this time, and what it is to be called with."""
 
@@ -98,8 +91,8 @@ class _Batched:
         kind = self.name if self.name in INPUTS else str(getattr(tower, "main_input_name", ""))
         if shape is None and kind not in INPUTS:
             raise SpecError(
-                f"its forward takes {list(parameters)}: expected one of {INPUTS} first; pass shape=, that of one input, "
-                "if its first argument is a batch"
+                f"its forward takes {list(parameters)}: expected one of {INPUTS} first; pass shape=, that of one "
+                "input, if its first argument is a batch"
             )
         self.inputs = [*inputs]
         self.shape = self._accepted(item_shapes(tower, kind) if shape is None else [tuple(shape)], parameters)
@@ -108,10 +101,8 @@ class _Batched:
         used = {*masks} - {*self.ignored}
         self.inputs += [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
         used -= {one.name for one in self.inputs}
-        if used and shape is None and kind.startswith("input"):
-            raise SpecError(
-                f"it takes {sorted(used)}: clips of many lengths are no batch; if they have one, pass shape="
-            )
+        if used and shape is None and kind == "input_features":
+            raise SpecError(f"it takes {sorted(used)}: clips of several lengths are no batch; for one pass shape=")
 
     def _accepted(self, shapes: Iterable[Shape], parameters: Mapping[str, inspect.Parameter]) -> Shape:
         """Return the first shape with which the tower runs; declares the inputs that it requires beside it."""
@@ -136,7 +127,7 @@ class _Batched:
         """Return True if the tower runs with a tensor of this shape."""
         tensor = torch.zeros(FEW, *one.shape, device=self.device, dtype=one.dtype or self.dtype)
         try:
-            self.run(FEW, **{one.name: tensor})
+            self.run(FEW, {one.name: tensor})
         except RUN_ERRORS:
             return False
         return True
@@ -144,14 +135,14 @@ class _Batched:
     def _ignores(self, name: str) -> bool:
         """Return True if the tower never uses an argument."""
         try:
-            self.run(FEW, **{name: Untouchable()})
-        except Exception:  # whatever the tower raises when it uses it
+            self.run(FEW, {name: Untouchable()})
+        except RUN_ERRORS:
             return False
         return True
 
-    def example(self, count: int, first: int = 0) -> dict[str, Tensor]:
+    def example(self, count: int, first: int = 0) -> dict[str, Any]:
         """Return the arguments of a call: so many random inputs from the `first` on, the same each time."""
-        arguments = {self.name: self._random(self.shape, count, first)}
+        arguments: dict[str, Any] = {self.name: self._random(self.shape, count, first)}
         for one in self.inputs:
             floating = one.dtype is None or one.dtype.is_floating_point
             shape = (count, *one.shape)
@@ -159,10 +150,10 @@ class _Batched:
             arguments[one.name] = tensor.to(self.device, one.dtype or self.dtype)
         return arguments
 
-    def run(self, count: int, first: int = 0, **asked: Any) -> Any:
-        """Return the output of the tower's own forward."""
+    def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
+        """Return the output of the tower's own forward for so many inputs, with some arguments more."""
         with torch.no_grad():
-            return self.forward(**self.example(count, first), **asked)
+            return self.forward(**self.example(count, first) | dict(asked or {}))
 
     def _random(self, shape: Sequence[int], count: int, first: int) -> Tensor:
         draws = [torch.randn(*shape, generator=torch.Generator().manual_seed(first + at)) for at in range(count)]
@@ -185,7 +176,7 @@ def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:
     Raises:
         SpecError: An output has no entry for each input, or depends on other inputs of the batch.
     """
-    runs = [tower.run(count, **asked) for count in (FEW, MORE)]
+    runs = [tower.run(count, asked) for count in (FEW, MORE)]
     declared, unknown = declare(runs, [Layout(((1, 1, 1),) * count) for count in (FEW, MORE)], ())
     if unknown:
         raise SpecError(f"its outputs {unknown} have no entry for each input of a batch")
@@ -213,7 +204,7 @@ def _check_alone(tower: _Batched, output: Any, declared: Declared, asked: Mappin
     """Check that the last input of a batch has the same outputs alone."""
     last = MORE - 1
     parts = flatten(output, declared)
-    alone = flatten(tower.run(1, first=last, **asked), declared)
+    alone = flatten(tower.run(1, asked, last), declared)
     for whole, part, extent, path in zip(parts.tensors, alone.tensors, parts.extents, parts.paths, strict=True):
         dim = extent.rows_dim
         of_last = whole.narrow(dim, whole.shape[dim] // MORE * last, whole.shape[dim] // MORE)

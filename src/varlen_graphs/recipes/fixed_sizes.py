@@ -25,8 +25,8 @@ def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
     shapes = list(dict.fromkeys(_pictures(tower, config) if name.startswith("pixel") else _spectrograms(config, name)))
     if not shapes:
         raise SpecError(
-            f"its configuration does not tell the fixed size of {name}: inputs of many sizes are no batch; if they have "
-            "one, pass shape=, that of one input"
+            f"its configuration does not tell the fixed size of {name}: inputs of several sizes are no batch; for "
+            "one pass shape=, that of one input"
         )
     yield from shapes
 
@@ -66,9 +66,8 @@ def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
 
 def _sides(config: Any) -> tuple[int, int]:
     size = next((found for name in ("image_size", "crop_size") if (found := getattr(config, name, None))), 224)
-    if isinstance(size, Mapping) or hasattr(size, "height"):
-        get = size.get if isinstance(size, Mapping) else lambda name: getattr(size, name, None)
-        size = [get("height") or get("shortest_edge") or 224, get("width") or get("shortest_edge") or 224]
+    if isinstance(size, Mapping):
+        size = [size.get(side) or size.get("shortest_edge") or 224 for side in ("height", "width")]
     if isinstance(size, list | tuple):
         return int(size[0]), int(size[-1])
     return int(size), int(size)

@@ -89,7 +89,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         return rules.watch(lambda: forward(module, **arguments))
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
-    spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs)
+    ignored = tower.ignored(packed, layouts[0])
+    spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored)
     encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
     for items, output in zip(layouts, expected, strict=True):
         buffered = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})

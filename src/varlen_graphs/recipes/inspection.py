@@ -30,6 +30,13 @@ HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
 
 
+class Untouchable:
+    """Value that a forward can only pass on or compare with `None`; anything else raises one of `RUN_ERRORS`."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("an untouchable value was used")
+
+
 class Tower:
     """A tower, its forward at this time, and the names of the arguments that hold the rows and describe the items."""
 
@@ -71,6 +78,20 @@ class Tower:
             raise SpecError(
                 f"for {self.layout}={self.describe(layout).tolist()} and {self.rows} {form} it raises {error!r}"
             ) from error
+
+    def ignored(self, packed: PackedRows, layout: Layout) -> list[str]:
+        """Return the names of lengths and masks that the tower takes and never uses."""
+        names = [name for name in inspect.signature(self.forward).parameters if name.endswith(("_lens", "_mask"))]
+        return [name for name in names if name != self.layout and self._ignores(name, packed, layout)]
+
+    def _ignores(self, name: str, packed: PackedRows, layout: Layout) -> bool:
+        call = {self.rows: self.example(packed, layout), self.layout: self.describe(layout), name: Untouchable()}
+        try:
+            with torch.no_grad():
+                self.forward(**call)
+        except RUN_ERRORS:
+            return False
+        return True
 
     def forms(self) -> Iterator[PackedRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""
