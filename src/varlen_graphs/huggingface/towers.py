@@ -8,7 +8,7 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.automatic import is_candidate, understand
+from varlen_graphs.recipes.automatic import is_candidate, is_model, understand
 from varlen_graphs.recipes.registry import recipe_for
 
 BudgetsOf = Callable[[str], Budgets | None]
@@ -20,7 +20,8 @@ def find_towers(
 ) -> tuple[dict[str, Understood], dict[str, str]]:
     """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
 
-    Outer modules come first; what is inside a tower belongs to it.
+    Outer modules come first; what is inside a tower belongs to it. Of what is inside a module that cannot be graphed,
+    only models are tried, not their layers.
 
     Raises:
         SpecError: A tower with a recipe for its class cannot be graphed, or a tower is wrapped already.
@@ -39,7 +40,7 @@ def find_towers(
             check_weights(path, module)
             recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
             towers[path] = Understood(module, recipe, declared=True)
-        elif is_candidate(module):
+        elif is_candidate(module) and (is_model(module) or not path.startswith(tuple(f"{one}." for one in refused))):
             try:
                 check_weights(path, module)
                 found = understand(module, budgets_of(path), **options)

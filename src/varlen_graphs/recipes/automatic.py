@@ -30,9 +30,14 @@ def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     return dict([*parameters.items()][1:])
 
 
+def is_model(module: nn.Module) -> bool:
+    """Return True for a model of transformers, unlike its layers."""
+    return hasattr(module, MAIN_INPUT)
+
+
 def is_encoder(module: nn.Module) -> bool:
     """Return True unless a module is a language model, or has one inside, or takes labels."""
-    models = (part for part in module.modules() if hasattr(part, MAIN_INPUT))
+    models = (part for part in module.modules() if is_model(part))
     names = {name for part in (module, *models) for name in arguments_of(part)}
     return not any(name in OF_LANGUAGE_MODELS or name.startswith("decoder_") for name in names)
 
@@ -44,14 +49,10 @@ def describes_items(module: nn.Module) -> bool:
 
 def takes_batch(module: nn.Module) -> bool:
     """Return True for models, and stacks of layers, whose first argument is a batch of images or sound."""
-    has_layers = hasattr(module, MAIN_INPUT) or any(isinstance(part, nn.ModuleList) for part in module.children())
+    has_layers = is_model(module) or any(isinstance(part, nn.ModuleList) for part in module.children())
     first = next(iter(arguments_of(module)), "")
-    named = first in INPUTS or (first == "hidden_states" and _own(module, MAIN_INPUT) in INPUTS)
+    named = first in INPUTS or (first == "hidden_states" and getattr(module, MAIN_INPUT, None) in INPUTS)
     return named and has_layers and is_encoder(module)
-
-
-def _own(module: nn.Module, name: str) -> Any:
-    return vars(type(module)).get(name, getattr(type(module), name, None))
 
 
 WAYS: list[tuple[Callable[[nn.Module], bool], Recipe]] = [

@@ -125,7 +125,7 @@ class _Batched:
 
     def _takes(self, one: PerItem) -> bool:
         """Return True if the tower runs with a tensor of this shape."""
-        tensor = torch.zeros(FEW, *one.shape, device=self.device, dtype=one.dtype or self.dtype)
+        tensor = torch.full((FEW, *one.shape), float(one.default or 0)).to(self.device, one.dtype or self.dtype)
         try:
             self.run(FEW, {one.name: tensor})
         except RUN_ERRORS:
@@ -144,10 +144,9 @@ class _Batched:
         """Return the arguments of a call: so many random inputs from the `first` on, the same each time."""
         arguments: dict[str, Any] = {self.name: self._random(self.shape, count, first)}
         for one in self.inputs:
-            floating = one.dtype is None or one.dtype.is_floating_point
-            shape = (count, *one.shape)
-            tensor = torch.full(shape, one.default or 0) if floating else torch.ones(shape)
-            arguments[one.name] = tensor.to(self.device, one.dtype or self.dtype)
+            is_index = one.default is None and one.dtype is not None and not one.dtype.is_floating_point
+            value = float(is_index if one.default is None else one.default)
+            arguments[one.name] = torch.full((count, *one.shape), value).to(self.device, one.dtype or self.dtype)
         return arguments
 
     def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:

@@ -1,5 +1,6 @@
 """Sizes of the fixed inputs of towers, and of the tensors beside them, by their configurations."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,10 +42,15 @@ def required_inputs(shape: Shape) -> dict[str, PerItem]:
 
 def optional_inputs(tower: nn.Module, shape: Shape) -> list[PerItem]:
     """Return declarations of tensors that calls may bring beside inputs of this shape."""
-    frames = getattr(getattr(tower, "config", None), "max_source_positions", None)
-    if len(shape) != 2 or not isinstance(frames, int):
+    config: Any = getattr(tower, "config", None)
+    frames = _integer(config, "max_source_positions")
+    if len(shape) != 2 or not frames:
         return []
-    return [PerItem("attention_mask", (1, frames, frames), default=0.0)]  # added to the scores
+    # For SDPA, transformers 5 makes masks of booleans; otherwise a mask is added to the scores.
+    makes_booleans = hasattr(sys.modules[type(tower).__module__], "create_bidirectional_mask")
+    if makes_booleans and getattr(config, "_attn_implementation", None) == "sdpa":
+        return [PerItem("attention_mask", (1, frames, frames), torch.bool, default=True)]
+    return [PerItem("attention_mask", (1, frames, frames), default=0.0)]
 
 
 def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
