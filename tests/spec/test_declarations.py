@@ -27,7 +27,7 @@ GOOD = {
     vg.Windows: {"side": 4},
     vg.GridTHW: {"name": "grid", "merge": 1, "columns": (), "prefix": 0},
     vg.GridHW: {"name": "sizes", "columns": (), "prefix": 0},
-    vg.Batch: {"columns": ()},
+    vg.Batch: {"columns": (), "usual": (3, 16, 16)},
     vg.Lengths: {"name": "lengths", "columns": (), "prefix": 0},
     vg.PaddedLengths: {"name": "lengths", "columns": (), "prefix": 0},
     vg.PaddedMask: {"name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0},

@@ -15,7 +15,7 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare
+from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare, without_new_hooks
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -68,7 +68,8 @@ def by_batch(
     """
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
-        spec = _declare(_Batched(tower, shape, inputs))
+        with without_new_hooks(tower):
+            spec = _declare(_Batched(tower, shape, inputs))
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     finally:
@@ -166,7 +167,7 @@ def _declare(tower: _Batched) -> BufferSpec:
     if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
         states = _hidden_states(tower, outputs)
         outputs = Outputs(**outputs.fields, **states)
-    return BufferSpec(tower.name, Batch(), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
+    return BufferSpec(tower.name, Batch(usual=tower.shape), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
 
 
 def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:

@@ -19,6 +19,7 @@ from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Extent, Items, Rows
 from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.watch.kept_state import HOOKS_INSTALLED
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""
@@ -28,6 +29,24 @@ RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
+
+
+@contextmanager
+def without_new_hooks(module: nn.Module) -> Iterator[None]:
+    """Remove the forward hooks that transformers installs inside the block to collect states: no pickle can hold them.
+
+    It installs them when states are asked for, once, and again if they are gone.
+    """
+    parts = [part for part in module.modules() if HOOKS_INSTALLED not in vars(part)]
+    before = {part: set(part._forward_hooks) for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, kept in before.items():
+            for key in part._forward_hooks.keys() - kept:
+                del part._forward_hooks[key]
+        for part in parts:
+            vars(part).pop(HOOKS_INSTALLED, None)
 
 
 class Untouchable:
