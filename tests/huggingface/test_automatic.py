@@ -18,6 +18,7 @@ from tests.support.multimodal import (
     tower_model,
 )
 from tests.support.towers import distance
+from varlen_graphs.recipes import registry
 from varlen_graphs.recipes.by_batch import by_batch
 
 BATCHES = [1, 2, 4]
@@ -282,3 +283,45 @@ def test_a_recipe_whose_function_calls_the_tower_does_not_recurse(place, monkeyp
     assert encoder.verify([{"input_ids": ids, "attention_mask": mask}])
     assert encoder.stats.replays.total() == 1
     assert not encoder.stats.eager
+
+
+def bert():
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes)).eval()
+
+
+def modern_bert():
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    ends = dict.fromkeys(("bos_token_id", "cls_token_id"), 1) | dict.fromkeys(("eos_token_id", "sep_token_id"), 2)
+    config = transformers.ModernBertConfig(num_hidden_layers=2, pad_token_id=0, local_attention=8, **sizes, **ends)
+    torch.manual_seed(0)
+    return transformers.ModernBertModel(config).eval()
+
+
+def test_the_example_of_padded_texts_serves_as_a_recipe(monkeypatch):
+    from examples.padded_text_encoder import graph
+
+    monkeypatch.setitem(registry.RECIPES, "BertModel", lambda tower, budgets=None, **options: graph(tower, **options))
+    model = bert()
+    mask = (torch.arange(9) < torch.tensor([9, 4])[:, None]).long()
+    ids = torch.randint(100, (2, 9)) * mask
+    expected = model(ids, attention_mask=mask).last_hidden_state * mask[..., None]
+    out = vg.wrap(model, backend="tape")(ids, attention_mask=mask)
+    assert distance(out.last_hidden_state, expected) < 1e-5
+    assert not vg.encoders(model)[""].stats.eager
+
+
+def test_the_example_of_packed_texts_serves_as_a_recipe(monkeypatch):
+    from examples.modern_bert import graph
+
+    recipe = lambda tower, budgets=None, **options: graph(tower, **options)  # noqa: E731
+    monkeypatch.setitem(registry.RECIPES, "ModernBertModel", recipe)
+    model = modern_bert()
+    documents = [torch.randint(100, (length,)) for length in (17, 5)]
+    expected = torch.cat([model(document[None]).last_hidden_state[0] for document in documents])
+    out = vg.wrap(model, backend="tape")(torch.cat(documents), lengths=[17, 5])
+    assert distance(out, expected) < 1e-5
+    assert not vg.encoders(model)[""].stats.eager

@@ -346,16 +346,45 @@ def test_a_wrapped_tower_learns_in_training_mode_alone(plain):
         plain.zero_grad()
 
 
-def test_recorded_outputs_come_from_the_original(plain):
+@pytest.mark.parametrize("family", WHOLE)
+def test_what_is_asked_of_the_language_model_leaves_the_tower_graphed(family):
+    """Models of transformers 5 hand on `output_hidden_states` to their towers."""
+    model = whole_model(family)
+    inputs = prompt(model, IMAGES)
+    expected = model(**inputs, output_hidden_states=True)
+    wrapped(model)
+    got = model(**inputs, output_hidden_states=True)
+    assert distance(got.logits, expected.logits) < 1e-5
+    assert len(got.hidden_states) == len(expected.hidden_states)
+    (encoder,) = (one for path, one in vg.encoders(model).items() if path.endswith("visual"))
+    assert encoder.stats.replays.total() == 1
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("asked", [True, 1, (0, 3)])
+def test_hidden_states_are_those_of_the_original(family, asked):
+    model = whole_model(family)
+    tower, inputs = visual(model)[0], prompt(model, IMAGES)
+    call = {"grid_thw": inputs["image_grid_thw"], "output_hidden_states": asked}
+    expected = tower(inputs["pixel_values"], **call)
+    wrapped(model)
+    got = tower(inputs["pixel_values"], **call)
+    if isinstance(expected, tuple | torch.Tensor):
+        return  # transformers 4.57 records none
+    assert [state is None for state in got.hidden_states] == [state is None for state in expected.hidden_states]
+    assert distance(got, expected) < 1e-5
+
+
+def test_recorded_attentions_come_from_the_original(plain):
     wrapped(plain)
     inputs = prompt(plain, IMAGES)
-    out = plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_hidden_states=True)
-    assert isinstance(out, tuple) or len(out.hidden_states) >= 4  # transformers 4.57 records none
-    assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
+    plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_attentions=True)
+    assert vg.encoders(plain)["model.visual"].stats.eager == {"output_attentions=True": 1}
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["the same", "replaced"])
-@pytest.mark.parametrize(("name", "value"), [("output_hidden_states", True), ("return_dict", False)])
+@pytest.mark.parametrize(("name", "value"), [("output_attentions", True), ("return_dict", False)])
 def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value, replaced):
     model = wrapped(whole_model())
     tower, inputs = model.model.visual, prompt(model, IMAGES)

@@ -87,11 +87,13 @@ class Tower:
         items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
         return items[:, 2] if self.is_audio else items
 
-    def run(self, packed: PackedRows, layout: Layout) -> Any:
+    def run(self, packed: PackedRows, layout: Layout, **asked: Any) -> Any:
         """Return the output of the tower's own forward for random rows."""
         try:
             with torch.no_grad():
-                return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
+                return self.forward(
+                    **{self.rows: self.example(packed, layout), self.layout: self.describe(layout)}, **asked
+                )
         except RUN_ERRORS as error:
             form = packed.describe(("rows",), packed.shape)
             raise SpecError(
