@@ -139,7 +139,8 @@ def inferred(encoder: vg.GraphedEncoder) -> tuple[str, str]:
     for buffer in encoder.spec.buffers:
         names.setdefault(_settings(buffer), []).append(f"`{buffer.name}`")
     asks = [", ".join(own) + (f" ({settings})" if settings else "") for settings, own in names.items()]
-    fields = encoder.spec.outputs.fields  # type: ignore[union-attr]
+    fields = {**encoder.spec.outputs.fields}  # type: ignore[union-attr]
+    fields.pop("hidden_states", None)  # which most towers give if they are asked
     return "; ".join(asks), ", ".join(f"`{name}`: {_extent(extent)}" for name, extent in fields.items())
 
 

@@ -165,7 +165,7 @@ class GraphedEncoder(OperatedEncoder):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks:
+        if self._forward_hooks or self._forward_pre_hooks or self.executor.forward.is_running:
             return super().__call__(*args, **kwargs)
         self.executor.begin()  # as `forward`, a frame less
         return self.executor.answer(self.executor.bind(args, kwargs))
@@ -187,6 +187,8 @@ class GraphedEncoder(OperatedEncoder):
             StaleGraphError: Weights, or other memory that graphs read, were moved or replaced since the capture, or the
                 process was forked.
         """
+        if self.executor.forward.is_running:  # the function called the module in whose place the encoder is
+            return self.executor.forward.module_forward(*args, **kwargs)
         self.executor.begin()
         return self.executor.answer(self.executor.bind(args, kwargs))
 

@@ -346,29 +346,69 @@ def test_a_wrapped_tower_learns_in_training_mode_alone(plain):
         plain.zero_grad()
 
 
-def test_recorded_outputs_come_from_the_original(plain):
+@pytest.mark.parametrize("family", WHOLE)
+def test_what_is_asked_of_the_language_model_leaves_the_tower_graphed(family):
+    """Models of transformers 5 hand on `output_hidden_states` to their towers."""
+    model = whole_model(family)
+    inputs = prompt(model, IMAGES)
+    expected = model(**inputs, output_hidden_states=True)
+    wrapped(model)
+    got = model(**inputs, output_hidden_states=True)
+    assert distance(got.logits, expected.logits) < 1e-5
+    assert len(got.hidden_states) == len(expected.hidden_states)
+    (encoder,) = (one for path, one in vg.encoders(model).items() if path.endswith("visual"))
+    assert encoder.stats.replays.total() == 1
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("asked", [True, 1, (0, 3)])
+def test_hidden_states_are_those_of_the_original(family, asked):
+    model = whole_model(family)
+    tower, inputs = visual(model)[0], prompt(model, IMAGES)
+    call = {"grid_thw": inputs["image_grid_thw"], "output_hidden_states": asked}
+    expected = tower(inputs["pixel_values"], **call)
+    wrapped(model)
+    got = tower(inputs["pixel_values"], **call)
+    if isinstance(expected, tuple | torch.Tensor):
+        return  # transformers 4.57 records none
+    assert [state is None for state in got.hidden_states] == [state is None for state in expected.hidden_states]
+    assert distance(got, expected) < 1e-5
+
+
+def test_recorded_attentions_come_from_the_original(plain):
     wrapped(plain)
     inputs = prompt(plain, IMAGES)
-    out = plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_hidden_states=True)
-    assert isinstance(out, tuple) or len(out.hidden_states) >= 4  # transformers 4.57 records none
-    assert vg.encoders(plain)["model.visual"].stats.eager == {"output_hidden_states=True": 1}
+    plain.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], output_attentions=True)
+    assert vg.encoders(plain)["model.visual"].stats.eager == {"output_attentions=True": 1}
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["the same", "replaced"])
-@pytest.mark.parametrize(("name", "value"), [("output_hidden_states", True), ("return_dict", False)])
-def test_outputs_that_the_configuration_asks_for_come_from_the_original(name, value, replaced):
+def test_outputs_that_the_configuration_asks_for_come_from_the_original(replaced):
     model = wrapped(whole_model())
     tower, inputs = model.model.visual, prompt(model, IMAGES)
     call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
     tower(**call)
     if replaced:
         tower.config = copy.deepcopy(tower.config)
-    setattr(tower.config, name, value)
+    tower.config.return_dict = False
     got = tower(**call)
-    assert vg.encoders(model)["model.visual"].stats.eager == {f"config.{name}={value}": 1}
+    assert vg.encoders(model)["model.visual"].stats.eager == {"config.return_dict=False": 1}
     expected = vg.unwrap(model).model.visual(**call)
     assert type(got) is type(expected)
     assert len(got) == len(expected)
+
+
+def test_hidden_states_that_the_configuration_asks_for_are_graphed():
+    pytest.importorskip("transformers", minversion="5.0")
+    model = wrapped(whole_model())
+    tower, inputs = model.model.visual, prompt(model, IMAGES)
+    call = {"hidden_states": inputs["pixel_values"], "grid_thw": inputs["image_grid_thw"]}
+    tower(**call)
+    tower.config.output_hidden_states = True
+    got = tower(**call)
+    assert not vg.encoders(model)["model.visual"].stats.eager
+    assert distance(got, vg.unwrap(model).model.visual(**call)) < 1e-5
 
 
 def test_several_models_share_a_pool():

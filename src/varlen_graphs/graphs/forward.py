@@ -1,8 +1,10 @@
 """The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -43,6 +45,7 @@ class Forward:
 
     Attributes:
         module: As given.
+        module_forward: The module's own forward, even if an encoder is put in its place.
         function: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
@@ -59,7 +62,8 @@ class Forward:
         compile: bool,
     ) -> None:
         self.module = module
-        self._module_forward = module.forward
+        self.module_forward = module.forward
+        self._threads: set[int] = set()  # those that run the function
         self.function = function
         self.spec = spec
         self._signature = signature
@@ -119,9 +123,22 @@ class Forward:
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
-        if compiled and self.compiled:
-            return self.compiled(table.budget, **arguments)
-        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
+        if self.function is None:
+            run = partial(self.compiled, table.budget) if compiled and self.compiled else self._callable
+            return run(**arguments)
+        thread = threading.get_ident()
+        self._threads.add(thread)
+        try:
+            if compiled and self.compiled:
+                return self.compiled(table.budget, **arguments)
+            return self.function(self.module, **arguments)
+        finally:
+            self._threads.discard(thread)
+
+    @property
+    def is_running(self) -> bool:
+        """True inside the function that runs in place of the module, in this thread."""
+        return bool(self._threads) and threading.get_ident() in self._threads
 
     def exact(self, call: Call, grad: bool = False) -> Any:
         """Run the items of a call without padding; return a batch if its rows are those of one.
@@ -249,5 +266,5 @@ class Forward:
         for name in ("forward", "_old_forward"):
             installed = own.get(name)
             if getattr(getattr(installed, "__self__", installed), "module", None) is self.module:
-                return self._module_forward
+                return self.module_forward
         return self.module

@@ -3,15 +3,16 @@
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import Recipe
 
@@ -19,11 +20,37 @@ PLACES = ("forward", "_old_forward")
 """Instance attributes that hold a forward: accelerate replaces the first, and keeps what it replaced in the second."""
 
 
-class Pools(dict[torch.device, Pool]):
-    """Pools by device, shared by the encoders of a model. Pickled as an empty dict: a copied model gets new pools."""
+NOT_UNDERSTOOD = "arguments that vg.wrap did not understand"
+"""Reason of eager runs of calls that the encoder of a tower without a recipe refuses."""
+
+
+class Understood(NamedTuple):
+    """A tower that can be graphed.
+
+    Attributes:
+        module: The tower.
+        recipe: The recipe that graphs it.
+        declared: True if the recipe is for its class, False if it was found by trying.
+    """
+
+    module: nn.Module
+    recipe: Recipe
+    declared: bool
+
+
+class Shared(dict[torch.device, Pool]):
+    """Pools by device, shared by the encoders of a model. Pickled without them: a copied model gets new pools.
+
+    Attributes:
+        eager: Why modules that look like towers stay eager, by their paths in the model.
+    """
+
+    def __init__(self, eager: Mapping[str, str]) -> None:
+        super().__init__()
+        self.eager = dict(eager)
 
     def __reduce__(self) -> Any:
-        return Pools, ()
+        return Shared, (self.eager,)
 
 
 class Installed:
@@ -33,20 +60,24 @@ class Installed:
     `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds the encoder in a plain
     attribute, so the tower's class, hooks, parameter names and state dict keys do not change. `before` is the callable
     that it replaces, `None` for the forward of the tower's class.
+
+    A tower that was understood without a recipe for its class runs its own forward if it cannot be graphed after all,
+    or in calls that were not understood.
     """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: Pools,
+        self, tower: Understood, budgets: Budgets | None, options: dict[str, Any], shared: Shared,
         before: Callable[..., Any] | None,
     ) -> None:  # fmt: skip
-        self.module = module
-        self._recipe = recipe
+        self.tower = tower
+        self.module = tower.module
+        self.shared = shared
         self._budgets = budgets
         self._options = options
-        self._pools = pools
         self._before = before
         self._encoder: GraphedEncoder | None = None
         self._lock = threading.Lock()
+        self._told: set[type] = set()
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -64,13 +95,30 @@ class Installed:
 
     def _make(self) -> GraphedEncoder:
         with self._without_encoder():
-            pool = self._pools.setdefault(next(self.module.parameters()).device, Pool())
-            encoder: GraphedEncoder = self._recipe(self.module, self._budgets, **({"pool": pool} | self._options))
+            pool = self.shared.setdefault(next(self.module.parameters()).device, Pool())
+            encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **({"pool": pool} | self._options))
             return encoder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
-        return self.encoder(*args, **kwargs)
+        if self.tower.declared:
+            return self.encoder(*args, **kwargs)
+        if self._encoder is None and (self.module.training or self._told):
+            return self._original(*args, **kwargs)
+        try:
+            return self.encoder(*args, **kwargs)
+        except (InputError, SpecError, CaptureError) as error:
+            self._tell(error)
+        return self._original(*args, **kwargs)
+
+    def _tell(self, error: Exception) -> None:
+        """Count a call that runs eager because of an error, and warn once for each kind of error."""
+        name, kind = type(self.module).__name__, type(error)
+        if kind not in self._told:
+            self._told.add(kind)
+            warn(f"a call of {name}, which vg.wrap found without a recipe for it, runs eager: {error}")
+        if self._encoder is not None:
+            self._encoder.stats.count_eager(NOT_UNDERSTOOD)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
@@ -98,20 +146,18 @@ class Installed:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
-        return Installed(module, self._recipe, self._budgets, self._options, self._pools, before)
+        return Installed(self.tower._replace(module=module), self._budgets, self._options, self.shared, before)
 
     def __reduce__(self) -> Any:
         options = {name: value for name, value in self._options.items() if name != "pool"}
-        return Installed, (self.module, self._recipe, self._budgets, options, self._pools, self._before)
+        return Installed, (self.tower, self._budgets, options, self.shared, self._before)
 
 
-def install(
-    module: nn.Module, recipe: Recipe, budgets: Budgets | None, options: dict[str, Any], pools: Pools
-) -> Installed:
+def install(tower: Understood, budgets: Budgets | None, options: dict[str, Any], shared: Shared) -> Installed:
     """Install an encoder in place of a tower's forward; if accelerate has replaced it, inside of accelerate's."""
-    own = vars(module)
+    own = vars(tower.module)
     place = PLACES["_hf_hook" in own]
-    own[place] = encoder = Installed(module, recipe, budgets, options, pools, own.get(place))
+    own[place] = encoder = Installed(tower, budgets, options, shared, own.get(place))
     return encoder
 
 

@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.huggingface.installed import Installed, Pools, install, installed
+from varlen_graphs.huggingface.encoders import Encoders
+from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
+from varlen_graphs.huggingface.towers import find_towers
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.values import quoted
-from varlen_graphs.recipes.registry import Recipe, handled, recipe_for
+from varlen_graphs.recipes.registry import handled
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -19,13 +20,19 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     """Graph the towers of a whole model in place. `model.generate(...)` works as before, and replays graphs.
 
         model = vg.wrap(AutoModelForImageTextToText.from_pretrained(...).cuda().eval())
+        print(vg.encoders(model).report())
 
-    Finds the towers by their classes and puts an encoder in place of each tower's `forward`. The towers remain the same
-    objects, and `unwrap` restores exactly what was there. Graphs are captured at the first call, or by
-    `encoder.capture()` for the `encoders(model)`. The encoders of a model share one pool per device.
+    Finds the towers and puts an encoder in place of each tower's `forward`. A tower is understood by the recipe for its
+    class; else by `recipes.generic`, if it describes its items; else by `recipes.by_batch`, if it takes a batch. The
+    last two run the tower, never the language model, on a few small inputs, and check that the outputs are equal. The
+    towers remain the same objects, and `unwrap` restores exactly what was there. Graphs are captured at the first call,
+    or by `encoder.capture()` for the `encoders(model)`. The encoders of a model share one pool per device.
+
+    Calls that a tower without a recipe takes, but that were not understood (an undeclared mask), run eager, with a
+    warning and the reason in `stats`.
 
     Args:
-        model: A model, or a tower.
+        model: A model, or a tower. Towers without a recipe should be in evaluation mode.
         budgets: As for `GraphedEncoder`, for all towers; or a mapping from the path of a tower, such as
             `"model.visual"`, to its budgets. `None`, or a tower without an entry, uses the default of the recipe.
         **options: Other arguments of `GraphedEncoder` for all towers, such as `backend`, `memory`, `capture` or
@@ -35,30 +42,37 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
         The model.
 
     Raises:
-        SpecError: The model is not a module or has no tower with a recipe, the weights of a tower are offloaded, spread
-            over devices or quantised so that no graph can read them, `budgets` has a path without a tower, or a tower
-            is wrapped already. Nothing is changed.
+        SpecError: The model is not a module or has no tower that can be graphed; the message has the reasons. The
+            weights of a tower with a recipe are offloaded, spread over devices or quantised so that no graph can read
+            them, `budgets` has a path without a tower, or a tower is wrapped already. Nothing is changed.
         BudgetError: No item can use a budget. Nothing is changed.
         TypeError: `GraphedEncoder` has no such option. Nothing is changed.
     """
     _check_model(model)
-    towers = dict(_towers(model))
+    by_path: Mapping[str, Budgets] = budgets if isinstance(budgets, Mapping) else {}
+    for_all = None if isinstance(budgets, Mapping) else budgets
+    towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), options)
     if not towers:
-        raise SpecError(
-            f"{type(model).__name__} has no tower that a recipe is for: expected one of {', '.join(handled())}. Towers "
-            "of transformers 5.15 or newer may need no recipe, see docs/generic.md; to write one, see docs/recipes.md; "
-            "or wrap a module of your own with GraphedEncoder"
-        )
-    by_path = budgets if isinstance(budgets, Mapping) else dict.fromkeys(towers, budgets)
+        raise SpecError(_no_tower(model, refused))
     if unknown := sorted(by_path.keys() - towers.keys()):
         raise SpecError(f"budgets are for {unknown}, which are no towers: expected paths among {sorted(towers)}")
-    for path, (tower, recipe) in towers.items():
-        _check(path, tower)
-        recipe(tower, by_path.get(path), **options)  # raises for wrong options before anything is changed
-    pools = Pools()
-    for path, (tower, recipe) in towers.items():
-        install(tower, recipe, by_path.get(path), options, pools)
+    shared = Shared(eager=refused)
+    for path, tower in towers.items():
+        install(tower, by_path.get(path, for_all), options, shared)
     return model
+
+
+def _no_tower(model: nn.Module, refused: Mapping[str, str]) -> str:
+    """Return the message for a model without a tower."""
+    name = type(model).__name__
+    remedy = "to write a recipe, see docs/recipes.md; or wrap a module of your own with GraphedEncoder"
+    if refused:
+        reasons = "".join(f"\n  {path or name}: {reason}" for path, reason in refused.items())
+        return f"{name} has no tower that can be graphed:{reasons}\n{remedy}"
+    return (
+        f"{name} has no tower: expected one with a recipe ({', '.join(handled())}), or a module whose forward takes "
+        f"images, sound or items, see docs/models.md; {remedy}"
+    )
 
 
 def unwrap(model: M) -> M:
@@ -76,14 +90,16 @@ def unwrap(model: M) -> M:
     return model
 
 
-def encoders(model: nn.Module) -> dict[str, GraphedEncoder]:
+def encoders(model: nn.Module) -> Encoders:
     """Return the encoders of a wrapped model by the paths of their towers, to capture early or to read statistics.
+
+    `encoders(model).report()` also shows how each tower was understood, and which parts stay eager and why.
 
     Args:
         model: A model; one that is not wrapped has no encoders.
     """
     _check_model(model)
-    return {path: found.encoder for path, found in _installed(model)}
+    return Encoders(dict(_installed(model)))
 
 
 def _check_model(model: object) -> None:
@@ -96,41 +112,3 @@ def _installed(model: nn.Module) -> Iterator[tuple[str, Installed]]:
         found = installed(module)
         if found is not None:
             yield path, found
-
-
-def _towers(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, Recipe]]]:
-    """Yield the paths, towers and recipes of a model; modules inside a tower belong to it."""
-    inside: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if path.startswith(inside):
-            continue
-        recipe = recipe_for(module)
-        if recipe is not None:
-            inside += (f"{path}." if path else "",)
-            yield path, (module, recipe)
-
-
-def _check(path: str, tower: nn.Module) -> None:
-    """Raise a `SpecError` if a tower cannot be graphed in place."""
-    where = path or type(tower).__name__
-    if installed(tower) is not None:
-        raise SpecError(f"{where} is wrapped already; call vg.unwrap(model) first")
-    own = vars(tower)
-    hooks = [own.get("_hf_hook"), *getattr(own.get("_hf_hook"), "hooks", ())]
-    if any(getattr(hook, "offload", False) is True or type(hook).__name__ == "CpuOffload" for hook in hooks):
-        raise SpecError(
-            f"accelerate offloads {where}: its weights move to the GPU for each call, but graphs read them where they "
-            "were at capture; keep the tower on one device (device_map={'...visual': 0, ...})"
-        )
-    devices = {str(tensor.device) for tensor in (*tower.parameters(), *tower.buffers())}
-    if len(devices) != 1 or devices == {"meta"}:
-        raise SpecError(
-            f"{where} has weights on {sorted(devices)}: expected all on one device; load the tower onto one, because "
-            "a tower that is offloaded or spread over devices cannot be graphed"
-        )
-    if any(getattr(getattr(module, "state", None), "threshold", 0) for module in tower.modules()):
-        raise SpecError(
-            f"{where} is quantised by bitsandbytes to 8 bits, with a llm_int8_threshold above which it looks for "
-            "outliers on the host, which no graph can hold; load the model with llm_int8_threshold=0.0 in its "
-            f"BitsAndBytesConfig, in 4 bits, or with llm_int8_skip_modules=['{where}', ...]"
-        )

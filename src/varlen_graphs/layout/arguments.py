@@ -29,6 +29,7 @@ class LayoutArgument(ABC):
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
         has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
         one_row: True if each item is one row.
+        usual: Shape of a row, where the first call may bring another.
 
     Raises:
         SpecError: `name` is not a string, `columns` is not a tuple or list of `Column`s, or `prefix` is below 0.
@@ -48,6 +49,7 @@ class LayoutArgument(ABC):
     padded: ClassVar[bool] = False
     has_argument: ClassVar[bool] = True
     one_row: ClassVar[bool] = False
+    usual: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

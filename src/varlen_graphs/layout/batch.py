@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import LayoutError, SpecError
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
+from varlen_graphs.layout.fields import check_fields, is_integer
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,21 @@ class Batch(LayoutArgument):
 
     Attributes:
         columns: Extra integers that each item carries.
+        usual: Shape of one item for which `encoder.capture()` captures before the first call; calls may bring others.
     """
 
     columns: tuple[Column, ...] = ()
+    usual: tuple[int, ...] | None = None
     name: ClassVar[str] = "the batch"  # type: ignore[misc]  # for messages; no argument can have this name
     has_argument = False
     one_row = True
     rows_are = "a batch of items of one size"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self)
+        if self.usual is not None and not all(is_integer(size) and size >= 0 for size in self.usual):
+            raise SpecError(f"usual={self.usual!r}: expected the shape of one item, such as (3, 224, 224), or None")
 
     def parse(self, value: Sequence[Any]) -> list[tuple[int, int, int]]:
         """Return as many items of one row as `value` has entries.

@@ -3,6 +3,7 @@
 To add a recipe, write one file with a function decorated by `handles`, and import the function here.
 """
 
+from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
@@ -15,6 +16,7 @@ from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
 
 __all__ = [
+    "by_batch",
     "generic",
     "glm4v",
     "handles",

@@ -1,7 +1,7 @@
 """Recipe for any tower of transformers that takes precomputed tensors: its own forward, declared by inspection."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
 from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare
-from varlen_graphs.recipes.precomputed import GATHERED, precomputed
+from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
+from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
 from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
+from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
@@ -47,7 +50,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     """
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
-        spec, forward = _declare(tower)
+        with without_new_hooks(tower):
+            spec, forward = _declare(tower)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         name = type(tower).__name__
         raise SpecError(
@@ -89,7 +93,11 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         return rules.watch(lambda: forward(module, **arguments))
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
-    spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs)
+    states = _hidden_states(tower, packed, layouts, outputs, found.outputs)
+    if states is not None and isinstance(outputs, Outputs):
+        outputs = Outputs(**outputs.fields, **{HIDDEN_STATES: states})
+    ignored = tower.ignored(packed, layouts[0])
+    spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored)
     encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
     for items, output in zip(layouts, expected, strict=True):
         buffered = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
@@ -97,6 +105,22 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     if unknown:
         warn(f"{type(module).__name__} returns {unknown}, which belong to no row or item: the encoder returns None")
     return spec, forward
+
+
+def _hidden_states(
+    tower: Tower, packed: PackedRows, layouts: list[Layout], outputs: Declared, known: Sequence[CountedExtent]
+) -> Declared | None:
+    """Return the declaration of the hidden states of a tower that returns them when it is asked, else `None`."""
+    if not isinstance(outputs, Outputs):
+        return None
+    try:
+        runs = [tower.run(packed, layout, **{OUTPUT_HIDDEN_STATES: True}) for layout in layouts]
+        declared, unknown = declare(runs, layouts, known)
+    except (SpecError, *RUN_ERRORS):
+        return None
+    fields = declared.fields if isinstance(declared, Outputs) else {}
+    only_these = fields.keys() == {*outputs.fields, HIDDEN_STATES} and HIDDEN_STATES not in unknown
+    return fields[HIDDEN_STATES] if only_these else None
 
 
 def _layouts(tower: Tower, merge: int) -> list[Layout]:

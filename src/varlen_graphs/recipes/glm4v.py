@@ -22,8 +22,8 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
-from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Outputs
+from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
+from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 
@@ -67,22 +67,32 @@ def glm4v(
     def forward(
         tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor], table: ItemTable,
+        output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = _embed(tower, hidden_states, table)
         normed = rms_norm(x, tower.blocks[0].norm1)
+        states = [x] if output_hidden_states else []
         for block, next_norm in with_next_norm(tower.blocks, last=tower.post_layernorm):
             x, normed = run_block(
                 block, x, normed, next_norm, swiglu, segments=frames, rotary=position_embeddings, backend=attention
             )
+            if output_hidden_states:
+                states.append(x)
         side = tower.spatial_merge_size
         blocks = rearrange(normed, "(blocks h w) dim -> blocks (dim h w)", h=side, w=side)
         downsampled = patch_convolution(blocks, tower.downsample)
         pooled = tower.merger(downsampled)
-        return pooled if output_type is None else output_type(last_hidden_state=downsampled, pooler_output=pooled)
+        if output_type is None:
+            return pooled
+        states_asked = recorded(states, downsampled, output_hidden_states)
+        return output_type(last_hidden_state=downsampled, pooler_output=pooled, **states_asked)
 
     buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
-    outputs = merged if output_type is None else Outputs(last_hidden_state=merged, pooler_output=merged)
+    layers = [*[Rows()] * len(tower.blocks), merged]
+    outputs: Declared = merged
+    if output_type is not None:
+        outputs = Outputs(last_hidden_state=merged, pooler_output=merged, hidden_states=layers)
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
 

@@ -19,6 +19,7 @@ from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Extent, Items, Rows
 from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.watch.kept_state import HOOKS_INSTALLED
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""
@@ -28,6 +29,31 @@ RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
+
+
+@contextmanager
+def without_new_hooks(module: nn.Module) -> Iterator[None]:
+    """Remove the forward hooks that transformers installs inside the block to collect states: no pickle can hold them.
+
+    It installs them when states are asked for, once, and again if they are gone.
+    """
+    parts = [part for part in module.modules() if HOOKS_INSTALLED not in vars(part)]
+    before = {part: set(part._forward_hooks) for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, kept in before.items():
+            for key in part._forward_hooks.keys() - kept:
+                del part._forward_hooks[key]
+        for part in parts:
+            vars(part).pop(HOOKS_INSTALLED, None)
+
+
+class Untouchable:
+    """Value that a forward can only pass on or compare with `None`; anything else raises one of `RUN_ERRORS`."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("an untouchable value was used")
 
 
 class Tower:
@@ -61,16 +87,32 @@ class Tower:
         items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
         return items[:, 2] if self.is_audio else items
 
-    def run(self, packed: PackedRows, layout: Layout) -> Any:
+    def run(self, packed: PackedRows, layout: Layout, **asked: Any) -> Any:
         """Return the output of the tower's own forward for random rows."""
         try:
             with torch.no_grad():
-                return self.forward(**{self.rows: self.example(packed, layout), self.layout: self.describe(layout)})
+                return self.forward(
+                    **{self.rows: self.example(packed, layout), self.layout: self.describe(layout)}, **asked
+                )
         except RUN_ERRORS as error:
             form = packed.describe(("rows",), packed.shape)
             raise SpecError(
                 f"for {self.layout}={self.describe(layout).tolist()} and {self.rows} {form} it raises {error!r}"
             ) from error
+
+    def ignored(self, packed: PackedRows, layout: Layout) -> list[str]:
+        """Return the names of lengths and masks that the tower takes and never uses."""
+        names = [name for name in inspect.signature(self.forward).parameters if name.endswith(("_lens", "_mask"))]
+        return [name for name in names if name != self.layout and self._ignores(name, packed, layout)]
+
+    def _ignores(self, name: str, packed: PackedRows, layout: Layout) -> bool:
+        call = {self.rows: self.example(packed, layout), self.layout: self.describe(layout), name: Untouchable()}
+        try:
+            with torch.no_grad():
+                self.forward(**call)
+        except RUN_ERRORS:
+            return False
+        return True
 
     def forms(self) -> Iterator[PackedRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""

@@ -22,8 +22,8 @@ from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
-from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Outputs
+from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
+from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 
@@ -73,6 +73,7 @@ def qwen2_5_vl(
         tower: Any, hidden_states: Tensor, window_index: Tensor, reverse_indices: Tensor,
         position_embeddings: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         cu_window_seqlens: Tensor, max_window_seqlen: int, window_schedule: TileSchedule,
+        output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         windows = Segments(cu_window_seqlens, max_window_seqlen, window_schedule)
@@ -80,14 +81,20 @@ def qwen2_5_vl(
         rows = rearrange(tokens[window_index], "tokens unit pixels -> (tokens unit) pixels")
         x = patch_convolution(rows, tower.patch_embed.proj)
         normed = rms_norm(x, tower.blocks[0].norm1)
+        states = [x] if output_hidden_states else []
         for index, (block, next_norm) in enumerate(with_next_norm(tower.blocks)):
             # Read the indexes from the tower: torch.compile makes the numbers of a closure symbolic.
             segments = frames if index in tower.fullatt_block_indexes else windows
             x, normed = run_block(
                 block, x, normed, next_norm, swiglu, segments=segments, rotary=position_embeddings, backend=attention
             )
+            if output_hidden_states:
+                states.append(x)
         pooled = tower.merger(x)[reverse_indices]
-        return pooled if output_type is None else output_type(last_hidden_state=x, pooler_output=pooled)
+        if output_type is None:
+            return pooled
+        states_asked = recorded(states, x, output_hidden_states)
+        return output_type(last_hidden_state=x, pooler_output=pooled, **states_asked)
 
     window = Windows(tower.window_size // tower.spatial_merge_size // tower.patch_size)
     attn = tower.blocks[0].attn
@@ -100,7 +107,9 @@ def qwen2_5_vl(
         MaxSeqlen("max_window_seqlen", per=window),
         AttentionSchedule(attn.num_heads, attn.head_dim, "window_schedule", per=window),
     ]
-    outputs = merged if output_type is None else Outputs(last_hidden_state=Rows(), pooler_output=merged)
+    outputs: Declared = merged
+    if output_type is not None:
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     if budgets is None:
         budgets = Ladder(rows_per_segment=max(1, window.side**2 * tower.spatial_merge_unit // 4))
     spec = vision_spec(tower, buffers, outputs, normalize)

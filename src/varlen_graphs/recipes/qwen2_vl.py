@@ -16,8 +16,8 @@ from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
-from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Outputs
+from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
+from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
 
@@ -56,19 +56,28 @@ def qwen2_vl(
     def forward(
         tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor],
+        output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = patch_convolution(hidden_states, tower.patch_embed.proj)
         normed = tower.blocks[0].norm1(x)
+        states = [x] if output_hidden_states else []
         for block, next_norm in with_next_norm(tower.blocks):
             x, normed = run_block(
                 block, x, normed, next_norm, _mlp, segments=frames, rotary=position_embeddings, backend=attention
             )
+            if output_hidden_states:
+                states.append(x)
         pooled = tower.merger(x)
-        return pooled if output_type is None else output_type(last_hidden_state=x, pooler_output=pooled)
+        if output_type is None:
+            return pooled
+        states_asked = recorded(states, x, output_hidden_states)
+        return output_type(last_hidden_state=x, pooler_output=pooled, **states_asked)
 
     buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block")]
-    outputs = merged if output_type is None else Outputs(last_hidden_state=Rows(), pooler_output=merged)
+    outputs: Declared = merged
+    if output_type is not None:
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
 

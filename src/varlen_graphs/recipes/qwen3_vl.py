@@ -19,7 +19,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
-from varlen_graphs.recipes.vision_tower import Segments, run_block, vision_spec, with_next_norm
+from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
@@ -72,6 +72,7 @@ def qwen3_vl(
     def forward(
         tower: Any, hidden_states: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         position_embeddings: tuple[Tensor, Tensor], table: ItemTable,
+        output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = interpolate_positions(
@@ -88,22 +89,25 @@ def qwen3_vl(
         # rejects here.
         indexes = tower.deepstack_visual_indexes if deep else ()
         normed = tower.blocks[0].norm1(x)
+        states = [x] if output_hidden_states else []
         for index, (block, next_norm) in enumerate(with_next_norm(tower.blocks)):
             x, normed = run_block(
                 block, x, normed, next_norm, _mlp, segments=frames, rotary=position_embeddings, backend=attention
             )
+            if output_hidden_states:
+                states.append(x)
             if index in indexes:
                 deepstack.append(tower.deepstack_merger_list[indexes.index(index)](x))
         pooled = tower.merger(x)
         if output_type is None:
             return pooled, deepstack
-        features = {"deepstack_features": deepstack} if deep else {}
+        features = recorded(states, x, output_hidden_states) | ({"deepstack_features": deepstack} if deep else {})
         return output_type(last_hidden_state=x, pooler_output=pooled, **features)
 
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_type is not None:
         fields = {"deepstack_features": merged} if deep else {}
-        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, **fields)
+        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows(), **fields)
     buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)

@@ -13,7 +13,7 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.recipes.blocks import add_norm, project_heads, split_heads
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Declared
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.rows import PackedRows
 
@@ -36,6 +36,21 @@ def vision_spec(
         buffers=buffers,
         outputs=outputs,
     )
+
+
+def recorded(states: Sequence[Tensor], last: Tensor, asked: Any) -> dict[str, Any]:
+    """Return the field `hidden_states` of an output, as transformers records it; nothing if no call asks for it.
+
+    `states` are those before and after each block; the tower's `last_hidden_state` takes the place of the last. `asked`
+    may be an index or several: the states of other layers are then `None`.
+    """
+    if not asked:
+        return {}
+    layers: list[Tensor | None] = [*states[:-1], last]
+    if not isinstance(asked, bool):
+        chosen = {index % len(layers) for index in ([asked] if isinstance(asked, int) else asked)}
+        layers = [state if index in chosen else None for index, state in enumerate(layers)]
+    return {HIDDEN_STATES: tuple(layers)}
 
 
 def with_next_norm(blocks: Sequence[Any], last: Any = None) -> Iterator[tuple[Any, Any]]:

@@ -65,9 +65,10 @@ def no_rows(store: GraphStore) -> Tensor:
     none = (0,) * len(forward.spec.row_extent.dims)
     if arena is not None:
         return arena.rows.new_empty(*none, *arena.rows.shape[1:])
-    if packed.shape is None or device is None:
+    shape = forward.spec.layout.usual if packed.shape is None else packed.shape
+    if shape is None or device is None:
         raise SpecError(
             f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell its"
-            f" device; declare rows=PackedRows({packed.name!r}, shape=...), or make a call instead"
+            f" device; declare rows=PackedRows({packed.name!r}, shape=...) or Batch(usual=...), or make a call instead"
         )
-    return torch.empty(*none, *packed.shape, dtype=forward.row_dtype, device=device)
+    return torch.empty(*none, *shape, dtype=forward.row_dtype, device=device)

@@ -46,6 +46,7 @@ class BufferSpec:
         outputs: The outputs: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`; for outputs
             with several parts `Outputs(...)`, a dict or a tuple of these.
         inputs: Tensors that calls bring beside the rows: `PerRow`, `PerItem` and `PerCall`.
+        ignored: Names of arguments that calls may bring, but that the module does not use: no run gets them.
 
     Raises:
         SpecError: Something else in the place of a declaration or a name, one name declared twice, a segment kind the
@@ -57,6 +58,7 @@ class BufferSpec:
     buffers: Sequence[Buffer | HostBuffer] = ()
     outputs: Declared = field(default_factory=Rows)
     inputs: Sequence[Input] = ()
+    ignored: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_types(self)

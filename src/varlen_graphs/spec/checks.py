@@ -32,13 +32,15 @@ def check_types(spec: "BufferSpec") -> None:
         raise SpecError(
             f"inputs={spec.inputs!r}: expected a list of PerRow, PerItem and PerCall, such as [PerItem('timestep')]"
         )
+    if isinstance(spec.ignored, str) or not isinstance(spec.ignored, Sequence):
+        raise SpecError(f"ignored={spec.ignored!r}: expected a list of names of arguments, such as ['attention_mask']")
 
 
 def check_names(spec: "BufferSpec") -> None:
     """Check that each argument is declared once, by a string, and that at most one column describes groups."""
     names = [spec.packed.name, *spec.describing]
     names += [column.name for column in spec.layout.columns if column.function is not None]
-    names += [one.name for one in (*spec.buffers, *spec.inputs)]
+    names += [*(one.name for one in (*spec.buffers, *spec.inputs)), *spec.ignored]
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
         raise SpecError(f"{wrong} declared as arguments: expected their names, as strings")

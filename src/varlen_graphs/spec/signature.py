@@ -70,7 +70,7 @@ class Signature:
         buffers = [buffer.name for buffer in spec.buffers]
         self._produced = {*buffers, *(column.name for column in spec.layout.columns if column.function is not None)}
         self._inputs = {one.name: one for one in spec.inputs}
-        for name in (spec.packed.name, *buffers, *self._inputs):
+        for name in (spec.packed.name, *buffers, *self._inputs, *spec.ignored):
             if not self.takes(name):
                 raise SpecError(
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
@@ -238,6 +238,8 @@ class Signature:
                     f"by {self._spec.layout.name!r}"
                 )
             arguments[name] = value
+        for name in self._spec.ignored:
+            arguments.pop(name, None)
         for name in self._expected:
             if arguments.get(name) is None:
                 others = sorted(arguments.keys() - self._declared)

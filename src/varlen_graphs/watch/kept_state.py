@@ -19,10 +19,10 @@ MOST_BYTES = 1 << 28
 """Bytes of tensors to copy, the smallest first. Of others, only writes that torch counts are found."""
 
 _VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size, type(None))
-_HOOKS_INSTALLED = "_output_capturing_hooks_installed"
+HOOKS_INSTALLED = "_output_capturing_hooks_installed"
 """Set by transformers on a module with the hooks that it leaves there: without it, it would add them once more."""
 
-_OF_ANY_MODULE = frozenset({_HOOKS_INSTALLED, *vars(nn.Module())}) - {"_parameters", "_buffers"}
+_OF_ANY_MODULE = frozenset({HOOKS_INSTALLED, *vars(nn.Module())}) - {"_parameters", "_buffers"}
 _ABSENT = object()
 
 
@@ -204,7 +204,7 @@ def _restore(container: Any, copy: Any) -> None:
     if isinstance(container, Variables):
         container.restore(copy)
     elif isinstance(container, dict):
-        stays = {_HOOKS_INSTALLED, *copy}
+        stays = {HOOKS_INSTALLED, *copy}
         for key in [key for key, value in dict.items(container) if key not in stays and not is_code(value)]:
             del container[key]
         for key, value in copy.items():

@@ -1,0 +1,33 @@
+"""The encoders of a wrapped model."""
+
+from collections.abc import Mapping
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.huggingface.installed import Installed
+
+
+class Encoders(dict[str, GraphedEncoder]):
+    """Encoders of a wrapped model by the paths of their towers.
+
+    Attributes:
+        how: Names of the recipes that graph the towers, by path.
+        eager: Why other modules that look like towers stay eager, by their paths in the model that was wrapped.
+    """
+
+    def __init__(self, installed: Mapping[str, Installed]) -> None:
+        super().__init__((path, one.encoder) for path, one in installed.items())
+        self.how = {path: one.tower.recipe.__name__ for path, one in installed.items()}
+        self.eager: dict[str, str] = {}
+        for one in installed.values():
+            self.eager |= one.shared.eager
+
+    def report(self) -> str:
+        """Return how each tower was understood, what ran eager and why, and the report of each encoder."""
+        lines = []
+        for path, encoder in self.items():
+            name = type(encoder.module).__name__
+            lines.append(f"{path or name}: {name}, graphed by recipes.{self.how[path]}")
+            lines += [f"  {line}" for line in str(encoder.report()).splitlines()]
+        for path, reason in self.eager.items():
+            lines.append(f"{path or 'the model itself'}: eager, {reason}")
+        return "\n".join(lines) or "no tower is wrapped"

@@ -1,0 +1,78 @@
+"""Towers of a whole model: which can be graphed and how, and why others cannot."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.huggingface.installed import Understood, installed
+from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.recipes.automatic import is_candidate, is_model, understand
+from varlen_graphs.recipes.registry import recipe_for
+
+BudgetsOf = Callable[[str], Budgets | None]
+"""Returns the budgets for the tower at a path."""
+
+
+def find_towers(
+    model: nn.Module, budgets_of: BudgetsOf, options: Mapping[str, Any]
+) -> tuple[dict[str, Understood], dict[str, str]]:
+    """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
+
+    Outer modules come first; what is inside a tower belongs to it. Of what is inside a module that cannot be graphed,
+    only models are tried, not their layers.
+
+    Raises:
+        SpecError: A tower with a recipe for its class cannot be graphed, or a tower is wrapped already.
+        BudgetError, TypeError: See `wrap`.
+    """
+    towers: dict[str, Understood] = {}
+    refused: dict[str, str] = {}
+    inside: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if path.startswith(inside):
+            continue
+        if installed(module) is not None:
+            raise SpecError(f"{path or type(module).__name__} is wrapped already; call vg.unwrap(model) first")
+        recipe = recipe_for(module)
+        if recipe is not None:
+            check_weights(path, module)
+            recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
+            towers[path] = Understood(module, recipe, declared=True)
+        elif is_candidate(module) and (is_model(module) or not path.startswith(tuple(f"{one}." for one in refused))):
+            try:
+                check_weights(path, module)
+                found = understand(module, budgets_of(path), **options)
+            except SpecError as error:
+                refused[path] = str(error)
+                continue
+            towers[path] = Understood(module, found, declared=False)
+        else:
+            continue
+        inside += (f"{path}." if path else "",)
+    return towers, refused
+
+
+def check_weights(path: str, tower: nn.Module) -> None:
+    """Raise a `SpecError` if the weights of a tower are where no graph can read them."""
+    where = path or type(tower).__name__
+    own = vars(tower)
+    hooks = [own.get("_hf_hook"), *getattr(own.get("_hf_hook"), "hooks", ())]
+    if any(getattr(hook, "offload", False) is True or type(hook).__name__ == "CpuOffload" for hook in hooks):
+        raise SpecError(
+            f"accelerate offloads {where}: its weights move to the GPU for each call, but graphs read them where they "
+            "were at capture; keep the tower on one device (device_map={'...visual': 0, ...})"
+        )
+    devices = {str(tensor.device) for tensor in (*tower.parameters(), *tower.buffers())}
+    if len(devices) != 1 or devices == {"meta"}:
+        raise SpecError(
+            f"{where} has weights on {sorted(devices)}: expected all on one device; load the tower onto one, because "
+            "a tower that is offloaded or spread over devices cannot be graphed"
+        )
+    if any(getattr(getattr(module, "state", None), "threshold", 0) for module in tower.modules()):
+        raise SpecError(
+            f"{where} is quantised by bitsandbytes to 8 bits, with a llm_int8_threshold above which it looks for "
+            "outliers on the host, which no graph can hold; load the model with llm_int8_threshold=0.0 in its "
+            f"BitsAndBytesConfig, in 4 bits, or with llm_int8_skip_modules=['{where}', ...]"
+        )

@@ -1,0 +1,85 @@
+"""The ways to understand a tower that no recipe is for, in order, and which modules they are tried on."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.fixed_sizes import INPUTS
+from varlen_graphs.recipes.generic import generic
+from varlen_graphs.recipes.inspection import LAYOUTS
+from varlen_graphs.recipes.registry import Recipe
+
+MAIN_INPUT = "main_input_name"
+"""Attribute of the models of transformers, unlike of their layers."""
+
+OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
+"""Arguments of models that generate, and of those with a loss; `decoder_input_ids` and the like are others."""
+
+
+def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of the forward of a module's class; empty if it does not tell."""
+    try:
+        parameters = inspect.signature(type(module).forward).parameters
+    except (TypeError, ValueError):
+        return {}
+    return dict([*parameters.items()][1:])
+
+
+def is_model(module: nn.Module) -> bool:
+    """Return True for a model of transformers, unlike its layers."""
+    return hasattr(module, MAIN_INPUT)
+
+
+def is_encoder(module: nn.Module) -> bool:
+    """Return True unless a module is a language model, or has one inside, or takes labels."""
+    models = (part for part in module.modules() if is_model(part))
+    names = {name for part in (module, *models) for name in arguments_of(part)}
+    return not any(name in OF_LANGUAGE_MODELS or name.startswith("decoder_") for name in names)
+
+
+def describes_items(module: nn.Module) -> bool:
+    """Return True for towers whose calls describe their items, by a grid or by lengths."""
+    return any(name in LAYOUTS for name in arguments_of(module)) and is_encoder(module)
+
+
+def takes_batch(module: nn.Module) -> bool:
+    """Return True for models, and stacks of layers, whose first argument is a batch of images or sound."""
+    has_layers = is_model(module) or any(isinstance(part, nn.ModuleList) for part in module.children())
+    first = next(iter(arguments_of(module)), "")
+    named = first in INPUTS or (first == "hidden_states" and getattr(module, MAIN_INPUT, None) in INPUTS)
+    return named and has_layers and is_encoder(module)
+
+
+WAYS: list[tuple[Callable[[nn.Module], bool], Recipe]] = [
+    (describes_items, generic),
+    (takes_batch, by_batch),
+]
+"""Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Return True if some way may understand a module."""
+    return any(applies(module) for applies, _ in WAYS)
+
+
+def understand(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> Recipe:
+    """Return the first recipe that graphs a tower.
+
+    Raises:
+        SpecError: None does; the message has the reason of each.
+    """
+    reasons = []
+    for applies, recipe in WAYS:
+        if applies(tower):
+            try:
+                recipe(tower, budgets, **options)
+            except SpecError as error:
+                reasons.append(f"{recipe.__name__}: {error}")
+            else:
+                return recipe
+    raise SpecError("; ".join(reasons) or f"{type(tower).__name__} takes neither items nor a batch")
