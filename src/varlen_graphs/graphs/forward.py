@@ -115,7 +115,7 @@ class Forward:
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
-        if spec.layout.has_argument and takes(spec.layout.name):
+        if spec.layout.has_argument and not spec.layout.packs and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
@@ -221,6 +221,8 @@ class Forward:
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
         names = [self.spec.layout.name] * self.spec.layout.has_argument
         for name in [*names, *filter(None, [packed.padded_by])]:
+            if self.spec.layout.optional and arguments.get(name) is None:
+                continue
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
             return self._callable(**arguments)
