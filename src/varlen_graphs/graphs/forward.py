@@ -121,7 +121,7 @@ class Forward:
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         if compiled and self.compiled:
             return self.compiled(table.budget, **arguments)
-        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
+        return self.function(self.module, **arguments) if self.function else self.itself(**arguments)
 
     def exact(self, call: Call, grad: bool = False) -> Any:
         """Run the items of a call without padding; return a batch if its rows are those of one.
@@ -225,7 +225,7 @@ class Forward:
                 continue
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
-            return self._callable(**arguments)
+            return self.itself(**arguments)
 
     def _exact_input(self, one: Input, extent: Extent, call: Call, budget: Budget) -> Tensor:
         """Return a copy of a tensor beside the rows, or its default."""
@@ -236,13 +236,13 @@ class Forward:
         return torch.full((*extent.shape(budget), *one.shape), one.default, dtype=dtype, device=device)
 
     def _run(self, **arguments: Any) -> Any:
-        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
+        return self.function(self.module, **arguments) if self.function else self.itself(**arguments)
 
     def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
         return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
 
     @property
-    def _callable(self) -> Callable[..., Any]:
+    def itself(self) -> Callable[..., Any]:
         """The module, or its own forward if an encoder of it was put in the place of that.
 
         Accelerate keeps the forward that it wraps as `_old_forward`.

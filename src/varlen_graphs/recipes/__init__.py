@@ -6,6 +6,7 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
@@ -20,6 +21,7 @@ __all__ = [
     "handles",
     "minicpmv",
     "pack_slices",
+    "packed_text",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_omni_audio",
