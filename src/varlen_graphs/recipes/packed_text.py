@@ -70,8 +70,11 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
     before = KeptState(model.named_modules())
     try:
-        spec, forward, why_padded = _declare(text)
+        calls = text.calls()
+        expected = [text.run(call) for call in calls]
+        spec, forward, why_padded = _declare(text, calls, expected)
         options = {"off": _cache_wanted} | options if text.caches() else options
+        takes_left = text.ignores_side(calls, expected)
     except VarlenGraphsError:
         raise
     except RUN_ERRORS as error:
@@ -83,13 +86,13 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
-    return TextEncoder(text, budgets, spec, forward=forward, why_padded=why_padded, **options)
+    return TextEncoder(text, budgets, spec, forward=forward, why_padded=why_padded, takes_left=takes_left, **options)
 
 
-def _declare(text: TextModel) -> tuple[BufferSpec, Forward, str | None]:
+def _declare(
+    text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any]
+) -> tuple[BufferSpec, Forward, str | None]:
     """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
-    calls = text.calls()
-    expected = [text.run(call) for call in calls]
     failures: dict[bool, dict[str, None]] = {False: {}, True: {}}
     for spec, forward in _attempts(text, expected[0]):
         padded = spec.layout.padded

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
 from varlen_graphs.spec.entries import Items, Rows
@@ -42,8 +44,12 @@ class TextModel:
         takes: Names of the arguments of the forward.
         device: Device of the model.
         pad: Token id of padding.
+        special: Token ids that the configuration names, that of padding first.
+        ends: Token id that ends a text, if the configuration names it.
         positions: Learned table of positions; `None` if there is none.
         largest: Most tokens of a text, as the table has entries; `None` for no limit.
+        tokens: Number of token ids.
+        config: Configuration of the model.
 
     Raises:
         SpecError: The model takes no token ids, or has no embedding of them.
@@ -67,6 +73,10 @@ class TextModel:
         self.pad = pad if isinstance(pad, int) and 0 <= pad < self.tokens else 0
         most = getattr(self.config, "max_position_embeddings", None)
         tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and one is not words]
+        named = vars(self.config).items() if self.config is not None else ()
+        own = {name: one for name, one in named if name.endswith("_token_id") and type(one) is int}
+        self.special = [self.pad, *(one for one in own.values() if 0 <= one < self.tokens)]
+        self.ends = [one for name, one in own.items() if name == "eos_token_id" and 0 <= one < self.tokens]
         self.positions = next((table for table in tables if table.num_embeddings == most), None)
         self.largest: int | None = None
         if self.positions is not None:
@@ -81,7 +91,19 @@ class TextModel:
     @property
     def inputs(self) -> list[PerRow]:
         """Declarations of tensors beside them."""
-        return [PerRow(TYPES, dtype=torch.int64, default=0)] if TYPES in self.takes else []
+        return [PerRow(TYPES, dtype=torch.int64, default=0)] if self.takes_types else []
+
+    @cached_property
+    def takes_types(self) -> bool:
+        """True if calls may bring token types, which tokenizers make for models that ignore them, too."""
+        if TYPES in self.takes:
+            return True
+        ids = torch.full((1, 2), self.pad, device=self.device)
+        try:
+            self.run({IDS: ids, TYPES: torch.zeros_like(ids)})
+        except RUN_ERRORS:
+            return False
+        return True
 
     def calls(self) -> list[dict[str, Tensor]]:
         """Return calls with small batches of texts: long ones, mixed lengths, one text, and no mask.
@@ -98,10 +120,10 @@ class TextModel:
             generator = torch.Generator().manual_seed(at)
             real = real_rows(torch.tensor(lengths), max(lengths))
             ids = torch.randint(self.tokens, real.shape, generator=generator)
-            ids[0, len(ids[0]) // 2] = self.pad  # inside of a text it is a token like others, or has no position
-            end = getattr(self.config, "eos_token_id", None)
-            if isinstance(end, int) and 0 <= end < self.tokens:
-                ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
+            special = torch.tensor(self.special[: lengths[0]])  # models may count or search them
+            ids[0, : len(special)] = special
+            if self.ends:
+                ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = self.ends[0]
             call = {IDS: ids.masked_fill(~real, self.pad)}
             if not real.all():
                 call[MASK] = real.long()
@@ -125,6 +147,20 @@ class TextModel:
             raise SpecError(f"it returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
         declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
         return Outputs(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
+
+    def ignores_side(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any]) -> bool:
+        """Return True if the model gives texts that are padded on the left what it gives them padded on the right."""
+        for call, output in zip(calls, expected, strict=True):
+            if MASK in call:
+                shift = call[MASK].shape[1] - call[MASK].sum(1)
+                try:
+                    left = self.run({name: shifted(tensor, shift) for name, tensor in call.items()})
+                    parts = _parts(left, shifted(call[MASK], shift).bool())
+                    for name, tensor in _parts(output, call[MASK].bool()).items():
+                        self._compare(name, parts.get(name), tensor, call[MASK].sum(1).tolist())
+                except (SpecError, *RUN_ERRORS):
+                    return False
+        return True
 
     def caches(self) -> bool:
         """Return True if the model returns keys and values where it is asked for them."""
@@ -161,6 +197,13 @@ class TextModel:
         error = ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
         if not error <= math.sqrt(torch.finfo(expected.dtype).eps):
             raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
+
+
+def shifted(batch: Tensor, shift: Tensor) -> Tensor:
+    """Return `[batch, length, ...]` with the tokens of each text moved `shift` `[batch]` places on, around the end."""
+    length = batch.shape[1]
+    places = (torch.arange(length, device=batch.device) - shift[:, None]) % length
+    return batch[torch.arange(len(batch), device=batch.device)[:, None], places]
 
 
 def _parts(output: Any, mask: Tensor) -> dict[str, Tensor]:

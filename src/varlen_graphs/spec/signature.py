@@ -209,7 +209,8 @@ class Signature:
             return False
         names = call.original.keys()
         computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
-        takes = self._declared <= self._module_takes and self._module_needs <= names
+        more = self._inputs.keys() if self._module_takes_any else set()  # which it hands on, or ignores
+        takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
 
     def _declaration_of(self, name: str, value: Any, rows: Sequence[int], description: Mapping[str, Any]) -> str:
