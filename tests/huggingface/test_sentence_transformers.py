@@ -27,11 +27,11 @@ TEXTS = [
 ]
 
 
-def saved(folder, model):
+def saved(folder, model, side="right"):
     """Save a model with a tokenizer of a few words, and return the folder."""
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    tokenizer = transformers.BertTokenizer(str(vocabulary), model_max_length=64)
+    tokenizer = transformers.BertTokenizer(str(vocabulary), model_max_length=64, padding_side=side)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return str(folder)
@@ -57,8 +57,9 @@ def test_encode_gives_the_vectors_of_the_model(tmp_path, name, pooling):
     assert stats.items == 3 * len(TEXTS)
 
 
-def test_a_decoder_that_pools_the_last_token_is_packed(tmp_path):
-    transformer = Transformer(saved(tmp_path, text_model("qwen3", use_cache=True)))
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_that_pools_the_last_token_is_packed(tmp_path, side):
+    transformer = Transformer(saved(tmp_path, text_model("qwen3", use_cache=True), side))
     parts = [transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")]
     model = SentenceTransformer(modules=parts, device="cpu")
     expected = model.encode(TEXTS)

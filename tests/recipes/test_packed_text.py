@@ -271,6 +271,11 @@ def test_a_padded_model_takes_padded_budgets_and_gets_them_for_others():
 def test_wrong_models_are_refused_by_name():
     with pytest.raises(vg.SpecError, match=r"Linear takes \['input'\]: expected a text encoder of transformers"):
         vg.recipes.packed_text(nn.Linear(2, 2))
+    classifier = transformers.BertForSequenceClassification(text_model("bert").config).eval()
+    with pytest.raises(
+        vg.SpecError, match="BertForSequenceClassification returns a .*; graph the encoder inside of it"
+    ):
+        vg.recipes.packed_text(classifier)
     with pytest.raises(vg.SpecError, match="BertModel is in training mode"):
         vg.recipes.packed_text(text_model("bert").train())
 

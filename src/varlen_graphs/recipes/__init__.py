@@ -14,8 +14,10 @@ from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
+from varlen_graphs.recipes.text_encoder import TextEncoder
 
 __all__ = [
+    "TextEncoder",
     "generic",
     "glm4v",
     "handles",

@@ -141,10 +141,13 @@ class TextModel:
     def outputs(self, output: Any, hidden_states: bool) -> Outputs:
         """Declare an output: an entry a token, and an entry a text."""
         if not isinstance(output, Mapping) or not isinstance(output.get(ROWS), Tensor):
-            raise SpecError(f"it returns a {type(output).__name__}: expected an output with the field {ROWS!r}")
+            raise SpecError(
+                f"{type(self.model).__name__} returns a {type(output).__name__}: expected an output with the field "
+                f"{ROWS!r}; graph the encoder inside of it"
+            )
         fields = {name for name, part in output.items() if part is not None} - {CACHE, HIDDEN_STATES}
         if unknown := sorted(fields - {ROWS, POOLED}):
-            raise SpecError(f"it returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
+            raise SpecError(f"{type(self.model).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
         declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
         return Outputs(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
 
@@ -202,7 +205,7 @@ class TextModel:
 def shifted(batch: Tensor, shift: Tensor) -> Tensor:
     """Return `[batch, length, ...]` with the tokens of each text moved `shift` `[batch]` places on, around the end."""
     length = batch.shape[1]
-    places = (torch.arange(length, device=batch.device) - shift[:, None]) % length
+    places = (torch.arange(length, device=batch.device) - shift.to(batch.device)[:, None]) % length
     return batch[torch.arange(len(batch), device=batch.device)[:, None], places]
 
 
