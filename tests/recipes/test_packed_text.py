@@ -273,7 +273,7 @@ def test_wrong_models_are_refused_by_name():
         vg.recipes.packed_text(nn.Linear(2, 2))
     classifier = transformers.BertForSequenceClassification(text_model("bert").config).eval()
     with pytest.raises(
-        vg.SpecError, match="BertForSequenceClassification returns a .*; graph the encoder inside of it"
+        vg.SpecError, match=r"BertForSequenceClassification returns a .*; graph the encoder inside of it"
     ):
         vg.recipes.packed_text(classifier)
     with pytest.raises(vg.SpecError, match="BertModel is in training mode"):
