@@ -10,7 +10,7 @@ class Documents(torch.nn.Module):
         super().__init__()
         self.heads, self.qkv = heads, torch.nn.Linear(dim, 3 * dim)
 
-    def forward(self, x, attention_mask, lengths):  # as it is called
+    def forward(self, x, attention_mask):  # as it is called
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = attention_mask.bool()[:, None, None]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
@@ -22,8 +22,8 @@ def packed(module, x, cu_seqlens, max_seqlen):  # as it is captured
 
 
 spec = vg.BufferSpec(
-    rows=vg.PackedRows("x", shape=(64,), padded_by="attention_mask"),
-    layout=vg.Lengths("lengths"),
+    rows=vg.PackedRows("x", shape=(64,)),
+    layout=vg.PackedMask("attention_mask"),
     buffers=[vg.CuSeqlens(), vg.MaxSeqlen()],
 )
 
@@ -36,6 +36,6 @@ if __name__ == "__main__":
     x, lengths = torch.randn(3, 1000, 64, device=device), torch.tensor([20, 150, 7])
     attention_mask = (torch.arange(1000) < lengths[:, None]).to(device)
     with torch.no_grad():
-        out, eager = encoder(x, attention_mask, lengths), module(x, attention_mask, lengths) * attention_mask[..., None]
+        out, eager = encoder(x, attention_mask), module(x, attention_mask) * attention_mask[..., None]
     assert encoder.stats.replays == {encoder.budgets[0]: 1}  # 256 rows for 177, where the batch has 3000
     print("largest difference from eager:", (out - eager).abs().max().item())

@@ -206,3 +206,26 @@ def test_compiled_code_uses_the_attention_of_its_block():
     with use_attention(tower):
         assert named(tower.config, torch.zeros(1)) == 1
     assert distance(run(tower), expected) == 0
+
+
+@pytest.mark.parametrize("sliding_window", [None, 3])
+@pytest.mark.parametrize(("argument", "attribute"), [(None, True), (None, False), (True, False), (False, True)])
+def test_causality_and_windows_are_those_of_the_models_own_flash_attention(sliding_window, argument, attribute):
+    from varlen_graphs.attention.transformers import flash_attention
+
+    module = torch.nn.Identity()
+    module.is_causal = attribute
+    q, k, v = torch.randn(3, 1, 2, 12, 8)
+    starts = torch.tensor([0, 7, 12], dtype=torch.int32)
+    out, _ = flash_attention(
+        module, q, k, v, cu_seq_lens_q=starts, max_length_q=7, sliding_window=sliding_window, is_causal=argument
+    )
+    row = torch.arange(12)
+    after = row - row[:, None]
+    mask = (row < 7) == (row < 7)[:, None]
+    if attribute if argument is None else argument:
+        mask &= after <= 0
+    if sliding_window:
+        mask &= after.abs() < sliding_window
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+    torch.testing.assert_close(out, expected)

@@ -33,6 +33,8 @@ def test_row_positions_begin_anew_for_each_item(case):
     items, table = case
     expected = [r for t, h, w in items for r in range(t * h * w)]
     assert vg.buffers.RowPositions().produce(table, None)[: len(expected)].tolist() == expected
+    limited = vg.buffers.RowPositions(largest=3).produce(table, None)[: len(expected)].tolist()
+    assert limited == [min(at, 2) for at in expected]
 
 
 @given(strategies.tables(merge=2))

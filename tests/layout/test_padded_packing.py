@@ -180,7 +180,7 @@ def test_bad_calls_say_what_was_expected(shared, change, error, message):
 DECLARATIONS = {
     "a layout of padded rows": (
         {"layout": vg.PaddedMask("mask2")},
-        "padded_by='mask') is to be packed, but PaddedMask has padded rows: leave padded_by out, or declare a layout of",
+        "padded_by='mask') is to be packed, but PaddedMask has padded rows: leave padded_by out, or declare PackedMask",
     ),
     "rows in another dimension": (
         {"rows": vg.PackedRows("x", shape=(1, DIM), rows_dim=1, padded_by="mask")},

@@ -30,7 +30,12 @@ GOOD = {
     vg.Batch: {"columns": (), "usual": (3, 16, 16)},
     vg.Lengths: {"name": "lengths", "columns": (), "prefix": 0},
     vg.PaddedLengths: {"name": "lengths", "columns": (), "prefix": 0},
-    vg.PaddedMask: {"name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0},
+    vg.PaddedMask: {
+        "name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0, "optional": False,
+    },
+    vg.PackedMask: {
+        "name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0, "optional": False,
+    },
     vg.Column: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.layout.NestedColumn: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.Rows: {"every": 1, "rows_dim": 0, "prefix": None},
@@ -76,7 +81,7 @@ GOOD = {
     vg.buffers.Lookup: {"name": "n", "function": ones, "axes": ("h", "w"), "largest": 8},
     vg.buffers.SinCos: {"name": "p", "frequencies": FREQUENCIES, "axes": ("w", "h"), "largest": 8},
     vg.buffers.SinCosColumn: {"name": "p", "column": "kind", "frequencies": FREQUENCIES},
-    vg.buffers.RowPositions: {"name": "position_ids"},
+    vg.buffers.RowPositions: {"name": "position_ids", "largest": None},
     vg.buffers.WindowIndex: {"windows": vg.Windows(4), "name": "index", "inverse": False},
     vg.buffers.AttentionSchedule: {"heads": 2, "head_dim": 8, "name": "schedule", "per": "item", "queries": None},
     vg.DeviceBuffer: {"name": "b", "function": ones, "any_segments": True},

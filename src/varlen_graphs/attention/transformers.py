@@ -38,15 +38,15 @@ def flash_attention(
     """Compute `varlen_attention` with the signature of transformers' attention functions.
 
     Takes heads `[1, heads, rows, head_dim]`, and returns `[1, rows, heads, head_dim]` and `None` for the attention
-    weights. Options that would change the result raise: soft caps, sinks, dropout, and keys of other lengths than the
-    queries. With `sliding_window`, a query sees `sliding_window - 1` keys to either side.
+    weights. Attention is causal if `is_causal`, or else the attribute of `module` of this name, is true. With
+    `sliding_window`, a query sees `sliding_window - 1` keys before its own, and as many after it unless attention is
+    causal. Options that would change the result raise: soft caps, sinks, dropout, and keys of other lengths than the
+    queries.
 
     Raises:
-        InputError: The batch is padded, there is a mask, attention is causal, or an option would change the result.
+        InputError: The batch is padded, there is a mask, or an option would change the result.
     """
     unsupported = [name for name in ("softcap", "s_aux", "dropout") if _given(kwargs, name)]
-    if is_causal or (is_causal is None and getattr(module, "is_causal", False)):
-        unsupported.append("is_causal")
     if kwargs.get("cu_seq_lens_k", cu_seq_lens_q) is not cu_seq_lens_q:
         unsupported.append("cu_seq_lens_k")
     if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or unsupported:
@@ -60,7 +60,9 @@ def flash_attention(
     # Transformers 4.57 passes a tensor: the number of rows is an upper bound that needs no host sync.
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
     window = (sliding_window - 1,) * 2 if sliding_window else (-1, -1)
-    return varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling, window=window)[None], None
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    out = varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling, causal=causal, window=window)
+    return out[None], None
 
 
 def _given(kwargs: dict[str, Any], name: str) -> bool:

@@ -1,5 +1,6 @@
 """Indices of rows within their item."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.kernels.positions.op import positions
-from varlen_graphs.layout.fields import check_fields
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
 
 
@@ -17,15 +18,28 @@ class RowPositions(Buffer):
 
     Attributes:
         name: Argument to fill.
+        largest: Most rows of an item, where the module looks the indices up in a table; items with more raise
+            `LayoutError`. `None` for no limit.
+
+    Raises:
+        SpecError: `largest` is below 1.
     """
 
     any_segments = False
     for_rows = "packed"
     name: str = "position_ids"
+    largest: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.largest is not None:
+            check_at_least(self, 1, "largest")
+
+    def size(self, item: Sequence[int]) -> int:
+        """Return the rows of an item."""
+        return item[0] * item[1] * item[2]
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the indices, int64 `[rows]`."""
-        return cast(Tensor, positions(table.values, table.budget.rows, "row", 1)).squeeze(-1)
+        at = cast(Tensor, positions(table.values, table.budget.rows, "row", 1)).squeeze(-1)
+        return at if self.largest is None else at.clamp(max=self.largest - 1)  # captured with items of any size

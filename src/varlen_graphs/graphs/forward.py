@@ -119,12 +119,12 @@ class Forward:
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
-        if spec.layout.has_argument and takes(spec.layout.name):
+        if spec.layout.has_argument and not spec.layout.packs and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
         if self.function is None:
-            run = partial(self.compiled, table.budget) if compiled and self.compiled else self._callable
+            run = partial(self.compiled, table.budget) if compiled and self.compiled else self.itself
             return run(**arguments)
         thread = threading.get_ident()
         self._threads.add(thread)
@@ -238,9 +238,11 @@ class Forward:
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
         names = [self.spec.layout.name] * self.spec.layout.has_argument
         for name in [*names, *filter(None, [packed.padded_by])]:
+            if self.spec.layout.optional and arguments.get(name) is None:
+                continue
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):
-            return self._callable(**arguments)
+            return self.itself(**arguments)
 
     def _exact_input(self, one: Input, extent: Extent, call: Call, budget: Budget) -> Tensor:
         """Return a copy of a tensor beside the rows, or its default."""
@@ -251,13 +253,13 @@ class Forward:
         return torch.full((*extent.shape(budget), *one.shape), one.default, dtype=dtype, device=device)
 
     def _run(self, **arguments: Any) -> Any:
-        return self.function(self.module, **arguments) if self.function else self._callable(**arguments)
+        return self.function(self.module, **arguments) if self.function else self.itself(**arguments)
 
     def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
         return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
 
     @property
-    def _callable(self) -> Callable[..., Any]:
+    def itself(self) -> Callable[..., Any]:
         """The module, or its own forward if an encoder of it was put in the place of that.
 
         Accelerate keeps the forward that it wraps as `_old_forward`.

@@ -7,7 +7,7 @@ from varlen_graphs.layout.columns import Column, NestedColumn
 from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import PaddedLengths, PaddedMask
+from varlen_graphs.layout.padded import PackedMask, PaddedLengths, PaddedMask
 from varlen_graphs.layout.segments import Windows
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LayoutArgument",
     "Lengths",
     "NestedColumn",
+    "PackedMask",
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",

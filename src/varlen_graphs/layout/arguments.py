@@ -27,7 +27,9 @@ class LayoutArgument(ABC):
         has_frames: True if an item may have several frames.
         has_sides: True if items have a height and a width.
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
+        packs: True if the rows of a call are a padded batch, which is packed on its way in.
         has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
+        optional: True if calls may leave the argument out.
         one_row: True if each item is one row.
         usual: Shape of a row, where the first call may bring another.
 
@@ -47,7 +49,9 @@ class LayoutArgument(ABC):
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
     has_argument: ClassVar[bool] = True
+    optional: bool = False
     one_row: ClassVar[bool] = False
     usual: tuple[int, ...] | None = None
 
@@ -101,6 +105,10 @@ class LayoutArgument(ABC):
         `items` are those parsed from `value`, and `shape` is that of the rows, empty if there are no rows yet.
         """
         return 0
+
+    def missing(self, shape: Sequence[int]) -> Any:
+        """Return what a call stands for that leaves the optional argument out, for rows of this shape."""
+        raise NotImplementedError
 
     @abstractmethod
     def argument(self, values: Tensor, budget: Budget) -> Tensor:

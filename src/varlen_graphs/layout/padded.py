@@ -78,9 +78,11 @@ class PaddedMask(Padded):
         columns: Extra integers that each item carries.
         prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
             Calls do not bring them, and budgets do not count them.
+        optional: If True, calls may leave the mask out. All of their rows are then real.
 
     Raises:
-        SpecError: `dtype` is neither bool nor an integer dtype, `real` is not a bool, or `columns` are not columns.
+        SpecError: `dtype` is neither bool nor an integer dtype, `real` or `optional` is not a bool, or `columns` are
+            not columns.
     """
 
     name: str = "attention_mask"
@@ -88,6 +90,7 @@ class PaddedMask(Padded):
     real: bool = True
     columns: tuple[Column, ...] = ()
     prefix: int = 0
+    optional: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,6 +125,10 @@ class PaddedMask(Padded):
                 f"[batch, length] = {list(shape[:2])}; pass the mask that belongs to these rows"
             )
         return shape[1] if shape else max(length for _, _, length in items)
+
+    def missing(self, shape: Sequence[int]) -> Tensor:
+        """Return the mask of a batch of this shape in which all rows are real, bool `[batch, length]` on the CPU."""
+        return torch.full((shape[0], shape[1]), self.real, device="cpu")
 
     def marks(self, value: Any, lengths: Sequence[int], length: int) -> bool:
         """Return True if `value` is the mask of items of these lengths in a batch of this length.
@@ -178,6 +185,27 @@ class PaddedMask(Padded):
             f"{what} marks {counted(length, 'row')} as real ({mark}), but not the first {length}: expected items "
             "padded on the right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"
         )
+
+
+@dataclass(frozen=True)
+class PackedMask(PaddedMask):
+    """Argument that describes a padded batch by a key padding mask, for modules that take packed rows.
+
+    Calls bring the rows as `[batch, length, ...]` with the mask. The batch is packed in one launch, and outputs
+    declared as `Rows()` are returned as `[batch, length, ...]` with zeros past the end of each item, two launches each.
+    Budgets count packed rows. The module does not get the mask: packed rows need none.
+
+    The attributes are those of a `PaddedMask`, `dtype` without effect. A mask on the GPU costs one copy of a few
+    integers to the host.
+    """
+
+    padded = False
+    packs = True
+
+    def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
+        """Return 0, because the rows are packed; raises `LayoutError` for a mask of another length than the batch."""
+        super().batch_length(value, items, shape)
+        return 0
 
 
 def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> None:

@@ -220,7 +220,7 @@ class DataParallelEncoder:
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
             return read_layout(spec, call)
-        if spec.packed.padded_by is not None:
+        if spec.packs:
             call.rows = call.rows.flatten(0, 1)
         return Layout((), 0, spec.layout.grouped)
 

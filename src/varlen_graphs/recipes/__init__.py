@@ -7,6 +7,7 @@ from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
@@ -14,14 +15,17 @@ from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
+from varlen_graphs.recipes.text_encoder import TextEncoder
 
 __all__ = [
+    "TextEncoder",
     "by_batch",
     "generic",
     "glm4v",
     "handles",
     "minicpmv",
     "pack_slices",
+    "packed_text",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_omni_audio",

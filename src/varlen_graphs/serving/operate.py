@@ -93,7 +93,7 @@ class OperatedEncoder(StandIn):
         if self.spec.layout.padded:
             raise SpecError(
                 "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
-                "PackedRows(padded_by=...)"
+                "PackedMask"
             )
         trace = Trace(lambda: self._budgets.measured or self.costs)  # disabled budgets too: a plan may enable them
         self.executor.traces.append(trace)

@@ -112,7 +112,7 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
     """Bind a call whose rows come later."""
     spec = executor.spec
     packed = spec.packed
-    if packed.padded_by is not None:
+    if spec.packs:
         raise InputError(
             f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in "
             "place; call the encoder with it"

@@ -15,7 +15,7 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.entry_counts import EntryCounts
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
-from varlen_graphs.layout.padded import Padded, PaddedMask
+from varlen_graphs.layout.padded import PackedMask, Padded, PaddedMask
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.batch_rows import AS_ROWS, BatchRows
@@ -41,7 +41,8 @@ class BufferSpec:
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
         layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` for packed rows, `PaddedMask` or
-            `PaddedLengths` for a padded batch. The module itself need not take it. Or `Batch()`: items of one size.
+            `PaddedLengths` for a padded batch, `PackedMask` for one to pack. The module itself need not take it. Or
+            `Batch()`: items of one size.
         buffers: Arguments computed from the items, inside the graph.
         outputs: The outputs: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`; for outputs
             with several parts `Outputs(...)`, a dict or a tuple of these.
@@ -84,7 +85,7 @@ class BufferSpec:
     @cached_property
     def mask(self) -> PaddedMask:
         """The mask of a batch to pack."""
-        return PaddedMask(str(self.packed.padded_by))
+        return self.layout if isinstance(self.layout, PackedMask) else PaddedMask(str(self.packed.padded_by))
 
     @cached_property
     def input_extents(self) -> list[tuple[Input, Extent]]:
@@ -92,9 +93,14 @@ class BufferSpec:
         return [(one, one.extent(self.row_extent)) for one in self.inputs]
 
     @cached_property
+    def packs(self) -> bool:
+        """True if calls bring a padded batch that is packed on its way in."""
+        return self.layout.packs or self.packed.padded_by is not None
+
+    @cached_property
     def batched(self) -> bool:
         """True if calls bring a padded batch, packed on its way in or not."""
-        return self.layout.padded or self.packed.padded_by is not None
+        return self.layout.padded or self.packs
 
     @cached_property
     def call_extent(self) -> Extent:
@@ -160,7 +166,7 @@ class BufferSpec:
     def needs_layout(self) -> bool:
         """True if the host has to see the items, even where they are described on the GPU."""
         columns = any(column.function is not None for column in self.layout.columns)
-        on_host = bool(self.host_buffers or self.packed.padded_by or self.layout.grouped)
+        on_host = bool(self.host_buffers or self.packs or self.layout.grouped)
         return on_host or columns or self.counts_entries
 
     @cached_property

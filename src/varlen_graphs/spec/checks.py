@@ -57,7 +57,12 @@ def check_rows(spec: "BufferSpec") -> None:
     if spec.layout.padded and spec.packed.padded_by:
         raise SpecError(
             f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
-            "declare a layout of packed rows, such as Lengths"
+            "declare PackedMask instead, or another layout of packed rows"
+        )
+    if spec.layout.packs and spec.packed.padded_by:
+        raise SpecError(
+            f"{spec.rows!r}, but {type(spec.layout).__name__}({spec.layout.name!r}) is the mask of the batch: leave "
+            "padded_by out, or declare a layout of packed rows, such as Lengths"
         )
     if spec.layout.one_row and spec.packed.padded_by:
         raise SpecError(

@@ -29,7 +29,7 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
         call.layout = layout = parse(spec, call.description, call.rows.shape)
         if call.inputs:
             check_inputs(spec, call)
-        if spec.packed.padded_by is not None:
+        if spec.packs:
             call.length = call.rows.shape[1]
             call.rows = pack_rows(call.rows, layout.rows)
             names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]

@@ -76,6 +76,11 @@ class Signature:
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
                     "declaration, or pass forward= with a function that takes it"
                 )
+        if spec.layout.packs and spec.layout.name in captured:
+            raise SpecError(
+                f"{self._who} takes {spec.layout.name!r}, the mask of a padded batch, but {spec.layout!r} says that "
+                "its rows are packed: declare PaddedMask, or pass forward= with a function of packed rows and no mask"
+            )
         declared = [spec.packed.name, *spec.describing, *self._inputs]
         order = own if spec.packed.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
@@ -83,6 +88,7 @@ class Signature:
         self._declared = frozenset(declared)
         optional = {column.name for column in spec.layout.columns if column.default is not None}
         optional |= {one.name for one in spec.inputs if one.default is not None}
+        optional |= {spec.layout.name} if spec.layout.optional else set()
         self._expected = [name for name in self._positional if name in self._declared - optional]
         self._required = [
             name
@@ -137,6 +143,8 @@ class Signature:
                     inputs[name] = self._inputs[name].read(value, self._spec.call_extent)
             elif name != packed.name:
                 others[name] = value
+        if self._spec.layout.optional and description[self._spec.layout.name] is None:
+            description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
         statics, beyond = self.bind_statics(others, rows.shape, description)
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
@@ -201,7 +209,8 @@ class Signature:
             return False
         names = call.original.keys()
         computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
-        takes = self._declared <= self._module_takes and self._module_needs <= names
+        more = self._inputs.keys() if self._module_takes_any else set()  # which it hands on, or ignores
+        takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
 
     def _declaration_of(self, name: str, value: Any, rows: Sequence[int], description: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import pad_rows, real_rows
+from varlen_graphs.layout.padded import key_padding_mask, pad_rows, real_rows
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -170,7 +170,7 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
         made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
         if extent.gaps and not (dtype.is_floating_point or dtype.is_complex):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=device), length), pad)
-        return pad_rows(made, layout.rows, length) if packed.padded_by and extent is spec.row_extent else made
+        return pad_rows(made, layout.rows, length) if spec.packs and extent is spec.row_extent else made
 
     tensors = {}
     for at, (one, extent) in enumerate(spec.input_extents, start=1):
@@ -179,9 +179,9 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
     rows = entries(spec.row_extent, row_shape, forward.row_dtype, ids, packed.pad, 0)
     description = _describe(spec, layout, device)
-    if packed.padded_by is not None:
-        lengths = torch.tensor(layout.rows, device=device)
-        description[packed.padded_by] = torch.arange(length, device=device) < lengths[:, None]
+    if spec.packs:
+        is_real = real_rows(torch.tensor(layout.rows, device=device), length)
+        description[spec.mask.name] = key_padding_mask(is_real, torch.bool, spec.mask.real)
     given = {name: description[name] for name in spec.describing if description[name] is not None}
     original = {packed.name: packed.as_argument(rows), **given, **statics}
     original |= {one.name: one.as_argument(tensors[one.name]) for one in spec.inputs}

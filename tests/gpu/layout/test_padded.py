@@ -4,7 +4,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.gpu import on_gpus
-from tests.support.padded import Transformer, one_by_one, padded_batch
+from tests.support.padded import Packed, Transformer, one_by_one, packed_spec, padded_batch
 
 pytestmark = on_gpus()
 
@@ -22,4 +22,27 @@ def test_padded_batches():
         encoder.poison()
         for mask in (padding, padding.cpu()):
             torch.testing.assert_close(encoder(x, src_key_padding_mask=mask), expected, rtol=1e-3, atol=1e-3)
+    assert not encoder.stats.eager
+
+
+def test_a_mask_on_the_gpu_costs_one_copy_to_the_host_to_pack_its_batch():
+    module = Packed(DIM).cuda().eval()
+    spec = packed_spec(vg.PackedRows("x", (DIM,)), vg.PackedMask("mask", optional=True))
+
+    def forward(module, x, cu_seqlens, max_seqlen, first, halves):
+        return module(x, cu_seqlens, max_seqlen, first, halves)
+
+    encoder = vg.GraphedEncoder(module, [vg.Budget(64, items=4), vg.Budget(256, items=8)], spec, forward=forward)
+    encoder.capture()
+    for seed, lengths in enumerate(([5, 30], [25] * 8, [1], [90, 3, 40, 40, 7], [64, 96, 1])):
+        x, mask = (part.cuda() for part in padded_batch(lengths, seed=seed, dim=DIM))
+        encoder.poison()
+        expected = encoder.eager(x, mask=mask)
+        for marks in (mask, mask.cpu()):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                out = encoder(x, mask=marks)
+                torch.cuda.synchronize()
+            copies = sum(event.count for event in profile.key_averages() if "Memcpy DtoH" in event.key)
+            assert copies == (marks is mask), lengths
+            torch.testing.assert_close(dict(out), dict(expected), rtol=1e-3, atol=1e-3)
     assert not encoder.stats.eager

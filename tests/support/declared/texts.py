@@ -136,18 +136,16 @@ BUFFERS = [vg.buffers.RowPositions(), vg.CuSeqlens(), vg.MaxSeqlen()]
 
 
 def packed(device):
-    rows = vg.PackedRows("input_ids", (), dtype=torch.int64, padded_by="attention_mask")
-    encoder = graphed(Packed(), PACKED_BUDGETS, vg.BufferSpec(rows, vg.Lengths(), BUFFERS), device)
-    some = [batch(lengths) | {"lengths": lengths} for lengths in LENGTHS]
+    encoder = graphed(Packed(), PACKED_BUDGETS, vg.BufferSpec(IDS, vg.PackedMask(), BUFFERS), device)
 
-    def run(input_ids, attention_mask, lengths):
+    def run(input_ids, attention_mask):
         out = torch.zeros(*input_ids.shape, 32, device=input_ids.device)
-        for i, length in enumerate(lengths):
+        for i, length in enumerate(attention_mask.sum(1).tolist()):
             own = slice(i, i + 1), slice(0, length)
-            out[own] = encoder.eager(input_ids[own], attention_mask=attention_mask[own], lengths=[length])
+            out[own] = encoder.eager(input_ids[own], attention_mask=attention_mask[own])
         return out
 
-    return Case(encoder, some, run)
+    return Case(encoder, [batch(lengths) for lengths in LENGTHS], run)
 
 
 def integers(device):

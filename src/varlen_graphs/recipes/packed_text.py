@@ -1,0 +1,227 @@
+"""Recipe for text encoders of transformers: their own forward, on packed tokens where their attention can."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.buffers import AttentionMask, CuSeqlens, MaxSeqlen, RowPositions
+from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.padded import PackedMask, PaddedMask
+from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.text_encoder import TextEncoder
+from varlen_graphs.recipes.text_model import (
+    MASK,
+    POOLED,
+    ROWS,
+    TYPES,
+    USE_CACHE,
+    TextModel,
+    asks_for_hidden_states,
+)
+from varlen_graphs.recipes.towers import item_table
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
+from varlen_graphs.watch.kept_state import KeptState
+
+REFUSED = {
+    "big_bird": "its attention is sparse for long texts and dense for short ones",
+    "longformer": "its attention pads texts to whole windows, and looks for global tokens on the host",
+}
+"""Types of models whose small batches do not show what long ones do, and why they are refused."""
+
+Forward = Callable[..., Any]
+Pooler = Callable[[Any, Tensor], Tensor]
+"""Computes the pooled output `[texts, dim]` of a model from the first token of each text, `[texts, dim]`."""
+
+
+def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> TextEncoder:
+    """Graph a text encoder of transformers 5, unmodified.
+
+    The encoder is called as the model is, with padded token ids, the mask and token types, and returns the model's own
+    output class, with zeros past the end of each text. The graphs hold the model's own forward on the tokens of all
+    texts one after another, with `varlen_attention`, causal and in sliding windows where the model has them: padding
+    costs nothing. Models with other attention, such as learned biases, run on padded batches, with a mask computed in
+    the graph; `TextEncoder.why_padded` has the reason. See docs/texts.md.
+
+    Both are checked here: the declared forward runs on a few small batches of random tokens on the device of the model,
+    watched for what no graph can hold, and is compared with the model itself. The runs sync with the host.
+
+    Args:
+        model: The model, on its device, in its dtype and in evaluation mode.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder(rows_per_item=8)`. A model whose texts stay padded takes a
+            `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other budgets.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Raises:
+        SpecError: The model runs neither packed nor padded. The message has the reasons.
+    """
+    name = type(model).__name__
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind in REFUSED:
+        raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
+    text = TextModel(model)
+    if model.training:
+        raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
+    before = KeptState(model.named_modules())
+    try:
+        calls = text.calls()
+        expected = [text.run(call) for call in calls]
+        spec, forward, why_padded = _declare(text, calls, expected)
+        options = {"off": _cache_wanted} | options if text.caches() else options
+        takes_left = text.ignores_side(calls, expected)
+    except VarlenGraphsError:
+        raise
+    except RUN_ERRORS as error:
+        raise SpecError(f"{name} does not run on a small batch of token ids: {error!r}") from error
+    finally:
+        before.restore()
+    if why_padded is None:
+        budgets = Ladder(rows_per_item=8, rows_per_segment=8) if budgets is None else budgets
+    elif not isinstance(budgets, PaddedLadder):
+        longest = min(512, text.largest or 512)
+        budgets = PaddedLadder(length=longest, min_length=min(32, longest))
+    return TextEncoder(text, budgets, spec, forward=forward, why_padded=why_padded, takes_left=takes_left, **options)
+
+
+def _declare(
+    text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any]
+) -> tuple[BufferSpec, Forward, str | None]:
+    """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
+    failures: dict[bool, dict[str, None]] = {False: {}, True: {}}
+    for spec, forward in _attempts(text, expected[0]):
+        padded = spec.layout.padded
+        try:
+            text.check(spec, forward, calls, expected)
+        except (VarlenGraphsError, *RUN_ERRORS) as error:
+            failures[padded][" ".join(str(error).splitlines()[:2])] = None
+        else:
+            why_padded = next(iter(failures[False])) if padded else None
+            return *_with_hidden_states(text, spec, forward, calls, expected), why_padded
+    tried = [f"{how}: {why}" for how, whys in zip(("packed", "padded"), failures.values(), strict=True) for why in whys]
+    raise SpecError(
+        f"{type(text.model).__name__} cannot be graphed as a text encoder; to declare it yourself, see docs/texts.md. "
+        "What was tried:\n- " + "\n- ".join(tried)
+    )
+
+
+def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forward]]:
+    outputs = text.outputs(output, hidden_states=False)
+    declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs)
+    buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
+    for pooler in POOLERS if POOLED in outputs.fields else (None,):
+        yield declared(PackedMask(MASK, optional=True), buffers), _packed(text, pooler)
+    padded = PaddedMask(MASK, optional=True)
+    for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
+        yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
+    yield declared(padded), _padded_as_it_is(text)
+
+
+def _with_hidden_states(
+    text: TextModel, spec: BufferSpec, forward: Forward, calls: list[dict[str, Tensor]], expected: list[Any]
+) -> tuple[BufferSpec, Forward]:
+    """Return the declaration with the hidden states of all layers, if the forward returns them as the model does."""
+    calls = [asks_for_hidden_states(call) for call in calls[:1]]
+    more = BufferSpec(spec.rows, spec.layout, spec.buffers, text.outputs(expected[0], hidden_states=True), spec.inputs)
+    try:
+        text.check(more, forward, calls, [text.run(call) for call in calls])
+    except (VarlenGraphsError, *RUN_ERRORS):
+        return spec, forward
+    return more, forward
+
+
+def _packed(text: TextModel, pooler: Pooler | None) -> Forward:
+    """Return the forward of a model on packed tokens."""
+
+    def forward(
+        model: Any, input_ids: Tensor, row_in_text: Tensor, cu_seqlens: Tensor, max_seqlen: int, table: ItemTable,
+        token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
+    ) -> Any:  # fmt: skip
+        from varlen_graphs.attention.transformers import use_attention
+
+        given = _given(text, token_type_ids, output_hidden_states)
+        given |= {"position_ids": _positions(text, input_ids, row_in_text)} if "position_ids" in text.takes else {}
+        given |= {name: part[None] for name, part in given.items() if isinstance(part, Tensor)}
+        given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
+        with use_attention(model, user=text):  # which lives as long as the encoder
+            out = text.forward(input_ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
+        fields = {ROWS: out[ROWS][0]}
+        if pooler is not None:
+            fields[POOLED] = pooler(model, fields[ROWS][table.item_starts.clamp(max=len(input_ids) - 1)])
+        if out.get(HIDDEN_STATES):
+            fields[HIDDEN_STATES] = tuple(layer[0] for layer in out[HIDDEN_STATES])
+        return type(out)(**fields)
+
+    return forward
+
+
+def _padded(text: TextModel) -> Forward:
+    """Return the forward of a model on a padded batch, with a mask of four dimensions."""
+
+    def forward(
+        model: Any, input_ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> Any:  # fmt: skip
+        return text.forward(input_ids, attention_mask=mask, **_given(text, token_type_ids, output_hidden_states))
+
+    return forward
+
+
+def _padded_as_it_is(text: TextModel) -> Forward:
+    """Return the forward of a model on a padded batch, with a mask `[batch, length]`."""
+
+    def forward(
+        model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> Any:  # fmt: skip
+        given = _given(text, token_type_ids, output_hidden_states)
+        return text.forward(input_ids, attention_mask=attention_mask, **given)
+
+    return forward
+
+
+def _given(text: TextModel, types: Tensor | None, hidden_states: bool | None) -> dict[str, Any]:
+    """Return the arguments that calls of the model have in common."""
+    given: dict[str, Any] = {USE_CACHE: False} if USE_CACHE in text.takes else {}
+    given |= {} if types is None else {TYPES: types}
+    return given if hidden_states is None else given | {"output_hidden_states": hidden_states}
+
+
+def _positions(text: TextModel, ids: Tensor, row_in_text: Tensor) -> Tensor:
+    """Return the positions that a model gives tokens by itself, int64 `[rows]`.
+
+    From 0 in each text; or, where the table has an entry for padding, after that entry, which all padding tokens have.
+    """
+    pad = None if text.positions is None else text.positions.padding_idx
+    if text.positions is None or pad is None:
+        return row_in_text
+    counted = ids != pad
+    count = counted.cumsum(0)
+    first = torch.arange(len(ids), device=ids.device) - row_in_text
+    before = (count - counted.long())[first]
+    return ((count - before) * counted + pad).clamp(max=text.positions.num_embeddings - 1)
+
+
+def _pool(model: Any, first: Tensor) -> Tensor:
+    pooled: Tensor = model.pooler(first[:, None])
+    return pooled
+
+
+def _pool_and_activate(model: Any, first: Tensor) -> Tensor:
+    pooled: Tensor = model.pooler_activation(model.pooler(first))
+    return pooled
+
+
+POOLERS: tuple[Pooler, ...] = (_pool, _pool_and_activate)
+"""Ways of models to pool: by a module that takes a batch (BERT), or by one of vectors and an activation (ALBERT)."""
+
+
+def _cache_wanted(model: nn.Module) -> str | None:
+    """Return why calls must run eager: the model is set to return its keys and values, which graphs do not."""
+    wanted = getattr(model.config, USE_CACHE, False)
+    return "config.use_cache=True; set it to False to encode texts" if wanted else None

@@ -1,0 +1,113 @@
+"""Encoder of texts that answers all calls that the model itself answers."""
+
+import inspect
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import LayoutError
+from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel, shifted
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
+
+_PLAIN = (bool, int, float, str)
+
+
+class TextEncoder(GraphedEncoder):
+    """Encoder of texts, called as the model is, with token ids, a mask and token types.
+
+    Calls that bring more than graphs take run the model itself, with its gradients, and count in `stats.eager`:
+    embeddings in place of token ids, positions, keys and values, and masks of another form or dtype. So do texts padded
+    on the left, unless the model gives them what it gives texts padded on the right.
+
+    Attributes:
+        why_padded: Reason why texts stay padded; `None` if they are packed.
+        takes_left: True if graphs take texts padded on the left, too.
+    """
+
+    def __init__(
+        self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(text.model, budgets, spec, **options)
+        self.why_padded = why_padded
+        self.takes_left = takes_left and not self.executor.lends
+        self._left = False  # as the last call was padded
+        parameters = inspect.signature(text.forward).parameters.values()
+        self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        self._declared = {IDS, MASK, *(one.name for one in spec.inputs)}
+        self._largest = text.largest
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the texts of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
+        if self._forward_hooks or self._forward_pre_hooks:
+            return nn.Module.__call__(self, *args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the texts of one call.
+
+        Returns:
+            The model's output. Tokens past the end of each text are zeros.
+
+        Raises:
+            LayoutError: A text has more tokens than the model has positions.
+            InputError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
+        """
+        call = dict(zip(self._names, args, strict=False)) | kwargs
+        reason = self._why_eager(call)
+        if reason is None:
+            is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
+            if not (is_too_long and self.spec.layout.padded):
+                both = self.takes_left and call.get(MASK) is not None
+                for left in (self._left, not self._left) if both else (False,):
+                    with suppress(LayoutError):
+                        out = self._from_left(call) if left else super().forward(*args, **kwargs)
+                        self._left = left
+                        return out
+            if is_too_long:  # on a GPU, looking such positions up ends the process
+                raise LayoutError(
+                    f"{IDS} is {list(call[IDS].shape)}: expected texts of up to {self._largest} tokens, for which the "
+                    "model has positions; cut them, as tokenizers do with truncation=True"
+                )
+            reason = f"{MASK} does not mark the first tokens of each text"
+        self.executor.begin()
+        given = call.get(IDS)
+        self.stats.count_call(len(given) if isinstance(given, Tensor) and given.dim() else 1)
+        self.stats.count_eager(reason)
+        return self.executor.forward.itself(*args, **kwargs)
+
+    def _from_left(self, call: dict[str, Any]) -> Any:
+        """Return the output for texts padded on the left, which move to the right and back. Syncs nothing more."""
+        shift = call[MASK].shape[1] - call[MASK].sum(1)
+        moved = {name: shifted(call[name], -shift) for name in (IDS, MASK, TYPES) if call.get(name) is not None}
+        out = super().forward(**call | moved)
+        fields = {name: part for name, part in out.items() if part is not None}
+        fields[ROWS] = shifted(fields[ROWS], shift)
+        if HIDDEN_STATES in fields:
+            fields[HIDDEN_STATES] = tuple(shifted(layer, shift) for layer in fields[HIDDEN_STATES])
+        return type(out)(**fields)
+
+    def _why_eager(self, call: dict[str, Any]) -> str | None:
+        """Return the reason why the model itself has to answer a call; `None` if graphs may."""
+        ids, mask = call.get(IDS), call.get(MASK)
+        if ids is None:
+            return f"no {IDS}"
+        for name, value in call.items():
+            if value is not None and name not in self._declared and not isinstance(value, _PLAIN):
+                return f"argument {name!r}"
+        if call.get(USE_CACHE) and USE_CACHE in self._names:
+            return f"{USE_CACHE}=True"
+        for tensor in (ids, call.get(TYPES)):
+            if tensor is not None and (tensor.dim() != 2 or tensor.dtype != torch.int64):
+                return f"{IDS} or {TYPES} of another form"
+        if mask is not None and not (
+            isinstance(mask, Tensor) and mask.shape == ids.shape and not mask.is_floating_point()
+        ):
+            return f"{MASK} of another form"
+        return None

@@ -1,0 +1,223 @@
+"""A text encoder of transformers, and small batches of texts to check a declaration of it with."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
+from varlen_graphs.spec.entries import Items, Rows
+from varlen_graphs.spec.inputs import PerRow
+from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.watch.rules_mode import CaptureRulesMode
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+"""Arguments of text encoders."""
+
+ROWS, POOLED, CACHE = "last_hidden_state", "pooler_output", "past_key_values"
+"""Fields of their outputs."""
+
+USE_CACHE = "use_cache"
+"""The argument, and the setting of the configuration, by which decoders return their keys and values."""
+
+
+class TextModel:
+    """A text encoder, its forward at this time, and what its parts tell.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        model: As given.
+        forward: The forward of the model, which runs inside graphs even if an encoder is installed in its place.
+        takes: Names of the arguments of the forward.
+        device: Device of the model.
+        pad: Token id of padding.
+        special: Token ids that the configuration names, that of padding first.
+        ends: Token id that ends a text, if the configuration names it.
+        positions: Learned table of positions; `None` if there is none.
+        largest: Most tokens of a text, as the table has entries; `None` for no limit.
+        tokens: Number of token ids.
+        config: Configuration of the model.
+
+    Raises:
+        SpecError: The model takes no token ids, or has no embedding of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        name = type(model).__name__
+        self.model = model
+        self.forward: Callable[..., Any] = model.forward
+        self.takes = [*inspect.signature(model.forward).parameters]
+        words = getattr(model, "get_input_embeddings", lambda: None)()
+        if IDS not in self.takes or MASK not in self.takes or not isinstance(words, nn.Embedding):
+            raise SpecError(
+                f"{name} takes {self.takes}: expected a text encoder of transformers, with an nn.Embedding of tokens "
+                f"and the arguments {IDS!r} and {MASK!r}"
+            )
+        self.device = words.weight.device
+        self.config: Any = getattr(model, "config", None)
+        self.tokens = words.num_embeddings
+        pad = getattr(self.config, "pad_token_id", None)
+        self.pad = pad if isinstance(pad, int) and 0 <= pad < self.tokens else 0
+        most = getattr(self.config, "max_position_embeddings", None)
+        tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and one is not words]
+        named = vars(self.config).items() if self.config is not None else ()
+        own = {name: one for name, one in named if name.endswith("_token_id") and type(one) is int}
+        self.special = [self.pad, *(one for one in own.values() if 0 <= one < self.tokens)]
+        self.ends = [one for name, one in own.items() if name == "eos_token_id" and 0 <= one < self.tokens]
+        self.positions = next((table for table in tables if table.num_embeddings == most), None)
+        self.largest: int | None = None
+        if self.positions is not None:
+            before = self.positions.padding_idx
+            self.largest = self.positions.num_embeddings - (0 if before is None else before + 1)
+
+    @property
+    def rows(self) -> PackedRows:
+        """Declaration of the token ids."""
+        return PackedRows(IDS, shape=(), dtype=torch.int64, pad=self.pad)
+
+    @property
+    def inputs(self) -> list[PerRow]:
+        """Declarations of tensors beside them."""
+        return [PerRow(TYPES, dtype=torch.int64, default=0)] if self.takes_types else []
+
+    @cached_property
+    def takes_types(self) -> bool:
+        """True if calls may bring token types, which tokenizers make for models that ignore them, too."""
+        if TYPES in self.takes:
+            return True
+        ids = torch.full((1, 2), self.pad, device=self.device)
+        try:
+            self.run({IDS: ids, TYPES: torch.zeros_like(ids)})
+        except RUN_ERRORS:
+            return False
+        return True
+
+    def calls(self) -> list[dict[str, Tensor]]:
+        """Return calls with small batches of texts: long ones, mixed lengths, one text, and no mask.
+
+        The first has more tokens in all than a table of positions, and a text with more than a sliding window sees.
+        """
+        beyond = getattr(self.config, "sliding_window", None) or 32
+        longest = min(beyond + 8, self.largest or math.inf)
+        many = [int(longest), 5] + [1 + (self.largest or 0) // 2] * 2 * (self.largest is not None)
+        some = [many, [7, 1, 12], [9], [10, 10], [3, 16]]
+        calls = []
+        for at, lengths in enumerate(some):
+            lengths = [min(length, self.largest or length) for length in lengths]
+            generator = torch.Generator().manual_seed(at)
+            real = real_rows(torch.tensor(lengths), max(lengths))
+            ids = torch.randint(self.tokens, real.shape, generator=generator)
+            special = torch.tensor(self.special[: lengths[0]])  # models may count or search them
+            ids[0, : len(special)] = special
+            if self.ends:
+                ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = self.ends[0]
+            call = {IDS: ids.masked_fill(~real, self.pad)}
+            if not real.all():
+                call[MASK] = real.long()
+            if self.inputs and at:
+                kinds = max(1, getattr(self.config, "type_vocab_size", 1))
+                call[TYPES] = torch.randint(kinds, real.shape, generator=generator) * real
+            calls.append({name: tensor.to(self.device) for name, tensor in call.items()})
+        return calls
+
+    def run(self, call: Mapping[str, Any]) -> Any:
+        """Return the output of the model itself."""
+        with torch.no_grad():
+            return self.forward(**call)
+
+    def outputs(self, output: Any, hidden_states: bool) -> Outputs:
+        """Declare an output: an entry a token, and an entry a text."""
+        if not isinstance(output, Mapping) or not isinstance(output.get(ROWS), Tensor):
+            raise SpecError(
+                f"{type(self.model).__name__} returns a {type(output).__name__}: expected an output with the field "
+                f"{ROWS!r}; graph the encoder inside of it"
+            )
+        fields = {name for name, part in output.items() if part is not None} - {CACHE, HIDDEN_STATES}
+        if unknown := sorted(fields - {ROWS, POOLED}):
+            raise SpecError(f"{type(self.model).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
+        declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
+        return Outputs(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
+
+    def ignores_side(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any]) -> bool:
+        """Return True if the model gives texts that are padded on the left what it gives them padded on the right."""
+        for call, output in zip(calls, expected, strict=True):
+            if MASK in call:
+                shift = call[MASK].shape[1] - call[MASK].sum(1)
+                try:
+                    left = self.run({name: shifted(tensor, shift) for name, tensor in call.items()})
+                    parts = _parts(left, shifted(call[MASK], shift).bool())
+                    for name, tensor in _parts(output, call[MASK].bool()).items():
+                        self._compare(name, parts.get(name), tensor, call[MASK].sum(1).tolist())
+                except (SpecError, *RUN_ERRORS):
+                    return False
+        return True
+
+    def caches(self) -> bool:
+        """Return True if the model returns keys and values where it is asked for them."""
+        if USE_CACHE not in self.takes:
+            return False
+        output = self.run({IDS: torch.full((1, 2), self.pad, device=self.device), USE_CACHE: True})
+        return isinstance(output, Mapping) and output.get(CACHE) is not None
+
+    def check(
+        self, spec: BufferSpec, forward: Callable[..., Any], calls: Sequence[Mapping[str, Any]], expected: Sequence[Any]
+    ) -> None:
+        """Check that the declared forward gives what the model itself gives for these calls, up to rounding.
+
+        Raises:
+            SpecError: It gives something else.
+            CaptureError: It cannot be captured.
+        """
+
+        def watched(model: nn.Module, **arguments: Any) -> Any:
+            return CaptureRulesMode(self.device, "it").watch(lambda: forward(model, **arguments))
+
+        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        encoder = GraphedEncoder(self.model, [Budget.padded(8, 64)], spec, forward=watched, backend="eager")
+        for call, output in zip(calls, expected, strict=True):
+            mask = call.get(MASK, torch.ones_like(call[IDS])).bool()
+            declared, own = _parts(encoder.eager(**call), mask), _parts(output, mask)
+            for name, tensor in own.items():
+                self._compare(name, declared.get(name), tensor, mask.sum(1).tolist())
+
+    def _compare(self, name: str, got: Tensor | None, expected: Tensor, lengths: list[int]) -> None:
+        if got is None or got.shape != expected.shape:
+            came = None if got is None else list(got.shape)
+            raise SpecError(f"its {name} is {came} for texts of {lengths} tokens: expected {list(expected.shape)}")
+        error = ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
+        if not error <= math.sqrt(torch.finfo(expected.dtype).eps):
+            raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
+
+
+def shifted(batch: Tensor, shift: Tensor) -> Tensor:
+    """Return `[batch, length, ...]` with the tokens of each text moved `shift` `[batch]` places on, around the end."""
+    length = batch.shape[1]
+    places = (torch.arange(length, device=batch.device) - shift.to(batch.device)[:, None]) % length
+    return batch[torch.arange(len(batch), device=batch.device)[:, None], places]
+
+
+def _parts(output: Any, mask: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of an output by name, those with an entry a token without padding."""
+    parts = {ROWS: output[ROWS][mask]}
+    if output.get(POOLED) is not None:
+        parts[POOLED] = output[POOLED]
+    layers = output.get(HIDDEN_STATES) or ()
+    return parts | {f"{HIDDEN_STATES}[{at}]": layer[mask] for at, layer in enumerate(layers)}
+
+
+def asks_for_hidden_states(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call that asks for the hidden states of all layers, too."""
+    return {**call, OUTPUT_HIDDEN_STATES: True}

@@ -1,0 +1,289 @@
+"""Text encoders of transformers, unmodified: packed where their attention can, else padded, else refused by name."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from varlen_graphs.huggingface.installed import Pools, install
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from tests.support.text_encoders import (  # noqa: E402
+    PACKED,
+    PADDED,
+    REFUSED,
+    check_texts,
+    error_of,
+    text_encoder,
+    text_model,
+    texts,
+)
+
+
+def from_left(call):
+    """Return a call with its texts padded on the left."""
+    lengths, length = call["attention_mask"].sum(1).tolist(), call["attention_mask"].shape[1]
+    return {
+        name: torch.stack([one.roll(length - own) for one, own in zip(tensor, lengths, strict=True)])
+        for name, tensor in call.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Captured once, for all examples of a property."""
+    return text_encoder("roberta")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_texts_are_as_the_model_has_them(name):
+    encoder = text_encoder(name)
+    check_texts(encoder)
+    assert encoder.why_padded is None
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_texts_that_stay_padded_are_as_the_model_has_them_and_say_why(name):
+    encoder = text_encoder(name)
+    check_texts(encoder)
+    assert encoder.why_padded
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
+    with pytest.raises(vg.SpecError, match=re.escape(REFUSED[name][2])):
+        text_encoder(name)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=10), st.integers(0, 9), st.integers(0, 9))
+def test_any_batch_of_texts_is_as_the_model_has_it(shared, lengths, more, seed):
+    model = shared.module
+    call = texts(model, lengths, seed, min(64, max(lengths) + more))
+    call["input_ids"][0, seed % lengths[0]] = (
+        model.config.pad_token_id
+    )  # inside of a text, it has the position of padding
+    with torch.no_grad():
+        expected = model(**call)
+    assert error_of(shared(**call), expected, call["attention_mask"]) < 1e-5
+    assert not shared.stats.eager
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+def test_without_a_mask_all_tokens_are_real(name):
+    encoder = text_encoder(name)
+    ids = texts(encoder.module, [9, 9])["input_ids"]
+    with torch.no_grad():
+        assert error_of(encoder(ids), encoder.module(ids), torch.ones_like(ids)) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_token_types_come_by_name_and_by_place():
+    encoder = text_encoder("bert")
+    call = texts(encoder.module, [9, 30, 4])
+    types = torch.randint(2, call["input_ids"].shape)
+    with torch.no_grad():
+        expected = encoder.module(**call, token_type_ids=types)
+    assert error_of(encoder(**call, token_type_ids=types), expected, call["attention_mask"]) < 1e-5
+    assert error_of(encoder(*call.values(), types), expected, call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5"])
+def test_hidden_states_are_graphed(name):
+    encoder = text_encoder(name)
+    call = texts(encoder.module, [9, 30, 4])
+    with torch.no_grad():
+        expected = encoder.module(**call, output_hidden_states=True)
+    out = encoder(**call, output_hidden_states=True)
+    assert len(out.hidden_states) == len(expected.hidden_states)
+    assert error_of(out, expected, call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_a_batch_costs_its_real_tokens():
+    encoder = text_encoder("bert")
+    encoder(**texts(encoder.module, [60, 1, 1, 1]))
+    assert encoder.stats.replays == {encoder.budgets[0]: 1}
+    assert encoder.stats.rows == 63
+
+
+EAGER = {
+    "positions": (lambda call: call | {"position_ids": torch.arange(9)[None]}, "argument 'position_ids'"),
+    "embeddings": (
+        lambda call: {"inputs_embeds": torch.randn(2, 9, 32), "attention_mask": call["attention_mask"]}, "no input_ids",
+    ),
+    "a mask of four dimensions": (
+        lambda call: call | {"attention_mask": torch.ones(2, 1, 9, 9, dtype=torch.bool)}, "attention_mask of another form",
+    ),
+    "padding on the left": (
+        lambda call: {name: tensor.flip(1) for name, tensor in call.items()},
+        "attention_mask does not mark the first tokens of each text",
+    ),
+    "weights of attention": (lambda call: call | {"output_attentions": True}, "output_attentions=True"),
+    "a tuple": (lambda call: call | {"return_dict": False}, "return_dict=False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "reason"), EAGER.values(), ids=EAGER.keys())
+def test_what_graphs_do_not_take_the_model_answers_itself(change, reason):
+    model = text_model("bert")
+    model.set_attn_implementation("eager")  # which returns its weights
+    encoder = text_encoder("bert", model)
+    call = change(texts(model, [9, 5]))
+    with torch.no_grad():
+        out, expected = encoder(**call), model(**call)
+    torch.testing.assert_close(out[0], expected[0])
+    assert encoder.stats.eager == {reason: 1}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 with windows", "modernbert", "nomic-bert", "t5"])
+def test_texts_padded_on_the_left_are_graphed_where_the_model_does_not_mind_the_side(name):
+    encoder = text_encoder(name)
+    model = encoder.module
+    assert encoder.takes_left
+    for seed, lengths in enumerate([[9, 5, 30], [30, 30], [1, 33], [2], [60, 3, 12]]):
+        left, right = from_left(texts(model, lengths, seed)), texts(model, lengths, seed)
+        for call in (left, right, left):
+            with torch.no_grad():
+                expected = model(**call, output_hidden_states=True)
+            assert error_of(encoder(**call, output_hidden_states=True), expected, call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_masks_with_gaps_run_eager_where_both_sides_are_taken():
+    encoder = text_encoder("qwen3")
+    call = texts(encoder.module, [9, 5])
+    call["attention_mask"][0, 3] = 0
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(**call).last_hidden_state, encoder.module(**call).last_hidden_state)
+    assert encoder.stats.eager == {"attention_mask does not mark the first tokens of each text": 1}
+
+
+def test_embeddings_that_require_grad_get_gradients():
+    encoder = text_encoder("bert")
+    embeds = torch.randn(2, 9, 32, requires_grad=True)
+    with torch.enable_grad():
+        encoder(inputs_embeds=embeds).pooler_output.sum().backward()
+    assert embeds.grad is not None
+
+
+def test_a_model_that_is_set_to_return_its_cache_runs_eager():
+    encoder = text_encoder("qwen3")
+    call = texts(encoder.module, [9, 5])
+    encoder(**call)
+    assert not encoder.stats.eager
+    assert encoder(**call, use_cache=True).past_key_values is not None
+    encoder.module.config.use_cache = True
+    assert encoder(**call).past_key_values is not None
+    assert encoder.stats.eager == {
+        "use_cache=True": 1, "config.use_cache=True; set it to False to encode texts": 1,
+    }  # fmt: skip
+    encoder.module.config.use_cache = False
+    assert encoder(**call).past_key_values is None
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+def test_texts_longer_than_the_largest_budget_run_eager(name):
+    model = text_model(name)
+    encoder = text_encoder(name, model) if name == "t5" else vg.recipes.packed_text(model, [16], backend="tape")
+    lengths = [90, 3] if name == "t5" else [33, 3]
+    call = texts(model, lengths)
+    with torch.no_grad():
+        assert error_of(encoder(**call), model(**call), call["attention_mask"]) < 1e-5
+    assert encoder.stats.eager
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet"])
+def test_texts_longer_than_the_table_of_positions_are_an_error(name, flipped):
+    encoder = text_encoder(name)
+    call = texts(encoder.module, [3, 65])
+    if flipped:
+        call = {name: tensor.flip(1) for name, tensor in call.items()}
+    with pytest.raises(vg.LayoutError, match="expected texts of up to 64 tokens"):
+        encoder(**call)
+
+
+def test_an_encoder_that_is_installed_runs_the_model_and_not_itself():
+    model = text_model("bert")
+    call = texts(model, [9, 5, 30])
+    with torch.no_grad():
+        expected = model(**call)
+    installed = install(model, vg.recipes.packed_text, None, {"backend": "tape"}, Pools())
+    assert error_of(model(**call), expected, call["attention_mask"]) < 1e-5
+    odd = model(**call, position_ids=torch.arange(30)[None])
+    torch.testing.assert_close(odd.pooler_output, expected.pooler_output)
+    assert installed.encoder.stats.replays.total() == 1
+    installed.remove()
+    assert "forward" not in vars(model)
+
+
+def test_a_classifier_runs_on_the_graphs_of_its_encoder():
+    torch.manual_seed(0)
+    config = text_model("roberta").config
+    config.num_labels = 3
+    model = transformers.RobertaForSequenceClassification(config).eval()
+    call = texts(model, [9, 5, 30])
+    with torch.no_grad():
+        expected = model(**call).logits
+        installed = install(model.roberta, vg.recipes.packed_text, None, {"backend": "tape"}, Pools())
+        torch.testing.assert_close(model(**call).logits, expected)
+    assert not installed.encoder.stats.eager
+
+
+def test_vg_wrap_finds_a_text_encoder_that_is_registered(monkeypatch):
+    from varlen_graphs.recipes import registry
+
+    monkeypatch.setattr(registry, "RECIPES", dict(registry.RECIPES))
+    vg.recipes.handles("BertModel")(vg.recipes.packed_text)
+    model = text_model("bert")
+    call = texts(model, [9, 5])
+    with torch.no_grad():
+        expected = model(**call)
+        assert error_of(vg.wrap(model, backend="tape")(**call), expected, call["attention_mask"]) < 1e-5
+
+
+def test_threads_share_an_encoder():
+    encoder = text_encoder("modernbert").capture()
+    calls = [texts(encoder.module, [9 + seed, 5, 30], seed) for seed in range(8)]
+    with torch.no_grad():
+        expected = [encoder.module(**call) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda call: encoder(**call), calls))
+    for out, own, call in zip(outs, expected, calls, strict=True):
+        assert error_of(out, own, call["attention_mask"]) < 1e-5
+
+
+def test_a_padded_model_takes_padded_budgets_and_gets_them_for_others():
+    assert text_encoder("t5").budgets[-1].max_seqlen == 64
+    model = text_model("mpnet")
+    assert vg.recipes.packed_text(model, [256], backend="tape").budgets[-1].max_seqlen == 64  # of its 66 positions
+    assert vg.recipes.packed_text(text_model("t5"), backend="tape").budgets[-1].max_seqlen == 512
+
+
+def test_wrong_models_are_refused_by_name():
+    with pytest.raises(vg.SpecError, match=r"Linear takes \['input'\]: expected a text encoder of transformers"):
+        vg.recipes.packed_text(nn.Linear(2, 2))
+    classifier = transformers.BertForSequenceClassification(text_model("bert").config).eval()
+    with pytest.raises(
+        vg.SpecError, match=r"BertForSequenceClassification returns a .*; graph the encoder inside of it"
+    ):
+        vg.recipes.packed_text(classifier)
+    with pytest.raises(vg.SpecError, match="BertModel is in training mode"):
+        vg.recipes.packed_text(text_model("bert").train())
+
+
+def test_the_recipe_leaves_the_model_as_it_was():
+    model = text_model("modernbert")
+    before, attention, state = vars(model.config).copy(), model.config._attn_implementation, torch.get_rng_state()
+    text_encoder("modernbert", model)
+    assert vars(model.config) == before
+    assert model.config._attn_implementation == attention
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,135 @@
+"""Small text encoders of transformers with random weights, and calls of them as tokenizers make them."""
+
+import pytest
+import torch
+import transformers
+
+import varlen_graphs as vg
+from tests.support.towers import distance
+
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+}  # fmt: skip
+ABSOLUTE = {**SIZES, "max_position_embeddings": 64}
+AFTER_PADDING = {**SIZES, "max_position_embeddings": 66, "pad_token_id": 1}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 16, "use_cache": False}
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+RELATIVE = {
+    **ABSOLUTE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "type_vocab_size": 0,
+}  # fmt: skip
+
+PACKED = {
+    "bert": ("Bert", ABSOLUTE),
+    "roberta": ("Roberta", AFTER_PADDING),
+    "xlm-roberta": ("XLMRoberta", AFTER_PADDING),
+    "distilbert": (
+        "DistilBert", {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 64},
+    ),
+    "electra": ("Electra", {**ABSOLUTE, "embedding_size": 16}),
+    "albert": ("Albert", {**ABSOLUTE, "embedding_size": 16}),
+    "modernbert": (
+        "ModernBert", {**SIZES, **TOKENS, "num_hidden_layers": 4, "local_attention": 16, "global_attn_every_n_layers": 2,
+                       "cls_token_id": 1, "sep_token_id": 2},
+    ),
+    "eurobert": ("EuroBert", {**SIZES, **TOKENS, "num_key_value_heads": 1, "mask_token_id": 3}),
+    "nomic-bert": ("NomicBert", SIZES),
+    "qwen3": ("Qwen3", GROUPED),
+    "qwen3 with windows": (
+        "Qwen3", {**GROUPED, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "gemma3 in both directions": (
+        "Gemma3Text", {**GROUPED, "sliding_window": 8, "use_bidirectional_attention": True,
+                       "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+}  # fmt: skip
+"""Models whose attention takes packed tokens: the start of their class, and their configuration."""
+
+PADDED = {
+    "mpnet": ("MPNet", {**AFTER_PADDING, "hidden_act": "gelu"}),
+    "deberta": ("Deberta", RELATIVE),
+    "t5": ("T5Encoder", T5),
+    "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
+}
+"""Models that stay padded."""
+
+REFUSED = {
+    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16}, "copies a host tensor to the device"),
+    "siglip text": ("SiglipText", {**ABSOLUTE, "eos_token_id": 98}, "its pooler_output differs"),
+    "longformer": ("Longformer", {**SIZES, "attention_window": 16}, "pads texts to whole windows"),
+    "bigbird": ("BigBird", SIZES, "sparse for long texts and dense for short ones"),
+    "xmod": ("Xmod", {**AFTER_PADDING, "languages": ("en",), "default_language": "en"}, "depends on data"),
+}
+"""Models that graphs cannot run, and why."""
+
+BUDGETS = [vg.Budget(64, items=4), vg.Budget(256, items=16)]
+PADDED_BUDGETS = vg.PaddedLadder(batch=8, length=64, min_length=32, step=2)
+LENGTHS = [[40, 3, 64, 1, 17], [5], [20, 7], [64], [1, 1, 2, 33, 8, 9]]
+
+
+def text_model(name, dtype=torch.float32, **changes):
+    """Return a model with weights large enough that attention counts."""
+    if transformers.__version__.startswith("4."):
+        pytest.skip("the attention of models of transformers 4 takes no packed tokens")
+    start, config = ({**PACKED, **PADDED} | REFUSED)[name][:2]
+    model_class = getattr(transformers, f"{start}Model", None)
+    if model_class is None:
+        pytest.skip(f"no {start}Model in transformers {transformers.__version__}")
+    torch.manual_seed(0)
+    config_class = getattr(transformers, f"{start.removesuffix('Encoder')}Config")
+    model = model_class(config_class(**config | changes))
+    for parameter in model.parameters():
+        parameter.data.mul_(5 if parameter.dim() > 1 else 1)
+    return model.to(dtype).eval()
+
+
+def text_encoder(name, model=None, **options):
+    """Return the encoder of a model, that refuses what it cannot prove."""
+    budgets = BUDGETS if name in PACKED else PADDED_BUDGETS
+    options = {"backend": "tape", "verify": vg.Verify(strict=True)} | options
+    return vg.recipes.packed_text(text_model(name) if model is None else model, budgets, **options)
+
+
+def texts(model, lengths, seed=0, length=None):
+    """Return the call of a tokenizer for texts of these lengths, as keyword arguments."""
+    mask = torch.arange(length or max(lengths)) < torch.tensor(lengths)[:, None]
+    generator = torch.Generator().manual_seed(seed)
+    pad = model.config.pad_token_id or 0
+    ids = torch.randint(3, 97, mask.shape, generator=generator)
+    end = model.config.eos_token_id if isinstance(model.config.eos_token_id, int) else 2
+    ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
+    call = {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
+    return {name: tensor.to(model.device) for name, tensor in call.items()}
+
+
+def error_of(out, expected, mask):
+    """Return the largest relative error of all fields, padding not counted; outputs are of one class and shape."""
+    assert type(out) is type(expected)
+    assert list(out) == [name for name in expected if expected[name] is not None]
+    assert out.last_hidden_state.shape == expected.last_hidden_state.shape
+    real = mask.bool()
+    assert not out.last_hidden_state[~real].any()
+    errors = [distance(out.last_hidden_state[real], expected.last_hidden_state[real])]
+    if "pooler_output" in out:
+        errors.append(distance(out.pooler_output, expected.pooler_output))
+    for layer, own in zip(out.get("hidden_states") or (), expected.get("hidden_states") or (), strict=True):
+        errors.append(distance(layer[real], own[real]))
+    return max(errors)
+
+
+def check_texts(encoder, tolerance=1e-5):
+    """Compare replays over NaN with the model's own eager runs, and across what padding holds."""
+    model = encoder.module
+    encoder.capture()
+    for seed, lengths in enumerate(LENGTHS):
+        call = texts(model, lengths, seed)
+        encoder.poison()
+        out = encoder(**call)
+        with torch.no_grad():
+            assert error_of(out, model(**call), call["attention_mask"]) < tolerance, lengths
+        encoder(**texts(model, LENGTHS[0], 100))
+        again = encoder(**call)
+        assert all(torch.equal(out[name], again[name]) for name in out), lengths
+    assert not encoder.stats.eager
+    assert "proven against the module itself" in str(encoder.report())
