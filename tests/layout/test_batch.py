@@ -149,3 +149,35 @@ def test_an_argument_may_be_called_batch(declared):
     encoder = vg.GraphedEncoder(Scaled().eval(), [1, 2, 4], spec, backend="tape")
     batch = 3 if declared == "static" else [3, 3, 3]
     assert encoder(torch.ones(3, 1), batch=batch).tolist() == [[3.0]] * 3
+
+
+def test_the_usual_resolution_is_captured_before_the_first_call():
+    spec = vg.BufferSpec("pixel_values", vg.Batch(usual=(3, 16, 16)), outputs=SPEC.outputs)
+    tower = FixedSize()
+    encoder = vg.GraphedEncoder(tower, [1, 2, 4], spec, backend="tape").capture()
+    assert len(encoder.executor.store) == 3
+    for side in (16, 8):  # others may come
+        assert distance(encoder(images(3, side)), tower(images(3, side))) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_the_usual_resolution_is_a_shape():
+    with pytest.raises(vg.SpecError, match=r"usual=\(3, -1\): expected the shape of one item"):
+        vg.Batch(usual=(3, -1))
+
+
+def test_arguments_that_the_module_ignores_may_come_or_not():
+    class Takes(FixedSize):
+        def forward(self, pixel_values, attention_mask=None):
+            return super().forward(pixel_values)
+
+    spec = vg.BufferSpec("pixel_values", vg.Batch(), outputs=SPEC.outputs, ignored=["attention_mask"])
+    tower = Takes()
+    encoder = vg.GraphedEncoder(tower, [1, 2, 4], spec, backend="tape")
+    x, mask = images(3, 16), torch.ones(3, 7)
+    for call in ((x,), (x, mask)):
+        assert distance(encoder(*call), tower(*call)) < 1e-5
+    assert distance(encoder(x, attention_mask=mask), tower(x)) < 1e-5
+    assert not encoder.stats.eager
+    with pytest.raises(vg.SpecError, match="has no argument 'mask', but it is declared"):
+        vg.GraphedEncoder(tower, [1], vg.BufferSpec("pixel_values", vg.Batch(), ignored=["mask"]))

@@ -32,7 +32,7 @@ class GpuLayouts:
     min_segment_rows: int = 1
 
     def __post_init__(self) -> None:
-        if self.check not in get_args(LayoutCheck):
-            raise SpecError(f"layouts={self.check!r}: expected 'reported', 'checked', or a GpuLayouts")
+        if not isinstance(self.check, str) or self.check not in get_args(LayoutCheck):
+            raise SpecError(f"layouts={quoted(self.check)}: expected 'reported', 'checked', or a GpuLayouts")
         if not is_integer(self.min_segment_rows) or self.min_segment_rows < 1:
             raise SpecError(f"min_segment_rows={quoted(self.min_segment_rows)}: expected an integer of at least 1")
