@@ -61,6 +61,20 @@ def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
         text_encoder(name)
 
 
+def test_a_model_that_pools_the_last_token_of_the_batch_takes_texts_of_one_length():
+    encoder = text_encoder("siglip text")
+    model = encoder.module
+    for seed, (texts_, length) in enumerate([(3, 20), (70, 20), (1, 64)]):
+        ids = texts(model, [length] * texts_, seed)["input_ids"]
+        out, expected = encoder(ids), model(ids)
+        assert error_of(out, expected, torch.ones_like(ids)) < 1e-5
+    assert not encoder.stats.eager
+    assert encoder.why_padded
+    call = texts(model, [9, 5])
+    torch.testing.assert_close(encoder(**call).pooler_output, model(**call).pooler_output)
+    assert encoder.stats.eager == {"argument 'attention_mask'": 1}
+
+
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=10), st.integers(0, 9), st.integers(0, 9))
 def test_any_batch_of_texts_is_as_the_model_has_it(shared, lengths, more, seed):

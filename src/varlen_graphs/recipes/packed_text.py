@@ -1,6 +1,7 @@
 """Recipe for text encoders of transformers: their own forward, on packed tokens where their attention can."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers import AttentionMask, CuSeqlens, MaxSeqlen, RowPositions
 from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (
+    IDS,
     MASK,
     POOLED,
     ROWS,
@@ -35,6 +38,9 @@ REFUSED = {
 }
 """Types of models whose small batches do not show what long ones do, and why they are refused."""
 
+BATCHES = [1, 2, 4, 8, 16, 32, 64]
+"""Budgets of batches of texts of one length."""
+
 Forward = Callable[..., Any]
 Pooler = Callable[[Any, Tensor], Tensor]
 """Computes the pooled output `[texts, dim]` of a model from the first token of each text, `[texts, dim]`."""
@@ -47,15 +53,17 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     output class, with zeros past the end of each text. The graphs hold the model's own forward on the tokens of all
     texts one after another, with `varlen_attention`, causal and in sliding windows where the model has them: padding
     costs nothing. Models with other attention, such as learned biases, run on padded batches, with a mask computed in
-    the graph; `TextEncoder.why_padded` has the reason. See docs/texts.md.
+    the graph; and those whose output depends on the padding, on texts of one length without a mask.
+    `TextEncoder.why_padded` has the reason. See docs/texts.md.
 
     Both are checked here: the declared forward runs on a few small batches of random tokens on the device of the model,
     watched for what no graph can hold, and is compared with the model itself. The runs sync with the host.
 
     Args:
         model: The model, on its device, in its dtype and in evaluation mode.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder(rows_per_item=8)`. A model whose texts stay padded takes a
-            `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other budgets.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder(rows_per_item=8, rows_per_segment=8)`. A model whose texts
+            stay padded takes a `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other
+            budgets, or batches of up to 64 texts of one length.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -83,6 +91,8 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
         before.restore()
     if why_padded is None:
         budgets = Ladder(rows_per_item=8, rows_per_segment=8) if budgets is None else budgets
+    elif spec.layout.one_row:
+        budgets = BATCHES
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
@@ -93,17 +103,19 @@ def _declare(
     text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any]
 ) -> tuple[BufferSpec, Forward, str | None]:
     """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
-    failures: dict[bool, dict[str, None]] = {False: {}, True: {}}
+    failures: dict[str, dict[str, None]] = {}
     for spec, forward in _attempts(text, expected[0]):
-        padded = spec.layout.padded
+        if spec.layout.one_row:
+            calls = [{IDS: call[IDS]} for call in calls if MASK not in call]
+            expected = [text.run(call) for call in calls]
         try:
             text.check(spec, forward, calls, expected)
         except (VarlenGraphsError, *RUN_ERRORS) as error:
-            failures[padded][" ".join(str(error).splitlines()[:2])] = None
+            failures.setdefault(_how(spec), {})[" ".join(str(error).splitlines()[:2])] = None
         else:
-            why_padded = next(iter(failures[False])) if padded else None
+            why_padded = None if spec.packs else next(iter(failures["packed"]))
             return *_with_hidden_states(text, spec, forward, calls, expected), why_padded
-    tried = [f"{how}: {why}" for how, whys in zip(("packed", "padded"), failures.values(), strict=True) for why in whys]
+    tried = [f"{how}: {why}" for how, whys in failures.items() for why in whys]
     raise SpecError(
         f"{type(text.model).__name__} cannot be graphed as a text encoder; to declare it yourself, see docs/texts.md. "
         "What was tried:\n- " + "\n- ".join(tried)
@@ -120,6 +132,12 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
         yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
     yield declared(padded), _padded_as_it_is(text)
+    yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs), _of_one_length(text)
+
+
+def _how(spec: BufferSpec) -> str:
+    """Return how a declaration takes texts, for messages."""
+    return "packed" if spec.packs else "padded" if spec.layout.padded else "of one length"
 
 
 def _with_hidden_states(
@@ -181,6 +199,15 @@ def _padded_as_it_is(text: TextModel) -> Forward:
     ) -> Any:  # fmt: skip
         given = _given(text, token_type_ids, output_hidden_states)
         return text.forward(input_ids, attention_mask=attention_mask, **given)
+
+    return forward
+
+
+def _of_one_length(text: TextModel) -> Forward:
+    """Return the forward of a model on a batch of texts of one length, without a mask."""
+
+    def forward(model: Any, input_ids: Tensor, output_hidden_states: bool | None = None) -> Any:
+        return text.forward(input_ids, **_given(text, None, output_hidden_states))
 
     return forward
 

@@ -38,7 +38,7 @@ class TextEncoder(GraphedEncoder):
         self._left = False  # as the last call was padded
         parameters = inspect.signature(text.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        self._declared = {IDS, MASK, *(one.name for one in spec.inputs)}
+        self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
