@@ -6,7 +6,7 @@ import torch
 import varlen_graphs as vg
 from tests.support.text_encoders import text_model
 from tests.support.towers import distance
-from varlen_graphs.huggingface.installed import Pools, install
+from varlen_graphs.huggingface.installed import Shared, Understood, install
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
 
@@ -38,7 +38,8 @@ def saved(folder, model, side="right"):
 
 
 def graphed(tower):
-    return install(tower, vg.recipes.packed_text, [vg.Budget(128, items=8)], {"backend": "tape"}, Pools())
+    found = Understood(tower, vg.recipes.packed_text, declared=True)
+    return install(found, [vg.Budget(128, items=8)], {"backend": "tape"}, Shared({}))
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "t5"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from varlen_graphs.huggingface.installed import Pools, install
+from varlen_graphs.huggingface.installed import Shared, Understood, install
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -230,7 +230,7 @@ def test_an_encoder_that_is_installed_runs_the_model_and_not_itself():
     call = texts(model, [9, 5, 30])
     with torch.no_grad():
         expected = model(**call)
-    installed = install(model, vg.recipes.packed_text, None, {"backend": "tape"}, Pools())
+    installed = install(Understood(model, vg.recipes.packed_text, declared=True), None, {"backend": "tape"}, Shared({}))
     assert error_of(model(**call), expected, call["attention_mask"]) < 1e-5
     odd = model(**call, position_ids=torch.arange(30)[None])
     torch.testing.assert_close(odd.pooler_output, expected.pooler_output)
@@ -247,7 +247,9 @@ def test_a_classifier_runs_on_the_graphs_of_its_encoder():
     call = texts(model, [9, 5, 30])
     with torch.no_grad():
         expected = model(**call).logits
-        installed = install(model.roberta, vg.recipes.packed_text, None, {"backend": "tape"}, Pools())
+        installed = install(
+            Understood(model.roberta, vg.recipes.packed_text, declared=True), None, {"backend": "tape"}, Shared({})
+        )
         torch.testing.assert_close(model(**call).logits, expected)
     assert not installed.encoder.stats.eager
 

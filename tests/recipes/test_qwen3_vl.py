@@ -177,11 +177,9 @@ def test_our_attention_refuses_what_is_not_packed():
         flash_attention(None, q, q, q)
     with pytest.raises(vg.InputError, match=expected):
         flash_attention(None, q.expand(2, -1, -1, -1), q, q, cu_seq_lens_q=cu_seqlens)
-    for option in ({"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}, {"is_causal": True}):
+    for option in ({"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}):
         with pytest.raises(vg.InputError, match=f"{next(iter(option))}.*{expected}"):
             flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, **option)
-    with pytest.raises(vg.InputError, match=f"is_causal.*{expected}"):
-        flash_attention(SimpleNamespace(is_causal=True), q, q, q, cu_seq_lens_q=cu_seqlens)
     with pytest.raises(vg.InputError, match=f"cu_seq_lens_k.*{expected}"):
         flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
 

@@ -8,7 +8,7 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.automatic import is_candidate, is_model, understand
+from varlen_graphs.recipes.automatic import is_candidate, is_model, understand, ways_for
 from varlen_graphs.recipes.registry import recipe_for
 
 BudgetsOf = Callable[[str], Budgets | None]
@@ -30,6 +30,7 @@ def find_towers(
     towers: dict[str, Understood] = {}
     refused: dict[str, str] = {}
     inside: tuple[str, ...] = ()
+    ways = ways_for(model)
     for path, module in model.named_modules():
         if path.startswith(inside):
             continue
@@ -40,10 +41,12 @@ def find_towers(
             check_weights(path, module)
             recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
             towers[path] = Understood(module, recipe, declared=True)
-        elif is_candidate(module) and (is_model(module) or not path.startswith(tuple(f"{one}." for one in refused))):
+        elif is_candidate(module, ways) and (
+            is_model(module) or not path.startswith(tuple(f"{one}." for one in refused))
+        ):
             try:
                 check_weights(path, module)
-                found = understand(module, budgets_of(path), **options)
+                found = understand(module, ways, budgets_of(path), **options)
             except SpecError as error:
                 refused[path] = str(error)
                 continue

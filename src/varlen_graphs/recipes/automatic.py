@@ -12,13 +12,18 @@ from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.fixed_sizes import INPUTS
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.inspection import LAYOUTS
+from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.registry import Recipe
+from varlen_graphs.recipes.text_model import IDS, MASK
 
 MAIN_INPUT = "main_input_name"
 """Attribute of the models of transformers, unlike of their layers."""
 
 OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 """Arguments of models that generate, and of those with a loss; `decoder_input_ids` and the like are others."""
+
+LOSSES = ("labels", "mask_labels", "start_positions")
+EMBEDDINGS, GENERATES = "inputs_embeds", "generate"
 
 
 def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -55,26 +60,44 @@ def takes_batch(module: nn.Module) -> bool:
     return named and has_layers and is_encoder(module)
 
 
-WAYS: list[tuple[Callable[[nn.Module], bool], Recipe]] = [
-    (describes_items, generic),
-    (takes_batch, by_batch),
-]
+def reads_texts(module: nn.Module) -> bool:
+    """Return True for models of texts without a head: token ids and a mask come in, and nothing to learn from."""
+    names = arguments_of(module)
+    heads = any(name in LOSSES or name.startswith("decoder_") or name in INPUTS for name in names)
+    return is_model(module) and next(iter(names), "") == IDS and MASK in names and not heads
+
+
+def merges_texts(module: nn.Module) -> bool:
+    """Return True for models that generate, or that hand the embeddings of texts on with others: no text towers."""
+    names = arguments_of(module)
+    return ("labels" in names and GENERATES in dir(module)) or (EMBEDDINGS in names and any(n in INPUTS for n in names))
+
+
+Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
+WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch)]
+TEXT_WAYS: Ways = [(reads_texts, packed_text)]
 
-def is_candidate(module: nn.Module) -> bool:
+
+def ways_for(model: nn.Module) -> Ways:
+    """Return the ways to understand what is inside a whole model, the first one first."""
+    return WAYS if merges_texts(model) else [*WAYS, *TEXT_WAYS]
+
+
+def is_candidate(module: nn.Module, ways: Ways) -> bool:
     """Return True if some way may understand a module."""
-    return any(applies(module) for applies, _ in WAYS)
+    return any(applies(module) for applies, _ in ways)
 
 
-def understand(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> Recipe:
+def understand(tower: nn.Module, ways: Ways, budgets: Budgets | None = None, **options: Any) -> Recipe:
     """Return the first recipe that graphs a tower.
 
     Raises:
         SpecError: None does; the message has the reason of each.
     """
     reasons = []
-    for applies, recipe in WAYS:
+    for applies, recipe in ways:
         if applies(tower):
             try:
                 recipe(tower, budgets, **options)
@@ -82,4 +105,4 @@ def understand(tower: nn.Module, budgets: Budgets | None = None, **options: Any)
                 reasons.append(f"{recipe.__name__}: {error}")
             else:
                 return recipe
-    raise SpecError("; ".join(reasons) or f"{type(tower).__name__} takes neither items nor a batch")
+    raise SpecError("; ".join(reasons) or f"{type(tower).__name__} takes neither items, nor a batch, nor texts")

@@ -1,0 +1,83 @@
+"""`vg.wrap` on text encoders: whole models, models with a head, towers beside others, and what is no encoder."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+CAUSAL = {"num_key_value_heads": 1, "head_dim": 16, "use_cache": False}
+MASK = (torch.arange(20) < torch.tensor([20, 7, 3])[:, None]).long()
+IDS = torch.randint(3, 97, MASK.shape, generator=torch.Generator().manual_seed(0)) * MASK
+
+
+def model_of(kind, config):
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(config).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "path"),
+    [
+        ("BertModel", transformers.BertConfig(**SIZES), ""),
+        ("BertForSequenceClassification", transformers.BertConfig(**SIZES), "bert"),
+        ("XLMRobertaForTokenClassification", transformers.XLMRobertaConfig(**SIZES), "roberta"),
+        ("Qwen3Model", transformers.Qwen3Config(**SIZES, **CAUSAL), ""),
+    ],
+)
+def test_texts_are_packed(kind, config, path):
+    model = model_of(kind, config)
+    expected = model(input_ids=IDS, attention_mask=MASK)[0]
+    assert vg.wrap(model, {path: [64]}, backend="tape") is model
+    out = model(input_ids=IDS, attention_mask=MASK)[0]
+    if path == "" or "Token" in kind:  # what a model leaves past the end of a text means nothing
+        out, expected = (x * MASK[..., None] for x in (out, expected))
+    torch.testing.assert_close(out, expected)
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.replays.total() == 1
+    assert not encoder.stats.eager
+    assert "packed_text" in vg.encoders(model).report()
+    vg.unwrap(model)
+    assert "forward" not in vars(model.get_submodule(path))
+
+
+def test_the_towers_of_clip_are_both_graphed():
+    text = {**SIZES, "max_position_embeddings": 32, "eos_token_id": 98}
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**vision, "image_size": 16, "patch_size": 4}, projection_dim=16
+    )
+    model = model_of("CLIPModel", config)
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "pixel_values": torch.randn(3, 3, 16, 16)}
+    expected = model(**inputs)
+    vg.wrap(model, {"text_model": vg.PaddedLadder(4, 32, step=4), "vision_model": [4]}, backend="tape")
+    out = model(**inputs)
+    torch.testing.assert_close(out.logits_per_image, expected.logits_per_image)
+    assert all(encoder.stats.replays and not encoder.stats.eager for encoder in vg.encoders(model).values())
+    assert vg.encoders(model).keys() == {"text_model", "vision_model"}
+
+
+def test_language_models_are_no_encoders():
+    model = model_of("Qwen3ForCausalLM", transformers.Qwen3Config(**SIZES, **CAUSAL))
+    with pytest.raises(vg.SpecError, match="Qwen3ForCausalLM has no tower"):
+        vg.wrap(model, backend="tape")
+    llava = transformers.LlavaConfig(
+        text_config=transformers.Qwen3Config(**SIZES, **CAUSAL),
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=4,
+        ),
+        image_token_index=98,
+    )
+    for kind in ("LlavaModel", "LlavaForConditionalGeneration"):
+        model = model_of(kind, llava)
+        vg.wrap(model, [2], backend="tape")
+        assert [path.rsplit(".", 1)[-1] for path in vg.encoders(model)] == ["vision_tower"]
