@@ -8,7 +8,7 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.automatic import is_candidate, is_model, understand, ways_for
+from varlen_graphs.recipes.automatic import WAYS, WITH_TEXTS, is_candidate, is_model, merges_texts, understand
 from varlen_graphs.recipes.registry import recipe_for
 
 BudgetsOf = Callable[[str], Budgets | None]
@@ -20,7 +20,8 @@ def find_towers(
 ) -> tuple[dict[str, Understood], dict[str, str]]:
     """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
 
-    Outer modules come first; what is inside a tower belongs to it. Of what is inside a module that cannot be graphed,
+    Outer modules come first; what is inside a tower belongs to it. What reads texts inside a model that generates, or
+    that merges them with images, is no tower. Of what is inside a module that cannot be graphed,
     only models are tried, not their layers.
 
     Raises:
@@ -30,20 +31,21 @@ def find_towers(
     towers: dict[str, Understood] = {}
     refused: dict[str, str] = {}
     inside: tuple[str, ...] = ()
-    ways = ways_for(model)
+    merging: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if path.startswith(inside):
             continue
         if installed(module) is not None:
             raise SpecError(f"{path or type(module).__name__} is wrapped already; call vg.unwrap(model) first")
+        if merges_texts(module):
+            merging += (f"{path}." if path else "",)
+        ways = WAYS if path.startswith(merging) else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
             check_weights(path, module)
             recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
             towers[path] = Understood(module, recipe, declared=True)
-        elif is_candidate(module, ways) and (
-            is_model(module) or not path.startswith(tuple(f"{one}." for one in refused))
-        ):
+        elif is_candidate(module, ways) and (is_model(module) or not path.startswith(tuple(f"{p}." for p in refused))):
             try:
                 check_weights(path, module)
                 found = understand(module, ways, budgets_of(path), **options)

@@ -23,7 +23,7 @@ OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 """Arguments of models that generate, and of those with a loss; `decoder_input_ids` and the like are others."""
 
 LOSSES = ("labels", "mask_labels", "start_positions")
-EMBEDDINGS, GENERATES = "inputs_embeds", "generate"
+EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
 
 
 def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -68,21 +68,17 @@ def reads_texts(module: nn.Module) -> bool:
 
 
 def merges_texts(module: nn.Module) -> bool:
-    """Return True for models that generate, or that hand the embeddings of texts on with others: no text towers."""
+    """Return True for models that generate, or that hand the embeddings of texts on with others: no texts inside."""
     names = arguments_of(module)
-    return ("labels" in names and GENERATES in dir(module)) or (EMBEDDINGS in names and any(n in INPUTS for n in names))
+    return hasattr(type(module), GENERATE) or (EMBEDDINGS in names and any(name in INPUTS for name in names))
 
 
 Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
 WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch)]
-TEXT_WAYS: Ways = [(reads_texts, packed_text)]
 
-
-def ways_for(model: nn.Module) -> Ways:
-    """Return the ways to understand what is inside a whole model, the first one first."""
-    return WAYS if merges_texts(model) else [*WAYS, *TEXT_WAYS]
+WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
 
 
 def is_candidate(module: nn.Module, ways: Ways) -> bool:
