@@ -128,3 +128,18 @@ def test_a_module_that_contains_the_module_is_no_part_of_it():
     whole["head"].train()
     encoder(rows, lengths=[6])
     assert not encoder.stats.eager
+
+
+silu = nn.SiLU()  # in training mode, as the activations that transformers keeps in globals
+
+
+class Activated(nn.Linear):
+    def forward(self, x):
+        return nn.functional.silu(super().forward(x))
+
+
+def test_a_global_of_the_same_name_as_an_attribute_does_not_count(recwarn):
+    module = Activated(8, 8).eval().requires_grad_(False)
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
+    vg.GraphedEncoder(module, [32], spec, backend="tape").capture()
+    assert not [str(warning.message) for warning in recwarn if "training mode" in str(warning.message)]

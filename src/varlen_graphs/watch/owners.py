@@ -1,9 +1,10 @@
 """Search for the tensors and modules that a module reaches, and for the paths to them."""
 
+import dis
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import _lru_cache_wrapper, partial, reduce
+from functools import _lru_cache_wrapper, lru_cache, partial, reduce
 from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -210,7 +211,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any, Step]
     if wrapped := vars(function).get("__wrapped__"):
         yield "", wrapped, attrgetter("__wrapped__")
     outer = function.__globals__
-    for name in sorted(names_in(function.__code__) & outer.keys()):
+    for name in sorted(globals_in(function.__code__) & outer.keys()):
         part = outer[name]
         if isinstance(part, _GLOBALS) or type(part).__module__ == function.__module__:
             yield f".{name}", part, partial(_global, outer, name)
@@ -223,6 +224,13 @@ _GLOBALS = (Tensor, nn.Module, list, dict, tuple, FunctionType, _lru_cache_wrapp
 def names_in(code: CodeType) -> set[str]:
     """Return the names of globals, attributes and methods in a function and in the functions nested in it."""
     return set(code.co_names).union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+@lru_cache(4096)
+def globals_in(code: CodeType) -> frozenset[str]:
+    """Return the names of globals in a function and in the functions nested in it, without those of attributes."""
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return frozenset(own.union(*(globals_in(inner) for inner in code.co_consts if isinstance(inner, CodeType))))
 
 
 def _attribute(name: str, value: Any) -> Any:
