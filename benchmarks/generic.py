@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import varlen_graphs as vg
 from benchmarks.common import table
@@ -103,13 +103,18 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     config = next(configs[n] for n in configs if n.endswith(ending) and n.startswith(name[:4]))
     torch.manual_seed(seed)
     tower = getattr(modeling, name)._from_config(config(**(settings | changes)), dtype=dtype)
+    enlarge(tower)
+    return tower.eval()
+
+
+def enlarge(model: nn.Module) -> None:
+    """Make random weights large enough that errors show in the output."""
     with torch.no_grad():
-        for parameter in tower.parameters():
+        for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    return tower.eval()
 
 
 def rows_for(encoder: vg.GraphedEncoder, items: Sequence[Any], seed: int) -> Tensor:

@@ -9,6 +9,8 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
+from benchmarks.generic import enlarge
+
 HEADS = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads", "n_heads", "n_head")
 WIDTHS = ("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "hidden_dim", "width")
 LAYERS = re.compile(r"(num_(hidden_|encoder_|decoder_|global_)?layers|depth|n_layers?|(en|de)coder_layers|layers)$")
@@ -101,20 +103,15 @@ def _shrink(part: Any, widths: dict[int, int]) -> None:
             setattr(part, name, sorted({v * DEPTH // depth for v in value}))
 
 
-def make(name: str, config: Any = None) -> nn.Module:
-    """Return a tiny model of a class, from its default configuration or from `config`, which is made tiny."""
+def make(name: str) -> nn.Module:
+    """Return a tiny model of a class, from its default configuration."""
     kind = getattr(transformers, name)
-    config = kind.config_class() if config is None else config
+    config = kind.config_class()
     for part, settings in SETTINGS.get(name, {}).items():
         for setting, value in settings.items():
             setattr(getattr(config, part), setting, value)
     shrink(config)
     torch.manual_seed(0)
     model: nn.Module = kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    enlarge(model)
     return model.eval()

@@ -21,8 +21,8 @@ def find_towers(
     """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
 
     Outer modules come first; what is inside a tower belongs to it. What reads texts inside a model that generates, or
-    that merges them with images, is no tower. Of what is inside a module that cannot be graphed,
-    only models are tried, not their layers.
+    that merges them with images, is no tower. Of what is inside a module that cannot be graphed, only models are tried,
+    not their layers.
 
     Raises:
         SpecError: A tower with a recipe for its class cannot be graphed, or a tower is wrapped already.

@@ -23,7 +23,10 @@ OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 """Arguments of models that generate, and of those with a loss; `decoder_input_ids` and the like are others."""
 
 LOSSES = ("labels", "mask_labels", "start_positions")
+"""Arguments of models with a head."""
+
 EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
+"""The argument of models that merge embeddings, and the method of those that generate."""
 
 
 def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
