@@ -225,12 +225,17 @@ def test_texts_longer_than_the_table_of_positions_are_an_error(name, flipped):
         encoder(**call)
 
 
+def install_on(model):
+    found = Understood(model, vg.recipes.packed_text, declared=True)
+    return install(found, [vg.Budget(64, items=4)], {"backend": "tape"}, Shared({}))
+
+
 def test_an_encoder_that_is_installed_runs_the_model_and_not_itself():
     model = text_model("bert")
     call = texts(model, [9, 5, 30])
     with torch.no_grad():
         expected = model(**call)
-    installed = install(Understood(model, vg.recipes.packed_text, declared=True), None, {"backend": "tape"}, Shared({}))
+    installed = install_on(model)
     assert error_of(model(**call), expected, call["attention_mask"]) < 1e-5
     odd = model(**call, position_ids=torch.arange(30)[None])
     torch.testing.assert_close(odd.pooler_output, expected.pooler_output)
@@ -247,9 +252,7 @@ def test_a_classifier_runs_on_the_graphs_of_its_encoder():
     call = texts(model, [9, 5, 30])
     with torch.no_grad():
         expected = model(**call).logits
-        installed = install(
-            Understood(model.roberta, vg.recipes.packed_text, declared=True), None, {"backend": "tape"}, Shared({})
-        )
+        installed = install_on(model.roberta)
         torch.testing.assert_close(model(**call).logits, expected)
     assert not installed.encoder.stats.eager
 
@@ -263,7 +266,10 @@ def test_vg_wrap_finds_a_text_encoder_that_is_registered(monkeypatch):
     call = texts(model, [9, 5])
     with torch.no_grad():
         expected = model(**call)
-        assert error_of(vg.wrap(model, backend="tape")(**call), expected, call["attention_mask"]) < 1e-5
+        assert (
+            error_of(vg.wrap(model, [vg.Budget(64, items=4)], backend="tape")(**call), expected, call["attention_mask"])
+            < 1e-5
+        )
 
 
 def test_threads_share_an_encoder():
