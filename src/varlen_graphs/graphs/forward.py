@@ -165,7 +165,7 @@ class Forward:
                 return output
             clear_gaps(parts, items)
             active = parts.active(Span.of(layout))
-            return parts.rebuild(with_padding(active, parts.extents, layout.rows, length))
+            return parts.rebuild(with_padding(active, parts.extents, layout.rows, length, call.places))
 
     def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
         """Flatten the output of a run at a budget.

@@ -192,7 +192,7 @@ class Executor:
         items.finish(self.waits)
         tensors = collected.tensors
         if call.length and call.layout is not None:
-            tensors = with_padding(tensors, graphs.extents, call.layout.rows, call.length)
+            tensors = with_padding(tensors, graphs.extents, call.layout.rows, call.length, call.places)
         output = graphs.rebuild(tensors)
         return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 

@@ -24,6 +24,7 @@ class Call:
         beyond: Reason why only the original module can answer this call; `None` if graphs can.
         layout: The items; `None` while only the GPU has seen them.
         length: Padded length of a batch that was packed on its way in; 0 for other calls.
+        places: Places of the rows in such a batch, int64 `[rows]`, by the lengths of its items and the padded length.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
     """
@@ -36,6 +37,7 @@ class Call:
     beyond: str | None
     layout: Layout | None = None
     length: int = 0
+    places: dict[tuple[int, ...], Tensor] | None = None
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.padded import pad_rows
+from varlen_graphs.layout.packed_rows import pad_rows, real_places
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs, named
 from varlen_graphs.spec.entries import Extent, Rows
@@ -74,7 +74,11 @@ def clear_gaps(parts: Parts, table: ItemTable) -> None:
 
 
 def with_padding(
-    tensors: Sequence[Tensor], extents: Sequence[Extent], lengths: Sequence[int], length: int
+    tensors: Sequence[Tensor],
+    extents: Sequence[Extent],
+    lengths: Sequence[int],
+    length: int,
+    places: Mapping[tuple[int, ...], Tensor] | None = None,
 ) -> list[Tensor]:
     """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
 
@@ -83,13 +87,20 @@ def with_padding(
         extents: Extent of each tensor.
         lengths: Number of rows of each item.
         length: Number of rows to which the items of the call were padded; 0 if they were not, which changes nothing.
+        places: Some `real_places`, by the lengths and the padded length that they belong to.
     """
     if not length:
         return [*tensors]
     padded = []
+    known = dict(places or {})
     for tensor, extent in zip(tensors, extents, strict=True):
         counts = extent.padded([*lengths, length])
-        padded.append(pad_rows(tensor, counts[:-1], counts[-1]) if counts else tensor)
+        if counts:
+            *own, most = key = (*counts,)
+            if min(own) < most and key not in known:
+                known[key] = real_places(own, most, tensor.device)
+            tensor = pad_rows(tensor, own, most, known.get(key))
+        padded.append(tensor)
     return padded
 
 

@@ -8,7 +8,8 @@ import torch
 
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import check_batch, check_marks, pack_rows
+from varlen_graphs.layout.packed_rows import pack_rows, real_places
+from varlen_graphs.layout.padded import check_batch, check_marks
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_numbers, is_integers
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -30,10 +31,12 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            call.length = call.rows.shape[1]
-            call.rows = pack_rows(call.rows, layout.rows)
+            call.length, lengths = call.rows.shape[1], layout.rows
+            places = real_places(lengths, call.length, call.rows.device) if min(lengths) < call.length else None
+            call.places = None if places is None else {(*lengths, call.length): places}
+            call.rows = pack_rows(call.rows, lengths, places)
             names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-            call.inputs |= {name: pack_rows(call.inputs[name], layout.rows) for name in names}
+            call.inputs |= {name: pack_rows(call.inputs[name], lengths, places) for name in names}
     return call.layout
 
 

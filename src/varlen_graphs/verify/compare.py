@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import pack_rows
+from varlen_graphs.layout.packed_rows import pack_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.outputs import Parts, Path, at, name_of
 

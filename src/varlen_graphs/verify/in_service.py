@@ -12,7 +12,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import pack_rows, pad_rows
+from varlen_graphs.layout.packed_rows import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.execute import Executor

@@ -13,7 +13,8 @@ from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.padded import key_padding_mask, pad_rows, real_rows
+from varlen_graphs.layout.packed_rows import pad_rows
+from varlen_graphs.layout.padded import key_padding_mask, real_rows
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
