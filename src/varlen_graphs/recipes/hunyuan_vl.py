@@ -53,7 +53,7 @@ def hunyuan_vl(
     """
     check_parts(tower, PARTS, "the vision tower of HunYuan-VL, which is model.model.vision_tower of a whole model")
     output_type = output_class(tower, "BaseModelOutputWithPooling")
-    merge = tower.patch_merger.spatial_merge_size
+    merge: int = tower.patch_merger.spatial_merge_size
 
     def tokens_of(t: int, h: int, w: int) -> int:
         if t != 1:
