@@ -15,6 +15,7 @@ from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
+from varlen_graphs.recipes.radio import radio
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
@@ -37,6 +38,7 @@ __all__ = [
     "qwen2_vl",
     "qwen3_omni_audio",
     "qwen3_vl",
+    "radio",
     "resampler",
     "siglip2",
     "video_llama3",
