@@ -13,6 +13,7 @@ from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
+from varlen_graphs.recipes.qwen3_asr import qwen3_asr
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.radio import radio
@@ -36,6 +37,7 @@ __all__ = [
     "packed_text",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_asr",
     "qwen3_omni_audio",
     "qwen3_vl",
     "radio",

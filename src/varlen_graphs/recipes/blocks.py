@@ -103,6 +103,41 @@ def siglip_layers(
     return normed
 
 
+def whisper_layers(
+    layers: Any, x: Tensor, last: Any, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+    backend: AttentionBackend, *, states: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Run the layers of a Whisper encoder over tokens `[tokens, dim]`, and return the norm `last` of their output.
+
+    `states`, if given, receives the input of the first layer and the output of each.
+    """
+    recorded = [] if states is None else states
+    recorded.append(x)
+    normed: Tensor = layers[0].self_attn_layer_norm(x)
+    following = [*(layer.self_attn_layer_norm for layer in layers[1:]), last]
+    for layer, next_norm in zip(layers, following, strict=True):
+        attn = layer.self_attn
+        q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, schedule=schedule, backend=backend
+        )
+        change = attn.out_proj(rearrange(attended, "tokens heads dim -> tokens (heads dim)"))
+        x, normed = add_norm(x, change, layer.final_layer_norm)
+        change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
+        x, normed = _add_norm_in_range(x, change, next_norm)
+        recorded.append(x)
+    return normed
+
+
+def _add_norm_in_range(x: Tensor, change: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """Return `x + change` and its norm; in float16 the sum is clamped, as the layers of Whisper do."""
+    if x.dtype != torch.float16:
+        return add_norm(x, change, norm)
+    limit = torch.finfo(x.dtype).max - 1000
+    x = (x + change).clamp(-limit, limit)
+    return x, norm(x)
+
+
 def patch_convolution(patches: Tensor, conv: Any) -> Tensor:
     """Convolve patches `[patches, channels * kernel]` to `[patches, out]`; a plain convolution is a matrix product."""
     if is_plain(conv, nn.Conv2d) or is_plain(conv, nn.Conv3d):
