@@ -43,6 +43,7 @@ GOOD = {
     vg.spec.Groups: {"rows": 1, "rows_dim": 0},
     vg.spec.FrameRows: {"every": 1, "rows_dim": 0},
     vg.Entries: {"of_item": ones, "at_budget": ones, "rows_dim": 0},
+    vg.spec.GridEntries: {"of_item": ones, "at_budget": ones, "rows_dim": 0},
     vg.PackedRows: {
         "name": "x", "shape": (3,), "dtype": torch.uint8, "pad": 0, "rows_dim": 0, "normalize": Normalize([0.5], [0.5]),
         "padded_by": None,

@@ -4,32 +4,44 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 """
 
 from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.cosmos3_edge import cosmos3_edge
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
+from varlen_graphs.recipes.hunyuan_vl import hunyuan_vl
+from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
+from varlen_graphs.recipes.qwen3_asr import qwen3_asr
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
+from varlen_graphs.recipes.radio import radio
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
 from varlen_graphs.recipes.text_encoder import TextEncoder
+from varlen_graphs.recipes.video_llama3 import video_llama3
 
 __all__ = [
     "TextEncoder",
     "by_batch",
+    "cosmos3_edge",
     "generic",
     "glm4v",
     "handles",
+    "hunyuan_vl",
+    "lfm3_vl",
     "minicpmv",
     "pack_slices",
     "packed_text",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_asr",
     "qwen3_omni_audio",
     "qwen3_vl",
+    "radio",
     "resampler",
     "siglip2",
+    "video_llama3",
 ]

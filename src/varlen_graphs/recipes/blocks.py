@@ -19,11 +19,12 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
 from varlen_graphs.kernels.rms_norm.op import add_rms_norm
+from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.kernels.silu_mul.op import silu_mul
 
 RMS_NORMS = (
-    "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Qwen2RMSNorm", "Qwen2_5OmniRMSNorm",
-    "Qwen2_5_VLRMSNorm",
+    "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Lfm3VlVisionRMSNorm", "Qwen2RMSNorm",
+    "Qwen2_5OmniRMSNorm", "Qwen2_5_VLRMSNorm",
 )  # fmt: skip
 """Classes of transformers that compute an RMS norm, round it, and multiply it by their weight."""
 
@@ -32,8 +33,13 @@ SWIGLUS = ("Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "Qwen2_5OmniM
 
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """Return `x + delta` and `norm(x + delta)`, in one pass over memory if `norm` is a plain layer norm or RMS norm."""
-    if is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, norm.weight, norm.bias):
+    """Return `x + delta` and `norm(x + delta)`, in one pass over memory if `norm` is a plain layer norm or RMS norm.
+
+    If `norm` is `None`, both are the sum.
+    """
+    if norm is None:
+        total = normed = x + delta
+    elif is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, norm.weight, norm.bias):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     elif _is_rms_norm(norm) and _same_dtype(x, delta, norm.weight):
         total, normed = add_rms_norm(x, delta, norm.weight, norm.variance_epsilon)
@@ -72,20 +78,64 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
 
 def siglip_layers(
     layers: Any, x: Tensor, last: Any, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
-    backend: AttentionBackend,
+    backend: AttentionBackend, *, rotary: tuple[Tensor, Tensor] | None = None, states: list[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the layers of a SigLIP transformer over rows `[rows, dim]`, and return the norm `last` of their output."""
+    """Run the layers of a SigLIP transformer over rows `[rows, dim]`, and return the norm `last` of their output.
+
+    Without `last`, the output itself is returned. `rotary` rotates queries and keys. `states`, if given, receives the
+    input of the first layer and the output of each.
+    """
+    recorded = [] if states is None else states
+    recorded.append(x)
     normed: Tensor = layers[0].layer_norm1(x)
     for layer, next_norm in zip(layers, [*(layer.layer_norm1 for layer in layers[1:]), last], strict=True):
         attn, mlp = layer.self_attn, layer.mlp
         q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
-        attended = varlen_attention(
-            q, k, v, cu_seqlens, max_seqlen, scale=attn.scale, schedule=schedule, backend=backend
-        )
-        change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
+        if rotary is not None:
+            q, k = apply_rotary(q, k, *rotary)
+        scale = attn.scale if hasattr(attn, "scale") else attn.scaling
+        attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, scale=scale, schedule=schedule, backend=backend)
+        project = attn.out_proj if hasattr(attn, "out_proj") else attn.o_proj
+        change = project(rearrange(attended, "rows heads dim -> rows (heads dim)"))
         x, normed = add_norm(x, change, layer.layer_norm2)
         x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
+        recorded.append(x)
     return normed
+
+
+def whisper_layers(
+    layers: Any, x: Tensor, last: Any, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+    backend: AttentionBackend, *, states: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Run the layers of a Whisper encoder over tokens `[tokens, dim]`, and return the norm `last` of their output.
+
+    `states`, if given, receives the input of the first layer and the output of each.
+    """
+    recorded = [] if states is None else states
+    recorded.append(x)
+    normed: Tensor = layers[0].self_attn_layer_norm(x)
+    following = [*(layer.self_attn_layer_norm for layer in layers[1:]), last]
+    for layer, next_norm in zip(layers, following, strict=True):
+        attn = layer.self_attn
+        q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, schedule=schedule, backend=backend
+        )
+        change = attn.out_proj(rearrange(attended, "tokens heads dim -> tokens (heads dim)"))
+        x, normed = add_norm(x, change, layer.final_layer_norm)
+        change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
+        x, normed = _add_norm_in_range(x, change, next_norm)
+        recorded.append(x)
+    return normed
+
+
+def _add_norm_in_range(x: Tensor, change: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """Return `x + change` and its norm; in float16 the sum is clamped, as the layers of Whisper do."""
+    if x.dtype != torch.float16:
+        return add_norm(x, change, norm)
+    limit = torch.finfo(x.dtype).max - 1000
+    x = (x + change).clamp(-limit, limit)
+    return x, norm(x)
 
 
 def patch_convolution(patches: Tensor, conv: Any) -> Tensor:

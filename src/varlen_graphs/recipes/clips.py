@@ -75,8 +75,11 @@ class ClipCuts:
 
     def cu_seqlens(self, table: ItemTable) -> Tensor:
         """Return the starts of the windows, int32 `[windows + 1]`: the tail repeats the number of tokens."""
-        most = _most_pieces(self.tokens_at(table.budget), table.budget.items, self.window)
-        windows = _cut(self.tokens(table.item_rows), self.window, most)
+        return self.window_starts(self.tokens(table.item_rows), self.tokens_at(table.budget))
+
+    def window_starts(self, tokens: Tensor, most: int) -> Tensor:
+        """Return the starts of the windows of clips of so many tokens, `[items]`, and of at most `most` in all."""
+        windows = _cut(tokens, self.window, _most_pieces(most, len(tokens), self.window))
         return F.pad(windows.length.cumsum(0), (1, 0)).int()
 
     def pairs(self, frames: Count) -> Count:

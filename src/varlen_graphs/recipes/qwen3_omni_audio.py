@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
+from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
@@ -23,7 +23,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import Lengths
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.recipes.blocks import add_norm, linear_activation, project_heads
+from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
@@ -85,18 +85,7 @@ def qwen3_omni_audio(
         x = _convolve(tower, rearrange(chunks, "mel chunks frames -> chunks 1 mel frames"), longest_chunk[:1])
         x = rearrange(x, "chunks tokens dim -> (chunks tokens) dim")[token_places]
         cu_seqlens, schedule = windows
-        normed = tower.layers[0].self_attn_layer_norm(x)
-        following = [*(layer.self_attn_layer_norm for layer in tower.layers[1:]), tower.ln_post]
-        for layer, next_norm in zip(tower.layers, following, strict=True):
-            attn = layer.self_attn
-            q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
-            attended = varlen_attention(
-                q, k, v, cu_seqlens, cuts.window, scale=attn.scaling, schedule=schedule, backend=attention
-            )
-            change = attn.out_proj(rearrange(attended, "tokens heads dim -> tokens (heads dim)"))
-            x, normed = add_norm(x, change, layer.final_layer_norm)
-            change = layer.fc2(linear_activation(normed, layer.fc1, layer.activation_fn))
-            x, normed = _add_norm_in_range(x, change, next_norm)
+        normed = whisper_layers(tower.layers, x, tower.ln_post, cu_seqlens, cuts.window, schedule, attention)
         x = tower.proj2(linear_activation(normed, tower.proj1, tower.act))
         return output_type(**dict.fromkeys(fields, x))
 
@@ -130,12 +119,3 @@ def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:
     x = tower.conv_out(x)
     out: Tensor = x + tower.positional_embedding.positional_embedding[: x.shape[1]].to(x.dtype)
     return out
-
-
-def _add_norm_in_range(x: Tensor, change: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """Return `x + change` and its norm; in float16 the sum is clamped, as the layers of the tower do."""
-    if x.dtype != torch.float16:
-        return add_norm(x, change, norm)
-    limit = torch.finfo(x.dtype).max - 1000
-    x = (x + change).clamp(-limit, limit)
-    return x, norm(x)

@@ -75,11 +75,7 @@ def run_block(
     comes with `next_norm` of it, `[rows, dim]` each. `mlp` is called as `mlp(x, block.mlp)`.
     """
     x, normed = add_norm(x, _attend(block.attn, normed, segments, rotary, backend), block.norm2)
-    change = mlp(normed, block.mlp)
-    if next_norm is None:
-        x = x + change
-        return x, x
-    return add_norm(x, change, next_norm)
+    return add_norm(x, mlp(normed, block.mlp), next_norm)
 
 
 def _attend(

@@ -200,7 +200,8 @@ def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[st
             values = [item[at] for item in layout.items]
             nested = [[values[i] for i in group] for group in layout.groups]
             missing = len(nested) == len(values) and set(values) == {column.default}
-            description[column.name] = None if missing else nested if column.groups else values
+            given = nested if column.groups else table[:, at]
+            description[column.name] = None if missing else given
     return description
 
 

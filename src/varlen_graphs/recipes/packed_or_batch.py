@@ -1,0 +1,80 @@
+"""Encoder of a tower that takes packed items of any size, and batches of items of one size."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from torch import nn
+
+from varlen_graphs.capture.options import Capture
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.spec.buffer_spec import BufferSpec
+
+
+class PackedOrBatch(GraphedEncoder):
+    """Encoder of packed items, as declared, with an encoder of its own for batches.
+
+    Calls without the argument that describes the items bring a batch. Budgets, statistics and the report of this
+    encoder are those of packed items; `batches` has its own.
+
+    Attributes:
+        batches: Encoder of batches, found by `by_batch`; `None` if the tower itself answers them.
+        why_eager: Reason why it does; `None` if it does not.
+    """
+
+    def __init__(self, module: nn.Module, budgets: Budgets, spec: BufferSpec, **options: Any) -> None:
+        super().__init__(module, budgets, spec, **options)
+        parameters = inspect.signature(module.forward).parameters.values()
+        self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        own = {name: value for name, value in options.items() if name not in ("forward", "off")}
+        own["capture"] = dataclasses.replace(options.get("capture", Capture()), warmup=None)  # a file is of one encoder
+        self.why_eager: str | None = None
+        self._batches: tuple[GraphedEncoder, ...] = ()  # in a tuple, so that it is no submodule
+        try:
+            self._batches = (by_batch(module, **({"pool": self.pool} | own)),)
+        except SpecError as error:
+            self.why_eager = f"a batch: {error}"
+
+    @property
+    def batches(self) -> GraphedEncoder | None:
+        """Encoder of batches."""
+        return next(iter(self._batches), None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
+        if self._forward_hooks or self._forward_pre_hooks:
+            return nn.Module.__call__(self, *args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode packed items, or a batch.
+
+        Raises:
+            InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
+        """
+        call = dict(zip(self._names, args, strict=False)) | kwargs
+        if call.get(self.spec.layout.name) is not None or self.executor.forward.is_running:
+            return super().forward(*args, **kwargs)
+        if self.batches is not None:
+            return self.batches(*args, **kwargs)
+        self.executor.begin()
+        self.stats.count_call(len(next(iter(call.values()), ())))
+        self.stats.count_eager(self.why_eager or "")
+        return self.executor.forward.itself(*args, **kwargs)
+
+    def release(self) -> None:
+        """Free the graphs of both encoders; see `GraphedEncoder.release`."""
+        super().release()
+        if self.batches is not None:
+            self.batches.release()
+
+    def poison(self) -> None:
+        """Poison the padding of both encoders; see `GraphedEncoder.poison`."""
+        super().poison()
+        if self.batches is not None:
+            self.batches.poison()
