@@ -15,9 +15,12 @@ from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
+from varlen_graphs.recipes.speech import speech
+from varlen_graphs.recipes.speech_encoder import SpeechEncoder
 from varlen_graphs.recipes.text_encoder import TextEncoder
 
 __all__ = [
+    "SpeechEncoder",
     "TextEncoder",
     "by_batch",
     "generic",
@@ -32,4 +35,5 @@ __all__ = [
     "qwen3_vl",
     "resampler",
     "siglip2",
+    "speech",
 ]
