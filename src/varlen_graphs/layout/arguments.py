@@ -31,6 +31,7 @@ class LayoutArgument(ABC):
         has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
         optional: True if calls may leave the argument out.
         one_row: True if each item is one row.
+        clean_padding: True if calls of padded batches hold the pad past the end of each item, as the module expects.
         usual: Shape of a row, where the first call may bring another.
 
     Raises:
@@ -53,6 +54,7 @@ class LayoutArgument(ABC):
     has_argument: ClassVar[bool] = True
     optional: bool = False
     one_row: ClassVar[bool] = False
+    clean_padding: ClassVar[bool] = False
     usual: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

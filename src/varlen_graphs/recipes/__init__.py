@@ -20,10 +20,13 @@ from varlen_graphs.recipes.radio import radio
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
+from varlen_graphs.recipes.speech import speech
+from varlen_graphs.recipes.speech_encoder import SpeechEncoder
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.video_llama3 import video_llama3
 
 __all__ = [
+    "SpeechEncoder",
     "TextEncoder",
     "by_batch",
     "cosmos3_edge",
@@ -43,5 +46,6 @@ __all__ = [
     "radio",
     "resampler",
     "siglip2",
+    "speech",
     "video_llama3",
 ]

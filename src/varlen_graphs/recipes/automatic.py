@@ -14,7 +14,15 @@ from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.inspection import LAYOUTS
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.registry import Recipe
+from varlen_graphs.recipes.speech import speech
+from varlen_graphs.recipes.speech_model import MASK_OF
 from varlen_graphs.recipes.text_model import IDS, MASK
+
+SOUND = ("input_features", "input_values")
+"""Names that transformers gives to spectrograms and samples."""
+
+MODALITIES = "input_modalities"
+"""Attribute of the models of transformers 5 that names the kinds of their inputs."""
 
 MAIN_INPUT = "main_input_name"
 """Attribute of the models of transformers, unlike of their layers."""
@@ -63,6 +71,13 @@ def takes_batch(module: nn.Module) -> bool:
     return named and has_layers and is_encoder(module)
 
 
+def hears_clips(module: nn.Module) -> bool:
+    """Return True for models of sound that take a mask."""
+    names = arguments_of(module)
+    of_sound = next(iter(names), "") in SOUND or "audio" in (getattr(module, MODALITIES, None) or ())
+    return is_model(module) and of_sound and any(MASK_OF in name for name in names) and is_encoder(module)
+
+
 def reads_texts(module: nn.Module) -> bool:
     """Return True for models of texts without a head: token ids and a mask come in, and nothing to learn from."""
     names = arguments_of(module)
@@ -79,7 +94,7 @@ def merges_texts(module: nn.Module) -> bool:
 Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
-WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch)]
+WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch), (hears_clips, speech)]
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
 

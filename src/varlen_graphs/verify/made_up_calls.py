@@ -169,7 +169,7 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     def entries(extent: Extent, shape: Sequence[int], dtype: torch.dtype, ids: range, pad: float, at: int) -> Tensor:
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
-        if extent.gaps and not (dtype.is_floating_point or dtype.is_complex):
+        if extent.gaps and (spec.layout.clean_padding or not (dtype.is_floating_point or dtype.is_complex)):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=device), length), pad)
         return pad_rows(made, layout.rows, length) if spec.packs and extent is spec.row_extent else made
 

@@ -16,9 +16,10 @@ _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
     *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
+    str(_PACKAGE / "recipes" / "alone.py"),
     _DOCTOR,
 )
-"""Files that hold no user code: torch, Triton, and the rooms of this library that a forward calls or runs under."""
+"""Files that hold no user code: torch, Triton, and what of this library a forward calls or runs under."""
 
 _TORCH_MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")

@@ -1,0 +1,181 @@
+"""Recipe for speech encoders of transformers: their own forward on padded clips, with masks made in the graph."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
+from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
+from varlen_graphs.recipes.alone import Alone
+from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
+from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
+from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.watch.kept_state import KeptState
+
+SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
+"""Rows a second, for budgets by default."""
+
+LONGEST = 30
+"""Seconds of the longest clip of a budget by default."""
+
+
+@dataclass(frozen=True)
+class ClipMask(PaddedMask):
+    """Mask of a padded batch of clips, each of which the module sees as long enough for a frame.
+
+    Attributes:
+        shortest: Rows of such a clip.
+    """
+
+    clean_padding = True
+    shortest: int = 1
+
+    def argument(self, values: Tensor, budget: Budget) -> Tensor:
+        """Return the mask `[batch, length]` of the budget, from the values of an item table."""
+        rows = values[:, 2].clamp(min=min(self.shortest, budget.max_seqlen))
+        return key_padding_mask(real_rows(rows, budget.max_seqlen), self.dtype, self.real)
+
+
+class DeclaredSpeech(NamedTuple):
+    """A declaration to try, and its forward."""
+
+    model: SpeechModel
+    spec: BufferSpec
+    forward: Callable[..., Any]
+    alone: bool
+
+    def check(self, asked: Mapping[str, Any]) -> None:
+        """Check it on calls with these arguments; see `SpeechModel.check`."""
+        self.model.check(self.spec, self.forward, not self.alone, asked)
+
+
+def speech(tower: Any, budgets: Budgets | None = None, **options: Any) -> SpeechEncoder:
+    """Graph a speech encoder of transformers that takes clips of several lengths: wav2vec 2.0, Conformers and the like.
+
+        encoder = vg.recipes.speech(model.wav2vec2)
+        features = encoder(input_values, attention_mask=mask).last_hidden_state
+
+    The encoder is called as the tower is, with samples `[batch, samples]` or spectrograms `[batch, frames, bins]` and
+    the mask `[batch, length]`, and returns the tower's own output class, with zeros past the frames of each clip. What
+    padding holds counts for nothing. The graphs hold the tower's own forward on a padded batch.
+
+    Some towers let padding reach real frames, by group norms (wav2vec2-base) or convolutions without a mask. Their
+    graphs take calls without a mask, or with a mask of ones; calls of clips of several lengths run the tower itself.
+
+    The numbers of frames are found, and both forms checked, on a few short clips of random numbers on the device of the
+    tower: alone, together, and padded to different lengths. The runs sync with the host, as does a mask on the GPU.
+
+    Args:
+        tower: The tower, on its device, in its dtype and in evaluation mode.
+        budgets: As for `GraphedEncoder`; `None` is a `PaddedLadder` of up to 8 clips of 1 to 30 seconds.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Raises:
+        SpecError: The tower takes no clips of any length, or gives other outputs in a longer batch, or cannot be
+            captured. The message has the reasons.
+    """
+    if tower.training:
+        raise SpecError(f"{type(tower).__name__} is in training mode, in which it masks features: call .eval() first")
+    before = KeptState(tower.named_modules())
+    try:
+        with torch.no_grad(), without_new_hooks(tower):
+            attempt = _declare(tower)
+    finally:
+        before.restore()  # the tower may have kept something of the random clips
+    if budgets is None:
+        second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
+        budgets = PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5)
+    model, spec, forward, alone = attempt
+    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, **options)
+
+
+def _declare(tower: nn.Module) -> DeclaredSpeech:
+    """Return the first declaration that passes the check."""
+    failures: dict[str, None] = {}
+    for attempt in _attempts(tower, failures):
+        reason = _why_not(partial(attempt.check, {}))
+        if reason is None:
+            return _with_hidden_states(attempt)
+        failures[reason] = None
+    raise SpecError(f"{type(tower).__name__} cannot be graphed as a speech encoder:\n- " + "\n- ".join(failures))
+
+
+def _why_not(run: Callable[[], Any]) -> str | None:
+    """Return the error that a run raises, in two lines; `None` if it raises none."""
+    try:
+        run()
+    except (VarlenGraphsError, *RUN_ERRORS) as error:
+        return " ".join(str(error).splitlines()[:2])
+    return None
+
+
+def _with_hidden_states(right: DeclaredSpeech) -> DeclaredSpeech:
+    """Return the declaration with the hidden states of all layers, if the forward returns them as the tower does."""
+    spec = right.spec
+    try:
+        attempt = right._replace(spec=BufferSpec(spec.rows, spec.layout, outputs=right.model.outputs(True)))
+        attempt.check({OUTPUT_HIDDEN_STATES: True})
+    except (VarlenGraphsError, *RUN_ERRORS):
+        return right
+    return attempt
+
+
+def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredSpeech]:
+    """Yield declarations: clips under the tower's own mask, then each as if it were alone. Adds why there are none."""
+    for dtype in (torch.int64, torch.bool):
+        try:
+            model = SpeechModel(tower, dtype)
+        except (VarlenGraphsError, *RUN_ERRORS) as error:
+            failures[str(error)] = None
+            continue
+        outputs = model.outputs()
+        mask = ClipMask(model.mask, dtype, optional=True, shortest=model.shortest)
+        yield DeclaredSpeech(model, BufferSpec(model.rows, mask, outputs=outputs), _forward(model), alone=False)
+        spec = BufferSpec(model.rows, replace(mask, name=CLIP_MASK), outputs=outputs)
+        for picked in (False, True):
+            yield DeclaredSpeech(model, spec, _forward_alone(model, picked), alone=True)
+
+
+def _forward(model: SpeechModel) -> Callable[..., Any]:
+    """Return the tower's own forward, called as a function of the tower."""
+
+    def forward(tower: nn.Module, **arguments: Any) -> Any:
+        with Alone():
+            return model.forward(**arguments)
+
+    return _with_signature(forward, model, model.mask)
+
+
+def _forward_alone(model: SpeechModel, picked: bool) -> Callable[..., Any]:
+    """Return the tower's own forward with each clip as if it were alone.
+
+    If `picked`, the tower takes every so many entries of the mask for its frames, which has just as many then.
+    """
+    count = model.frames
+
+    def forward(tower: nn.Module, **arguments: Any) -> Any:
+        mask = arguments.pop(CLIP_MASK)
+        rows = mask.sum(1)
+        if picked:
+            mask = real_rows((count.of(rows) - 1) * count.stride + 1, mask.shape[1]).to(mask.dtype)
+        with Alone(rows, model.inside):
+            return model.forward(**arguments, **{model.mask: mask})
+
+    return _with_signature(forward, model, CLIP_MASK)
+
+
+def _with_signature(forward: Callable[..., Any], model: SpeechModel, mask: str) -> Callable[..., Any]:
+    """Return the function with the arguments of the tower's own forward, the mask under another name."""
+    own = inspect.signature(model.forward).parameters.values()
+    named = [one.replace(name=mask) if one.name == model.mask else one for one in own]
+    tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([tower, *named])  # type: ignore[attr-defined]
+    return forward

@@ -1,0 +1,77 @@
+"""Encoder of clips that answers all calls that the speech encoder itself answers."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import LayoutError
+from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.spec.buffer_spec import BufferSpec
+
+CLIP_MASK = "clip_mask"
+"""Name of the mask for towers that let padding reach real frames; a mask that calls bring has the tower's name."""
+
+
+class SpeechEncoder(GraphedEncoder):
+    """Encoder of clips, called as the tower is, with samples or spectrograms and a mask.
+
+    Calls with a mask that does not mark the first rows of each clip, or is not of zeros and ones, run the tower itself
+    and count in `stats.eager`. So do calls of clips of several lengths if the tower lets padding reach real frames.
+
+    Attributes:
+        alone: True if it does, so that graphs take clips of one length.
+    """
+
+    def __init__(self, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool, **options: Any) -> None:
+        super().__init__(model.tower, budgets, spec, **options)
+        self.alone = alone
+        self._mask = model.mask
+        self._of_mask = model.of_mask
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the clips of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
+        if self._forward_hooks or self._forward_pre_hooks:
+            return nn.Module.__call__(self, *args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode the clips of one call.
+
+        Returns:
+            The tower's output. Frames past the end of each clip are zeros.
+
+        Raises:
+            InputError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
+        """
+        call = dict(zip(self._names, args, strict=False)) | kwargs
+        clips, mask = call.get(self.spec.packed.name), call.get(self._mask)
+        if self.alone and call.pop(self._mask, None) is not None and not _marks_all(mask, clips):
+            return self._itself(f"{self._mask} of clips of several lengths", clips, args, kwargs)
+        try:
+            output = super().forward(**call)
+        except LayoutError:
+            if mask is None:
+                raise
+            return self._itself(f"{self._mask} that does not mark the first rows of each clip", clips, args, kwargs)
+        if mask is None and self._of_mask and isinstance(output, Mapping):
+            return type(output)(**{**output, **dict.fromkeys(self._of_mask)})
+        return output
+
+    def _itself(self, reason: str, clips: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the output of the tower itself, and count the call."""
+        self.executor.begin()
+        self.stats.count_call(len(clips))
+        self.stats.count_eager(reason)
+        return self.executor.forward.itself(*args, **kwargs)
+
+
+def _marks_all(mask: Any, clips: Any) -> bool:
+    """Return True if a mask marks all rows of a batch as real. A mask on a GPU costs a sync."""
+    return isinstance(mask, Tensor) and mask.shape == clips.shape[:2] and bool((mask == 1).all())

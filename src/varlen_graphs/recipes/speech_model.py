@@ -1,0 +1,259 @@
+"""A speech encoder of transformers, and small batches of clips to check a declaration of it with."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.dtypes import module_dtype
+from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.recipes.alone import Alone, FrameCount
+from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
+from varlen_graphs.spec.entries import Entries, Items
+from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.watch.rules_mode import CaptureRulesMode
+
+BINS = (
+    "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",
+    "input_size", "input_dim",
+)  # fmt: skip
+"""Settings that hold the bins of a frame of a spectrogram."""
+
+STARTS = [64 << doubled for doubled in range(9)]
+"""Rows of clips to run first, until the encoder takes one."""
+
+WHOLE = ""
+"""Name of an output that is a tensor."""
+
+MASK_OF = "mask"
+"""Part of the name of the argument that tells real rows from padding."""
+
+
+class SpeechModel:
+    """A speech encoder, its forward at this time, and what short runs tell.
+
+    Args:
+        tower: The encoder.
+        mask_dtype: Dtype of the mask that it gets.
+
+    Attributes:
+        tower, mask_dtype: As given.
+        forward: The forward of the encoder, which runs inside graphs even if one is installed in its place.
+        rows: Declaration of the rows: samples, or frames of a spectrogram.
+        mask: Name of the mask argument.
+        fields: Number of frames in each field of the output; `None` for a field with an entry a clip.
+        frames: That of the first field with frames.
+        of_mask: Names of the fields that only calls with a mask get.
+        inside: Number of frames before each convolution with padding and each group norm.
+        shortest: Fewest rows of a clip that has a frame.
+
+    Raises:
+        SpecError: The encoder takes no mask, or no clips of several lengths, or the sizes of its outputs do not follow
+            from them.
+    """
+
+    def __init__(self, tower: nn.Module, mask_dtype: torch.dtype) -> None:
+        self.tower = tower
+        self.mask_dtype = mask_dtype
+        self.forward: Callable[..., Any] = tower.forward
+        self._name = type(tower).__name__
+        parameters = [*inspect.signature(tower.forward).parameters.values()]
+        masks = [one.name for one in parameters if MASK_OF in one.name and "output" not in one.name]
+        if not masks:
+            raise SpecError(f"{self._name} takes {[one.name for one in parameters]}: expected a mask of the clips")
+        self.mask = masks[0]
+        self._needs_mask = next(one for one in parameters if one.name == self.mask).default is inspect.Parameter.empty
+        self._first = parameters[0].name
+        self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
+        self._dtype = module_dtype(tower)
+        self._sizes: dict[int, dict[Any, int]] = {}
+        self._start = self._accepted()
+        plain, masked = (self._fields(self._run_one(self._start, with_mask)) for with_mask in (self._needs_mask, True))
+        self.of_mask = [name for name in masked if name not in plain]
+        counts = {key: self._count(key) for key in self._sizes[self._start]}
+        self.fields = {name: counts.get(name) for name in masked}
+        self.inside = [count for key, count in counts.items() if isinstance(key, int)]
+        self.frames = next(iter(counts.values()))
+        self.shortest = max(1, *(count.stride - count.offset for count in counts.values()))
+        self._measured(self.shortest)  # raises if it takes none with a single frame
+
+    def outputs(self, hidden_states: bool = False) -> Declared:
+        """Declare the output."""
+        fields: dict[str, Declared] = {
+            name: Items() if count is None else Entries(count) for name, count in self.fields.items()
+        }
+        if WHOLE in fields:
+            return fields[WHOLE]
+        if hidden_states:
+            fields[HIDDEN_STATES] = Entries(self._of_states)
+        return Outputs(**fields)
+
+    @cached_property
+    def _of_states(self) -> FrameCount:
+        """Number of frames of the hidden states: that of a field with as many."""
+        output = self._run_one(self._start, True, **{OUTPUT_HIDDEN_STATES: True})
+        sizes = {layer.shape[1] for layer in output[HIDDEN_STATES]}
+        found = [one for one in self.fields.values() if one is not None and {one(self._start)} == sizes]
+        if not found:
+            raise SpecError(f"its hidden states have {sorted(sizes)} frames, unlike its other outputs")
+        return found[0]
+
+    def calls(self) -> Iterator[list[int]]:
+        """Yield the rows of the clips of small batches: of several lengths, one clip, and clips of one length."""
+        step = max(one.stride for one in self.fields.values() if one is not None)
+        start = self._start
+        yield [start + 5 * step + 1, self.shortest + step, start + 3]
+        yield [start + 2]
+        yield [start + step - 1] * 2
+
+    def check(self, spec: BufferSpec, forward: Callable[..., Any], ragged: bool, asked: Mapping[str, Any]) -> None:
+        """Check that the declared forward gives what the encoder itself gives, however far calls are padded.
+
+        Raises:
+            SpecError: It gives something else.
+            CaptureError: It cannot be captured.
+        """
+
+        def watched(tower: nn.Module, **arguments: Any) -> Any:
+            return CaptureRulesMode(self.device, "it").watch(lambda: forward(tower, **arguments))
+
+        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        encoder = GraphedEncoder(
+            self.tower, [Budget.padded(4, 2 * self._start)], spec, forward=watched, backend="eager"
+        )
+        for lengths in self.calls():
+            is_ragged = min(lengths) < max(lengths)
+            if is_ragged and not ragged:
+                continue
+            real = self._real(lengths, max(lengths))
+            own = self._call(
+                self._batch(lengths, max(lengths), 0.0), real if is_ragged or self._needs_mask else None, asked
+            )
+            longest = max(lengths) + self._start // 2 + 1
+            padded = {
+                self._first: self._batch(lengths, longest, torch.nan),
+                spec.layout.name: self._real(lengths, longest),
+            }
+            declared = encoder.eager(**padded, **asked)
+            got = self._fields(declared)
+            for name, expected in self._fields(own).items():
+                self._compare(name, got[name], expected, lengths, self.fields[name])
+            for layer, expected in enumerate(own[HIDDEN_STATES] if asked else ()):
+                self._compare(HIDDEN_STATES, declared[HIDDEN_STATES][layer], expected, lengths, self._of_states)
+
+    def _compare(
+        self, name: str, got: Tensor, expected: Tensor, lengths: Sequence[int], count: FrameCount | None
+    ) -> None:
+        for at, rows in enumerate(lengths):
+            frames = slice(None if count is None else count(rows))
+            one, other = got[at][frames].double(), expected[at][frames].double()
+            error = (one - other).norm() / other.norm().clamp(min=1e-30)
+            if not error <= math.sqrt(torch.finfo(self._dtype).eps):
+                raise SpecError(
+                    f"its {name or 'output'} for a clip of {rows} rows depends on the padding or on other clips, in a "
+                    f"batch of {list(lengths)} rows (relative L2 {error:.1e})"
+                )
+
+    def _accepted(self) -> int:
+        """Return the rows of a clip that the encoder takes, with several frames; finds the shape of a row."""
+        config: Any = getattr(self.tower, "config", None)
+        found = [value for name in BINS if isinstance(value := getattr(config, name, None), int)]
+        found += [part.in_features for part in self.tower.modules() if isinstance(part, nn.Linear)][:1]
+        refusals = []
+        for shape in [*((bins,) for bins in dict.fromkeys(found)), ()]:
+            self.rows = PackedRows(self._first, shape=shape)
+            for start in STARTS:
+                try:
+                    sizes = self._measured(start)
+                except RUN_ERRORS as error:
+                    refusals.append(f"for {self._first} {[1, start, *shape]} it raises {error!r}")
+                    continue
+                if min(sizes.values(), default=0) > 2:
+                    return start
+            self._sizes.clear()
+        raise SpecError(f"{self._name} takes no clips: {refusals[-1] if refusals else 'its outputs have no frames'}")
+
+    def _measured(self, rows: int) -> dict[Any, int]:
+        """Return the size of each output, by name, and of the time inside, by its place, for one clip."""
+        if rows not in self._sizes:
+            with Alone() as mode:
+                output = self._run_one(rows, True)
+            fields = self._fields(output).items()
+            sizes = {name: part.shape[1] for name, part in fields if part.dim() > 2 or not part.is_floating_point()}
+            self._sizes[rows] = {**sizes, **dict(enumerate(mode.frames))}
+        return self._sizes[rows]
+
+    def _count(self, key: Any) -> FrameCount:
+        """Return the number of frames as a function of the rows."""
+        start = self._start
+        ends = [start]
+        for _ in range(2):
+            more = self._measured(ends[-1])[key] + 1
+            ends.append(self._smallest(partial(self._reaches, key, more), ends[-1]))
+        _, first, second = ends
+        stride = second - first
+        count = FrameCount(stride, self._measured(first)[key] * stride - first)
+        for rows in (start, start + 1, second + 1, 2 * start, 2 * start + stride // 2 + 1, 3 * start - 1):
+            if self._measured(rows)[key] != count(rows):
+                raise SpecError(
+                    f"its {key} has {self._measured(rows)[key]} frames for {rows} rows: expected {count(rows)}, from "
+                    f"one frame every {stride} rows"
+                )
+        return count
+
+    def _reaches(self, key: Any, frames: int, rows: int) -> bool:
+        return self._measured(rows)[key] >= frames
+
+    @staticmethod
+    def _smallest(holds: Callable[[int], bool], above: int) -> int:
+        """Return the smallest number above another one for which something holds, which then holds for larger ones."""
+        step = 1
+        while not holds(above + step):
+            step *= 2
+            if step > STARTS[-1]:
+                raise SpecError(f"its outputs do not grow with the rows of a clip beyond {above} rows")
+        low, high = above + step // 2, above + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+    def _run_one(self, rows: int, with_mask: bool, **asked: Any) -> Any:
+        real = self._real([rows], rows)
+        return self._call(self._batch([rows], rows, 0.0), real if with_mask else None, asked)
+
+    def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
+        masks = {} if real is None else {self.mask: real}
+        with torch.no_grad():
+            return self.forward(**{self._first: clips}, **masks, **asked)
+
+    def _fields(self, output: Any) -> dict[str, Tensor]:
+        """Return the tensors of an output by name."""
+        if isinstance(output, Tensor):
+            return {WHOLE: output}
+        if not isinstance(output, Mapping):
+            raise SpecError(f"{self._name} returns a {type(output).__name__}: expected a tensor, or named fields")
+        fields = {name: part for name, part in output.items() if part is not None and name != HIDDEN_STATES}
+        if unknown := [name for name, part in fields.items() if not isinstance(part, Tensor)]:
+            raise SpecError(f"{self._name} returns {unknown}, which are no tensors")
+        return fields
+
+    def _real(self, lengths: Sequence[int], longest: int) -> Tensor:
+        return real_rows(torch.tensor(lengths, device=self.device), longest).to(self.mask_dtype)
+
+    def _batch(self, lengths: Sequence[int], longest: int, fill: float) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        batch = torch.full((len(lengths), longest, *(self.rows.shape or ())), fill)
+        for clip, rows in zip(batch, lengths, strict=True):
+            clip[:rows] = torch.randn(rows, *(self.rows.shape or ()), generator=generator)
+        return batch.to(self.device, self._dtype)

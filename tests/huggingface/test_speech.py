@@ -1,0 +1,71 @@
+"""`vg.wrap` on speech models: models with a head, encoders inside of models that generate, and what stays eager."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+
+transformers = pytest.importorskip("transformers", minversion="5.20")
+
+from tests.support.speech_models import FAST, LAYERS, MOONSHINE, SAMPLES  # noqa: E402
+
+BUDGET = [vg.Budget.padded(4, 300)]
+MASK = (torch.arange(300) < torch.tensor([300, 120, 77])[:, None]).long()
+
+
+def model_of(kind, config):
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(config).eval().requires_grad_(False)
+
+
+def clips(*shape):
+    torch.manual_seed(1)
+    batch = torch.randn(*MASK.shape, *shape)
+    return batch * MASK.view(*MASK.shape, *[1] * len(shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "path", "shape"),
+    [
+        ("Wav2Vec2ForCTC", transformers.Wav2Vec2Config(**LAYERS, vocab_size=20), "wav2vec2", ()),
+        ("ParakeetForCTC", transformers.ParakeetCTCConfig(encoder_config=FAST, vocab_size=20), "encoder", (16,)),
+    ],
+)
+def test_models_with_a_head(kind, config, path, shape):
+    model, batch = model_of(kind, config), clips(*shape)
+    expected = [model(batch, attention_mask=MASK).logits, model(batch[:1]).logits]
+    vg.wrap(model, {path: BUDGET}, backend="tape", verify=vg.Verify(prove=False))
+    out = [model(batch, attention_mask=MASK).logits, model(batch[:1]).logits]
+    encoder = vg.encoders(model)[path]
+    frames = [encoder.spec.outputs.fields["last_hidden_state"].of_item(rows) for rows in MASK.sum(1).tolist()]
+    for own, other, count in zip(out[0], expected[0], frames, strict=True):
+        torch.testing.assert_close(own[:count], other[:count], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(out[1], expected[1], atol=1e-5, rtol=1e-4)
+    assert encoder.stats.replays.total() == 2
+    assert not encoder.stats.eager
+    assert vg.encoders(model).how == {path: "speech"}
+    vg.unwrap(model)
+    assert "forward" not in vars(model.get_submodule(path))
+
+
+def test_a_model_that_lets_padding_reach_real_frames_runs_clips_of_several_lengths_itself():
+    model, batch = model_of("HubertModel", transformers.HubertConfig(**SAMPLES)), clips()
+    expected = model(batch, attention_mask=MASK)[0]
+    vg.wrap(model, BUDGET, backend="tape", verify=vg.Verify(prove=False))
+    torch.testing.assert_close(model(batch, attention_mask=MASK)[0], expected)
+    model(batch)
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.eager == {"attention_mask of clips of several lengths": 1}
+    assert encoder.stats.replays.total() == 1
+
+
+def test_the_encoder_of_a_model_that_generates():
+    decoder = {"decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2, "vocab_size": 50}
+    config = transformers.MoonshineConfig(**MOONSHINE, **decoder)
+    model = model_of("MoonshineForConditionalGeneration", config)
+    batch = torch.randn(1, 2500, generator=torch.Generator().manual_seed(0))
+    call = {"input_values": batch, "attention_mask": torch.ones_like(batch).long(), "max_new_tokens": 4}
+    expected = model.generate(**call, do_sample=False)
+    vg.wrap(model, {"model.encoder": [vg.Budget.padded(1, 3000)]}, backend="tape", verify=vg.Verify(prove=False))
+    assert torch.equal(model.generate(**call, do_sample=False), expected)
+    assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1

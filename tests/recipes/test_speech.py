@@ -1,0 +1,126 @@
+"""Speech encoders of transformers with clips of any length: graphed as they are, each clip alone, or refused by name."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import varlen_graphs as vg
+
+pytest.importorskip("transformers", minversion="5.20", reason="needs the masks of transformers 5")
+
+from tests.support.speech_models import (
+    ALONE,
+    RAGGED,
+    REFUSED,
+    check_clips,
+    clips,
+    error_of,
+    speech_encoder,
+    speech_model,
+)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Captured once, for all examples of a property."""
+    return speech_encoder("wav2vec2 large")
+
+
+def test_graphs_of_several_budgets_keep_the_padding_contract(shared):
+    check_clips(shared)
+
+
+@pytest.mark.parametrize("name", [*RAGGED, *ALONE])
+def test_models_are_told_apart_by_whether_padding_reaches_real_frames(name):
+    assert speech_encoder(name, backend="eager").alone == (name in ALONE)  # the recipe compares it with the model
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
+    with pytest.raises(vg.SpecError, match=re.escape(REFUSED[name][4])):
+        speech_encoder(name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(30, 400), min_size=1, max_size=9), st.integers(0, 60), st.integers(0, 9))
+def test_any_batch_of_clips_is_as_the_model_has_it(shared, lengths, longer, seed):
+    call = clips(shared, lengths, seed=seed, longer=longer)
+    with torch.no_grad():
+        expected = shared.module(**call)
+    out = shared(**clips(shared, lengths, torch.nan, seed, longer))
+    assert error_of(shared, out, expected, lengths) < 1e-5
+
+
+def test_verify_proves_calls(shared):
+    assert shared.verify([clips(shared, [300, 60, 91])]).calls == 1
+
+
+def test_clips_too_short_for_a_frame_have_none(shared):
+    call = clips(shared, [200, 3, 60])
+    out = shared(**call).last_hidden_state
+    assert not out[1].any()
+    with torch.no_grad():
+        alone = shared.module(call["input_values"][:1]).last_hidden_state
+    torch.testing.assert_close(out[:1], alone)
+
+
+def eager_reason(encoder, **call):
+    """Return the reason why a call runs eager; checks that the model itself answers it."""
+    encoder.stats.eager.clear()
+    with torch.no_grad():
+        expected = encoder.module(**call)
+    torch.testing.assert_close(encoder(**call).last_hidden_state, expected.last_hidden_state)
+    (reason,) = encoder.stats.eager
+    return reason
+
+
+def test_masks_that_graphs_do_not_take_run_the_model_itself(shared):
+    call = clips(shared, [200, 90])
+    holes = call["attention_mask"].flip(1)
+    assert "does not mark the first rows" in eager_reason(shared, **call | {"attention_mask": holes})
+    assert "does not mark the first rows" in eager_reason(shared, **call | {"attention_mask": holes.float()})
+    shared.stats.eager.clear()
+    for mask in (call["attention_mask"].bool(), call["attention_mask"].long()):
+        assert torch.equal(shared(call["input_values"], mask)[0], shared(**call)[0])
+    assert not shared.stats.eager
+    assert shared(**call, output_attentions=True).attentions is not None
+    with pytest.raises(vg.InputError, match="mask_time_indices"):
+        shared(**call, mask_time_indices=torch.zeros(2, 10, dtype=torch.bool))
+
+
+def test_a_model_that_lets_padding_reach_real_frames_takes_a_mask_of_ones_and_runs_others_itself():
+    encoder = speech_encoder("wav2vec2 base")
+    check_clips(encoder)
+    whole = clips(encoder, [200, 200])
+    with torch.no_grad():
+        expected = encoder.module(**whole)
+    assert error_of(encoder, encoder(**whole), expected, [200, 200]) < 1e-5
+    assert not encoder.stats.eager
+    assert "several lengths" in eager_reason(encoder, **clips(encoder, [200, 90]))
+    with pytest.raises(AttributeError, match="list"):  # the model's own
+        encoder(whole["input_values"], attention_mask=[[1] * 200] * 2)
+
+
+def test_fields_that_only_calls_with_a_mask_get():
+    encoder = speech_encoder("parakeet", proven=False)
+    check_clips(encoder)
+    call = clips(encoder, [120, 60])
+    out, expected = encoder(**call), encoder.module(**call)
+    assert torch.equal(out.attention_mask, expected.attention_mask)
+    assert out.attention_mask.dtype == expected.attention_mask.dtype
+    assert encoder(call["input_features"]).attention_mask is None
+
+
+def test_training_mode_is_refused():
+    with pytest.raises(vg.SpecError, match="training mode"):
+        vg.recipes.speech(speech_model("wav2vec2 large").train())
+
+
+def test_default_budgets_hold_clips_of_30_seconds():
+    for name, longest in (("wav2vec2 base", 480_000), ("parakeet", 3000)):
+        budgets = vg.recipes.speech(speech_model(name), backend="eager").budgets
+        assert {budget.max_seqlen for budget in budgets} >= {longest}
+        assert len(budgets) < 50
