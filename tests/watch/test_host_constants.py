@@ -6,7 +6,7 @@ import torch
 import varlen_graphs as vg
 from tests.support.host_constants import CONSTANTS, KEPT, RANDOM, SPEC, VARYING, Towers, relative_positions
 from tests.support.towers import equal_bits
-from varlen_graphs.watch.host_constants import ConstantsMode
+from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
 from varlen_graphs.watch.read_memory import ReadMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
@@ -73,7 +73,7 @@ def test_a_second_run_gets_the_constants_of_the_first(function):
     assert memory.constants
     ConstantsMode(torch.device("meta"), "the module", memory.constants).watch(run, fast_paths=False)
     one = memory.constants[0]
-    other = [one._replace(on_host=one.on_host + 1), *memory.constants[1:]]
+    other = [HostConstant(one.on_host + 1, one.on_device), *memory.constants[1:]]
     with pytest.raises(vg.CaptureError, match="differs from that of the run before"):
         ConstantsMode(torch.device("meta"), "the module", other).watch(run, fast_paths=False)
 
