@@ -63,7 +63,8 @@ def test_an_encoder_by_itself_keeps_padding_out(name):
     tower = tower_model(name)
     encoder = by_batch(tower, BATCHES, backend="tape")
     rows = encoder.spec.packed.name
-    shape = {"Molmo2VisionModel": (16, 48), "VideoMAEModel": (4, 3, 16, 16), "VivitModel": (4, 3, 16, 16)}
+    clips = dict.fromkeys(["VideoMAEModel", "VivitModel", "TimesformerModel"], (4, 3, 16, 16))
+    shape = {"Molmo2VisionModel": (16, 48), **clips}
     side = 32 if {"SwinModel", "Swinv2Model", "ConvNextModel", "DINOv3ConvNextModel"} & {name} else 16
     calls = [random(count, *shape.get(name, (3, side, side)), seed=count) for count in (3, 1, 6)]
     for x in calls:

@@ -58,6 +58,11 @@ SPOKEN = {
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
 
+SEGMENTING = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_dim": 64, "image_size": 16,
+    "patch_size": 4, "window_size": 3, "global_attn_indexes": [1], "output_channels": 16,
+}  # fmt: skip
+
 CONTRASTED = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 16, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0,
@@ -327,6 +332,9 @@ TOWERS = {
     "ConvNextModel": {"hidden_sizes": [8] * 4, "depths": [1] * 4, "image_size": 32},
     "DINOv3ConvNextModel": {"hidden_sizes": [8] * 4, "depths": [1] * 4, "image_size": 32},
     "VideoMAEModel": {**VISION, "num_frames": 4},
+    "TimesformerModel": {**VISION, "num_frames": 4},
+    "SamVisionModel": SEGMENTING,
+    "SamHQVisionModel": SEGMENTING,
     "VivitModel": {**VISION, "num_frames": 4, "tubelet_size": [2, 4, 4]},
     "JanusVisionModel": VISION,
     "Molmo2VisionModel": {

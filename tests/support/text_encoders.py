@@ -49,6 +49,7 @@ PACKED = {
 PADDED = {
     "mpnet": ("MPNet", {**AFTER_PADDING, "hidden_act": "gelu"}),
     "deberta": ("Deberta", RELATIVE),
+    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16}),
     "t5": ("T5Encoder", T5),
     "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
 }
@@ -58,7 +59,6 @@ OF_ONE_LENGTH = {"siglip text": ("SiglipText", {**ABSOLUTE, "bos_token_id": 97, 
 """Models whose output depends on the padding."""
 
 REFUSED = {
-    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16}, "copies a host tensor to the device"),
     "longformer": ("Longformer", {**SIZES, "attention_window": 16}, "pads texts to whole windows"),
     "bigbird": ("BigBird", SIZES, "sparse for long texts and dense for short ones"),
     "xmod": ("Xmod", {**AFTER_PADDING, "languages": ("en",), "default_language": "en"}, "depends on data"),

@@ -428,13 +428,20 @@ def test_host_memory_that_is_uploaded_is_held(monkeypatch):
     assert kept.data_ptr() in uploads.memory.held
 
 
-@pytest.mark.parametrize("make", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.ones(4)[1:], lambda: KEPT * 2])
+@pytest.mark.parametrize("make", [lambda: KEPT * 2, lambda: torch.rand(4), lambda: torch.ones(4).add_(KEPT)])
 def test_host_memory_that_the_run_makes_and_uploads_is_refused(make, monkeypatch):
     with pytest.raises(vg.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_guard.py"):
         Uploads(monkeypatch).run(make)
 
 
 KEPT = torch.ones(4)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.ones(4)[1:]])
+def test_host_memory_that_the_run_makes_of_numbers_is_a_constant(make, monkeypatch):
+    uploads = Uploads(monkeypatch)
+    uploads.run(make)
+    assert torch.equal(uploads.memory.constants[0].on_host, make())
 
 
 # What Python does

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from varlen_graphs.watch.host_constants import HostConstant
+
 CAPTURE_LOCK = threading.RLock()
 """Held by the one capture of the process, warm-up included: attention backends are timed in it, for all threads."""
 
@@ -34,16 +36,18 @@ class Graph(Protocol):
 class Backend(Protocol):
     """Captures a run of tensor operations as a graph that can be replayed."""
 
-    def capture(self, run: Callable[[], list[Tensor]], name: str) -> Graph:
+    def capture(self, run: Callable[[], list[Tensor]], name: str, constants: Sequence[HostConstant] = ()) -> Graph:
         """Capture one call of `run`, after it has run for warm-up. The caller holds `CAPTURE_LOCK`.
 
         Args:
             run: Reads static memory only, and returns its outputs. Called once, or again if another thread disturbed
                 the capture, or if memory was short and could be freed.
             name: Name in profiles and messages.
+            constants: Those of the warm-up run. The caller keeps them for as long as the graph.
 
         Raises:
-            CaptureError: `run` does something that cannot be part of a graph.
+            CaptureError: `run` does something that cannot be part of a graph, or copies a host tensor to the device
+                that differs from the constant of the warm-up run.
             torch.OutOfMemoryError: The device is out of memory.
         """
 

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, releas
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
 from varlen_graphs.watch.lines import raising_line
 
 
@@ -48,8 +50,10 @@ class CudaCapture:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def capture(self, run: Callable[[], list[Tensor]], name: str) -> CudaGraph:
+    def capture(self, run: Callable[[], list[Tensor]], name: str, constants: Sequence[HostConstant] = ()) -> CudaGraph:
         """Capture one call of `run`, after it has run for warm-up.
+
+        With constants, it runs under a dispatch mode, and code under `torch.compile` runs uncompiled.
 
         A capture that another thread invalidates is retried once. So is one that runs out of memory, because a capture
         cannot free the memory that the allocator caches.
@@ -58,9 +62,13 @@ class CudaCapture:
         capture begins, their draws raise where `_release_generator` matters.
 
         Raises:
-            CaptureError: CUDA refuses something in `run`. The original error is its cause.
+            CaptureError: CUDA refuses something in `run`, and the original error is its cause; or a host tensor that
+                it copies to the device differs from the constant of the warm-up run.
             torch.OutOfMemoryError: The device is out of memory.
         """
+        if constants:
+            mode = ConstantsMode(constants[0].on_device.device, name, constants)
+            run = partial(mode.watch, run, fast_paths=False)
         draws, may_retry = False, True
         with _collector_paused(), torch.cuda.device(self._pool.device):
             while True:
@@ -71,7 +79,7 @@ class CudaCapture:
                         draws = True
                     elif may_retry and _is_transient(error):
                         may_retry = False
-                    elif isinstance(error, torch.OutOfMemoryError):
+                    elif isinstance(error, torch.OutOfMemoryError | CaptureError):
                         raise
                     else:
                         raise _capture_error(error, name) from error

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.memory import poison
+from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
 from varlen_graphs.watch.rules import Violation
-from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 aten = torch.ops.aten
 
@@ -90,14 +90,15 @@ class Tape:
 class TapeCapture:
     """Capture backend that records tapes on the CPU."""
 
-    def capture(self, run: Callable[[], list[Tensor]], name: str) -> Tape:
+    def capture(self, run: Callable[[], list[Tensor]], name: str, constants: Sequence[HostConstant] = ()) -> Tape:
         """Record one call of `run`, after it has run for warm-up.
 
         Raises:
-            CaptureError: `run` does something that a CUDA graph cannot hold; the message names the line.
+            CaptureError: `run` does something that a CUDA graph cannot hold, or copies a host tensor that differs
+                from the constant of the warm-up run; the message names the line.
         """
         tape = Tape()
-        recorder = _Recorder(tape, name)
+        recorder = _Recorder(tape, name, constants)
         with outside_inference():
             tape.outputs = recorder.watch(run, recorder.on_triton_launch)
         return tape
@@ -112,16 +113,17 @@ class TapeCapture:
         return kept
 
 
-class _Recorder(CaptureRulesMode):
+class _Recorder(ConstantsMode):
     """Records dispatched operations on a tape."""
 
-    def __init__(self, tape: Tape, name: str) -> None:
-        super().__init__(torch.device("cpu"), name)
+    def __init__(self, tape: Tape, name: str, constants: Sequence[HostConstant]) -> None:
+        super().__init__(torch.device("cpu"), name, constants)
         self._tape = tape
         self._own_storages: set[int] = set()  # keys of the storages that the run allocated
 
     def begin(self) -> None:
         """Record from the start."""
+        super().begin()
         self._own_storages.clear()
         for recorded in (self._tape.operations, self._tape.allocated, self._tape.made):
             recorded.clear()

@@ -85,6 +85,8 @@ def observe(
 class _Observer(CaptureRulesMode):
     """Records violations instead of raising at the first one."""
 
+    takes_constants = False
+
     # On the CPU, a copy between host and device returns the tensor itself, where a GPU would have two tensors. Here it
     # is copied, so that host and device tensors stay distinct as on a GPU.
     def __init__(

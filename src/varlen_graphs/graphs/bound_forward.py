@@ -33,6 +33,11 @@ class BoundForward:
         self._mode = mode
         self._ran = ran
 
+    @property
+    def is_compiled(self) -> bool:
+        """True if graphs hold the output of torch's compiler."""
+        return self._forward.compiled is not None
+
     def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], compiled: bool = True) -> Parts:
         """Run rows, items, host buffers and inputs, and take the output apart, checked.
 

@@ -103,7 +103,7 @@ class GraphSet:
             with agreement.attempt() as attempt, agreement.rehearsal():
                 self._constants = forward.probe(self.arena)
             attempt.check()
-        memory = ReadMemory(self.arena.rows.device, "the module")
+        memory = ReadMemory(self.arena.rows.device, "the module", takes_constants=not forward.is_compiled)
         memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
         before = set(self._graphs)
         try:
@@ -167,7 +167,7 @@ class GraphSet:
                     forward(*checks.view(arena, budget))
                 attention.per_square = measured.per_square
                 if not agreement.alone:  # what no graph can hold must be found before other ranks wait for this one
-                    ReadMemory(device, "the module").watch(rehearse)
+                    ReadMemory(device, "the module", memory.takes_constants).watch(rehearse)
             if attempt.failure is None:
                 with agreement.attempt() as attempt:
                     parts = memory.watch(lambda: forward(*checks.view(arena, budget)))
@@ -176,7 +176,7 @@ class GraphSet:
                     check_constants(parts.constants, self._constants or [])
                     del parts
                     memory.hold_state()
-                    graph = backend.capture(run, name=f"varlen_graphs {budget.rows} rows")
+                    graph = backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
                     form.check_captured(graph.outputs)
                     if self._form is None:
                         self._form = form

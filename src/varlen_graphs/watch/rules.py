@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.watch.copies import IsHost, NamesHost, copies_to_device, makes_empty, targets
 
 aten = torch.ops.aten
 
@@ -28,12 +29,15 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
     ),
     "copy to host": (_FROZEN, _KEEP),
     "copy to device": (
-        "A capture allows copies only from pinned host memory that outlives the graph, with non_blocking=True.",
+        "A graph holds copies of host tensors that the forward makes of sizes and Python numbers, alike in each run; "
+        "it reads no other host memory, unless that is pinned, outlives the graph, and is copied with "
+        "non_blocking=True.",
         "Create the tensor on the device (torch.full, torch.arange with device=), register it as a buffer of the "
         "module, or declare a HostBuffer.",
     ),
     "host tensor": (
-        "A graph reads device memory only.",
+        "A graph reads device memory only, and holds copies of host indices that the forward makes of sizes and Python "
+        "numbers, alike in each run.",
         "Create it on the device (device=x.device), or register it as a buffer of the module.",
     ),
     "data-dependent shape": (
@@ -97,9 +101,6 @@ FACTORIES = {
 }  # fmt: skip
 """Functions that create tensors on the host unless `device=` says otherwise, even from numbers in device tensors."""
 
-IsHost = Callable[[Tensor], bool]
-NamesHost = Callable[[Any], bool]
-
 
 def function_violation(
     function: Any,
@@ -117,10 +118,9 @@ def function_violation(
     if tensors and not from_host:
         if violation := _host_read(function):
             return violation
-        if function in (Tensor.to, Tensor.type_as) and any(map(names_host, _targets(args, kwargs))):
+        if function in (Tensor.to, Tensor.type_as) and any(map(names_host, targets(args, kwargs))):
             return Violation("copy to host", "it copies a device tensor to the host")
-    pageable = from_host and not tensors[0].is_pinned()
-    if _copies_to_device(function, args, kwargs, pageable, names_host) and not makes_empty(function, args, kwargs):
+    if copies_to_device(function, args, kwargs, from_host, names_host) and not makes_empty(function, args, kwargs):
         return Violation("copy to device", "it copies a host tensor to the device")
     return None
 
@@ -180,17 +180,15 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str,
     return named.get("dropout_p") != 0 and named.get("train") is not False and named.get("training") is not False
 
 
+def reads_host(function: Any) -> bool:
+    """Return True if a torch function reads the values of its tensor on the host."""
+    return _host_read(function) is not None
+
+
 def creates_on_host(function: Any, tensors: list[Tensor], kwargs: dict[str, Any], names_host: NamesHost) -> bool:
     """Return True if a function, called with these tensors, creates host tensors."""
     device = kwargs.get("device")
     return (function in FACTORIES or not tensors) and (device is None or names_host(device))
-
-
-def makes_empty(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if a function makes a tensor of an empty list, of which nothing is copied to the device."""
-    data = kwargs.get("data", args[-1] if args else None)
-    of_data = function in (torch.tensor, torch.as_tensor, Tensor.new_tensor)
-    return of_data and isinstance(data, list | tuple) and not tree_leaves(data)
 
 
 def checks_on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -226,31 +224,6 @@ def _host_read(function: Any) -> Violation | None:
         return _HOST_READS.get(function)
     except TypeError:  # an overload that cannot be hashed
         return None
-
-
-def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the arguments of `Tensor.to` or `Tensor.type_as` that may name a device."""
-    given = (*args[1:3], kwargs.get("device"), kwargs.get("other"))
-    return [target for target in given if isinstance(target, torch.device | str | Tensor)]
-
-
-def _copies_to_device(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    from_pageable: bool,
-    names_host: NamesHost,
-) -> bool:
-    """Return True if a function copies pageable host memory to the device."""
-    if function in (torch.tensor, torch.as_tensor):
-        data, device = args[0] if args else kwargs.get("data"), kwargs.get("device")
-        from_host = not isinstance(data, Tensor) or from_pageable
-        return from_host and device is not None and not names_host(device)
-    if function is Tensor.new_tensor:
-        return not names_host(kwargs.get("device") or args[0])
-    if not from_pageable or function not in (Tensor.to, Tensor.cuda, Tensor.type_as):
-        return False
-    return function is Tensor.cuda or not all(map(names_host, _targets(args, kwargs)))
 
 
 def _shape_depends_on_data(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_host: IsHost) -> bool:

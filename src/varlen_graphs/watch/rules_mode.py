@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.watch.copies import copied_to_device, lists_to_tensors, makes_empty
+from varlen_graphs.watch.host_tensors import HostTensors
 from varlen_graphs.watch.launches import Listener
 from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.watch.rules import (
@@ -21,12 +23,12 @@ from varlen_graphs.watch.rules import (
     creates_on_host,
     function_violation,
     has_storage,
-    makes_empty,
     operator_violation,
+    reads_host,
     transfer_violation,
 )
 from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
-from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under
+from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under, unwatched
 
 aten = torch.ops.aten
 
@@ -50,10 +52,13 @@ class CaptureRulesMode(ThreadDispatchMode):
     If the device is a GPU, host tensors are those on the CPU. If it is the CPU (the tape), they are identified by how
     they were created: a factory without `device=`, `torch.tensor` and `from_numpy` create host tensors.
 
+    A host tensor that is a constant (see `HostTensors`) may be copied to the device: the run gets a copy made before.
+
     Subclasses override the `on_...` methods.
     """
 
     supports_higher_order_operators = True
+    takes_constants = True
 
     def __init__(self, device: torch.device, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,15 +69,16 @@ class CaptureRulesMode(ThreadDispatchMode):
         self.has_fast_path = False
         self.on_fast_path = False
         self.checks_on_cpu = False
+        self._made = HostTensors()
         self._devices: dict[int, tuple[torch.device, bool]] = {}  # those read from tensors, and whether of the host
         self._name = name
         self._refusal: str | None = None
 
-    def watch(self, run: Callable[[], Result], listener: Listener | None = None) -> Result:
+    def watch(self, run: Callable[[], Result], listener: Listener | None = None, fast_paths: bool = True) -> Result:
         """Call a function in this thread, checked, without gradients and with code under `torch.compile` uncompiled.
 
         Modules of torch that avoid their fast path under a function mode run once more, without it: what counts is
-        what runs without being watched.
+        what runs without being watched. `fast_paths=False` runs everything once.
 
         Triton launches run inside the listener, see `watch/launches.py`.
 
@@ -84,7 +90,7 @@ class CaptureRulesMode(ThreadDispatchMode):
         self.begin()
         try:
             result = run_under(run, self, _FunctionMode(self), listener)
-            if self.has_fast_path and self._refusal is None:
+            if fast_paths and self.has_fast_path and self._refusal is None:
                 self.on_fast_path = True
                 self.begin()
                 result = run_under(run, self, None, listener)
@@ -92,12 +98,15 @@ class CaptureRulesMode(ThreadDispatchMode):
             if self._refusal is None or self._refusal == str(error):
                 raise
             raise CaptureError(self._refusal) from error
+        finally:
+            self._made.clear()
         if self._refusal is not None:
             raise CaptureError(self._refusal)
         return result
 
     def begin(self) -> None:
-        """Prepare for a run. Does nothing by default."""
+        """Prepare for a run."""
+        self._made.clear()
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -128,11 +137,14 @@ class CaptureRulesMode(ThreadDispatchMode):
 
     def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Call a torch function that violates no rule. Without tensor arguments it may create host tensors."""
+        if reads_host(func) and self.is_host(tensors[0]):
+            self._made.read(tensors[0])
         result = func(*args, **kwargs)
         if creates_on_host(func, tensors, kwargs, self.names_host):
             for made in tree_leaves(result):
                 if isinstance(made, Tensor):
                     self.mark_host(made)
+                    self._made.add(made, tensors)
         elif makes_empty(func, args, kwargs):
             self.made_on_host.pop(result.untyped_storage()._cdata, None)
         return result
@@ -142,6 +154,26 @@ class CaptureRulesMode(ThreadDispatchMode):
         tensor = local_tensor(tensor)
         if has_storage(tensor):
             self.made_on_host[tensor.untyped_storage()._cdata] = tensor.detach()
+
+    def make_constant(self, host: Tensor) -> Tensor:
+        """Return a copy on the device of a host tensor that may be a constant."""
+        with unwatched():
+            return host.to(self.device, copy=True)
+
+    def copy_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return what a function that copies a host tensor to the device would return, made of a constant.
+
+        `None` if the tensor may not be a constant.
+        """
+        moves = func in (Tensor.to, Tensor.cuda, Tensor.type_as)
+        copied = args[1:2] if func is Tensor.new_tensor else args[:1]
+        sources = [leaf for leaf in tree_leaves(copied or kwargs["data"]) if isinstance(leaf, Tensor)]
+        if not (self.takes_constants and self._made.are_constants(sources)):
+            return None
+        host = args[0] if moves else func(*args, **kwargs | {"device": "cpu"})
+        self.mark_host(host)
+        constant = self.make_constant(host).clone()
+        return func(constant, *args[1:], **kwargs) if moves else constant
 
     def is_host(self, tensor: Tensor) -> bool:
         """Return True if a tensor is on the host, or would be if the module were on a GPU."""
@@ -178,12 +210,15 @@ class CaptureRulesMode(ThreadDispatchMode):
         if any(map(is_distributed_tensor, types)):
             return NotImplemented  # its operations on this rank's plain tensors come here in turn
         kwargs = kwargs or {}
+        args = self._with_constants(func, args, kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]
         all_on_host = bool(inputs) and len(on_host) == len(inputs)
         violation = transfer_violation(func, args, kwargs)
         if violation is None and not all_on_host:
             violation = operator_violation(func, args, kwargs, on_host, self.is_host)
+        if violation is None and any(one in self._made for one in copied_to_device(func, args, kwargs, self.is_host)):
+            violation = Violation("copy to device", "it uploads host memory that the run itself created")
         if violation is not None and self._counts():
             self.on_violation(violation)
         self.dispatch_depth += 1
@@ -192,17 +227,29 @@ class CaptureRulesMode(ThreadDispatchMode):
         finally:
             self.dispatch_depth -= 1
         results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(result)]
+        tensors = [one for one in results if isinstance(one, Tensor)]
+        uploads = all_on_host and self.device.type != "cpu" and not all(map(self.is_host, tensors))
+        if func is aten.lift_fresh.default or (not uploads and (all_on_host or not inputs)):
+            self._made.add_results(func, args, kwargs, inputs, tensors)
         if self.device.type == "cpu" and (all_on_host or func is aten.lift_fresh.default):
-            for tensor in results:
-                if isinstance(tensor, Tensor):
-                    self.mark_host(tensor)
-        elif not all(has_storage(tensor) for tensor in (*inputs, *results) if isinstance(tensor, Tensor)):
+            for tensor in tensors:
+                self.mark_host(tensor)
+        elif not all(has_storage(tensor) for tensor in (*inputs, *tensors)):
             if self._counts():
                 what = f"{func} takes or makes a tensor that is sparse or nested"
                 self.on_violation(Violation("sparse tensor", what))
-        elif not all_on_host:
+        elif uploads or not all_on_host:
             self.on_operator(func, args, kwargs, inputs, results)
         return result
+
+    def _with_constants(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of an operator, with constants in place of host tensors that it copies to the device."""
+        if self.on_fast_path or not self.takes_constants:
+            return args
+        copied = copied_to_device(func, args, kwargs, self.is_host)
+        constants = {id(one): self.make_constant(one) for one in copied if self._made.are_constants([one])}
+        replaced: tuple[Any, ...] = tree_map_only(Tensor, lambda one: constants.get(id(one), one), args)
+        return replaced if constants else args
 
     def _counts(self) -> bool:
         """Return False in checks of values on the CPU, and in code that ran before under the function mode."""
@@ -228,6 +275,8 @@ class _FunctionMode(TorchFunctionMode):
         rules = self._rules
         if rules.dispatch_depth:
             return func(*args, **kwargs)
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and rules.takes_constants:
+            args = (args[0], lists_to_tensors(args[1]), *args[2:])
         if sys._getframe(1).f_code in _FAST_PATHS:
             rules.has_fast_path = True
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -237,7 +286,8 @@ class _FunctionMode(TorchFunctionMode):
             return device
         violation = function_violation(func, args, kwargs, tensors, rules.is_host, rules.names_host)
         if violation is not None:
-            return rules.on_function_violation(violation, func, args, kwargs)
+            constant = rules.copy_constant(func, args, kwargs) if violation.kind == "copy to device" else None
+            return rules.on_function_violation(violation, func, args, kwargs) if constant is None else constant
         if rules.device.type != "cpu" or not checks_on_cpu(func, args, kwargs):
             return rules.call_function(func, args, kwargs, tensors)
         rules.checks_on_cpu = True

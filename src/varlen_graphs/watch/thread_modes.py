@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,6 +88,13 @@ def _operations() -> tuple[Any, ...]:
 def _functions() -> tuple[Any, ...]:
     """Return the torch function modes, the innermost last."""
     return tuple([_C._get_function_stack_at(at) for at in range(_C._len_torch_function_stack())])
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Run operations of this thread that no torch mode sees."""
+    with _C.DisableTorchFunction(), _C._DisableTorchDispatch():
+        yield
 
 
 def close_interrupted(error: BaseException) -> None:
