@@ -112,7 +112,7 @@ def enlarge(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5)
+                parameter.copy_(torch.randn_like(parameter) * max(1, parameter[0].numel()) ** -0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,19 +25,40 @@ SMALL = {
 }  # fmt: skip
 DEPTH, HEAD_COUNT = 3, 2
 
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "AriaForConditionalGeneration": {"vision_config": {"image_size": 490, "patch_size": 14}},
-    "AyaVisionForConditionalGeneration": {"vision_config": {"image_size": 364, "patch_size": 14}},
-    "Gemma3ForConditionalGeneration": {"vision_config": {"image_size": 896, "patch_size": 14}},
-    "T5Gemma2ForConditionalGeneration": {"vision_config": {"image_size": 896, "patch_size": 14}},
-    "Idefics3ForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
-    "SmolVLMForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
-    "GraniteDoclingForConditionalGeneration": {"vision_config": {"image_size": 128, "patch_size": 16}},
-    "LightOnOcrForConditionalGeneration": {"vision_config": {"image_size": 112}},
-    "Mistral3ForConditionalGeneration": {"vision_config": {"image_size": 112}},
-    "MistralLarge4ForConditionalGeneration": {"vision_config": {"image_size": 112}},
+SETTINGS: dict[str, dict[str, Any]] = {
+    "AriaForConditionalGeneration": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
+    "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
+    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 9}},
+    "CohereCompassForConditionalGeneration": {
+        "text_config.rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "DeepseekOcr2ForConditionalGeneration": {"text_config.mlp_layer_types": ["dense"] * DEPTH},
+    "DiffusionGemmaForBlockDiffusion": {
+        "text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 32,
+    },
+    "Emu3ForConditionalGeneration": {"vocabulary_map": {"<image>": 9, "<|extra_200|>": 8}},
+    "Gemma3ForConditionalGeneration": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
+    "GraniteDoclingForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
+    "Granite4VisionForConditionalGeneration": {
+        "deepstack_layer_map": [(1, 0)], "spatial_target_layers": [1], "downsample_rate": "4/8",
+    },
+    "HunYuanVLForConditionalGeneration": {"text_config.head_dim": 32},
+    "Idefics3ForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
+    "KyutaiSpeechToTextForConditionalGeneration": {"codec_config.upsample_groups": 1},
+    "LightOnOcrForConditionalGeneration": {"vision_config.image_size": 112},
+    "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
+    "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
+    "Qwen3OmniMoeForConditionalGeneration": {
+        "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
+    },
+    "SmolVLMForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
+    "T5Gemma2ForConditionalGeneration": {
+        "encoder.vision_config.image_size": 896, "encoder.vision_config.patch_size": 14,
+    },
 }  # fmt: skip
-"""Settings where the defaults of a class do not fit each other, or are large."""
+"""Settings by their paths, where the defaults of a class do not fit each other, or are large."""
 
 
 INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "ffn_hidden_size")
@@ -107,10 +129,10 @@ def make(name: str) -> nn.Module:
     """Return a tiny model of a class, from its default configuration."""
     kind = getattr(transformers, name)
     config = kind.config_class()
-    for part, settings in SETTINGS.get(name, {}).items():
-        for setting, value in settings.items():
-            setattr(getattr(config, part), setting, value)
     shrink(config)
+    for path, value in SETTINGS.get(name, {}).items():
+        *parts, setting = path.split(".")
+        setattr(reduce(getattr, parts, config), setting, value)
     torch.manual_seed(0)
     model: nn.Module = kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
     enlarge(model)
