@@ -1,11 +1,14 @@
 """Calls of whole models that reach their towers: six layouts each, in the form that the model accepts."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+import varlen_graphs as vg
 
 GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
 COUNTS = [1, 2, 3, 5, 7, 4]
@@ -42,6 +45,45 @@ def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[F
             yield path, [Form(path, calls) for calls in make(model, module.forward, first)]
 
 
+def direct_calls(spec: vg.BufferSpec) -> list[dict[str, Any]]:
+    """Calls of a tower itself, by its declaration: batches, texts, or items of some sizes."""
+    packed, layout = spec.packed, spec.layout
+    if layout.one_row:
+        sizes = [count for count in COUNTS if count > 1]
+        shape = layout.usual or ()
+        calls = [{packed.name: seeded(n, *shape, seed=n)} for n in sizes]
+        if packed.dtype is not None:
+            calls = [{packed.name: torch.randint(5, 190, (n, 20))} for n in sizes]
+        return [
+            call | {one.name: required(one, n) for one in spec.inputs} for call, n in zip(calls, sizes, strict=True)
+        ]
+    if layout.name.endswith("mask"):
+        return batches(packed.name, layout.name)
+    clips = layout.name.endswith(("lens", "lengths"))
+    calls = []
+    for seed, own in enumerate(CLIPS if clips else GRIDS):
+        items = own if clips else [(1, h, w) for h, w in own] if layout.name.endswith("thw") else own
+        count = sum(math.prod(item) if isinstance(item, tuple) else item for item in items)
+        shape = packed.argument_shape((count,), packed.shape or ())
+        calls.append({packed.name: seeded(*shape, seed=seed), layout.name: torch.tensor(items)})
+    return calls
+
+
+def required(one: vg.PerItem, count: int) -> Tensor:
+    """A tensor beside a batch: its default, or ones."""
+    return torch.full((count, *one.shape), one.default if one.default is not None else 1, dtype=one.dtype)
+
+
+def batches(rows: str, mask: str) -> list[dict[str, Any]]:
+    """Batches of texts of mixed lengths, and their masks."""
+    calls = []
+    for seed, lengths in enumerate(LENGTHS):
+        real = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+        ids = torch.randint(5, 190, real.shape, generator=torch.Generator().manual_seed(seed))
+        calls.append({rows: ids * real + (1 - real), mask: real})
+    return calls
+
+
 def find(model: nn.Module, path: str) -> Any:
     """A function or module of the model inside a model, or of the model; the model itself for an empty path."""
     if not path:
@@ -57,12 +99,8 @@ def find(model: nn.Module, path: str) -> Any:
 
 
 def texts(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the calls of a text encoder: batches of mixed lengths and their masks, with and without types of tokens."""
-    calls = []
-    for seed, lengths in enumerate(LENGTHS):
-        mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-        ids = torch.randint(5, 190, mask.shape, generator=torch.Generator().manual_seed(seed))
-        calls.append({rows: ids * mask + (1 - mask), "attention_mask": mask})
+    """Yield the calls of a text encoder: batches of mixed lengths, with and without their masks."""
+    calls = batches(rows, "attention_mask")
     yield calls
     yield [{rows: call[rows]} for call in calls]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
-from benchmarks.coverage.calls import Form, find, forms
+from benchmarks.coverage.calls import Form, direct_calls, find, forms
 from benchmarks.coverage.tiny import make
 
 PADDED = [vg.Budget.padded(8, length) for length in (32, 128)]
@@ -49,10 +49,9 @@ def real(output: Any, call: dict[str, Any]) -> Any:
     return [x * mask[..., None] if x.shape[:2] == mask.shape and x.dim() == 3 else x for x in tensors(output)]
 
 
-def budgets_for(encoder: vg.GraphedEncoder) -> Any:
+def budgets_for(spec: vg.BufferSpec) -> Any:
     """Few budgets that hold the calls of every form."""
-    layout = encoder.spec.layout
-    return [2, 8] if layout.one_row else PADDED if layout.padded else PACKED
+    return [2, 8] if spec.layout.one_row else PADDED if spec.layout.padded else PACKED
 
 
 def accepted(model: nn.Module, candidates: list[Form]) -> tuple[Form, list[Any]] | str:
@@ -68,41 +67,56 @@ def accepted(model: nn.Module, candidates: list[Form]) -> tuple[Form, list[Any]]
 
 
 def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row of the table for each modality of a model."""
+    """Yield a row of the table for each modality of a model, and for each tower that none of them reaches."""
     model = make(name)
-    found = {kind: accepted(model, candidates) for kind, candidates in forms(model, encoder)}
+    own = model if encoder else None
     row: dict[str, Any] = {"model": name}
     try:
         vg.wrap(model, backend="tape")
-        budgets = {path: budgets_for(encoder) for path, encoder in vg.encoders(model).items()}
-        vg.unwrap(model)
-        vg.wrap(model, budgets, backend="tape")
     except vg.SpecError as refused:
-        yield row | {"modality": ", ".join(found), "found": None, "why": str(refused)[:600]}
+        yield row | {"modality": "", "found": None, "why": str(refused)[:2000]}
         return
+    specs = {path: encoder.spec for path, encoder in vg.encoders(model).items()}
+    stays = {path: reason[:600] for path, reason in vg.encoders(model).eager.items()}
+    vg.unwrap(model)
+    found = {kind: accepted(model, candidates) for kind, candidates in forms(model, own is not None)}
+    direct = {path: accepted(model.get_submodule(path), [Form("", direct_calls(spec))]) for path, spec in specs.items()}
+    vg.wrap(model, {path: budgets_for(spec) for path, spec in specs.items()}, backend="tape")
+    used: set[str] = set()
     for kind, result in found.items():
-        if isinstance(result, str):
-            yield row | {"modality": kind, "found": None, "why": f"no form of its inputs is known here: {result}"}
-            continue
-        form, expected = result
-        before = {path: encoder.stats.replays.total() for path, encoder in vg.encoders(model).items()}
-        worst = 0.0
-        for call, output in zip(form.calls, expected, strict=True):
-            find(model, form.function)(**call)
-            for encoder in vg.encoders(model).values():
-                encoder.poison()
-            worst = max(worst, error(real(find(model, form.function)(**call), call), real(output, call)))
-        used = {
-            path: encoder for path, encoder in vg.encoders(model).items()
-            if encoder.stats.replays.total() > before[path] or encoder.stats.eager
-        }  # fmt: skip
-        yield row | {
-            "modality": kind,
-            "found": {path: type(encoder.spec.layout).__name__ for path, encoder in used.items()},
-            "replays": sum(encoder.stats.replays.total() - before[path] for path, encoder in used.items()),
-            "eager": {reason: n for encoder in used.values() for reason, n in encoder.stats.eager.items()},
-            "error": worst,
-        }
+        if not isinstance(result, str):
+            compared = compare(model, *result)
+            used |= {*compared["found"]}
+            yield row | {"modality": kind} | compared
+    for path, result in direct.items():
+        if path not in used and not isinstance(result, str):
+            yield row | {"modality": f"{path} itself"} | compare(model, *result, path)
+        elif path not in used:
+            yield row | {"modality": f"{path} itself", "found": None, "why": f"no call of it is known here: {result}"}
+    for path, reason in stays.items():
+        yield row | {"modality": path, "found": None, "why": reason}
+
+
+def compare(model: Any, form: Form, expected: list[Any], path: str | None = None) -> dict[str, Any]:
+    """Call a wrapped model, or its tower at a path, at each layout, twice, the second time with NaN in all padding."""
+    function = find(model, form.function) if path is None else model.get_submodule(path)
+    encoders = vg.encoders(model)
+    before = {path: encoder.stats.replays.total() for path, encoder in encoders.items()}
+    eager = {path: encoder.stats.eager.total() for path, encoder in encoders.items()}
+    worst = 0.0
+    for call, output in zip(form.calls, expected, strict=True):
+        function(**call)
+        for encoder in encoders.values():
+            encoder.poison()
+        worst = max(worst, error(real(function(**call), call), real(output, call)))
+    ran = {path: encoder.stats.replays.total() - before[path] for path, encoder in encoders.items()}
+    used = {path: e for path, e in encoders.items() if ran[path] or e.stats.eager.total() > eager[path]}
+    return {
+        "found": {path: f"{encoders.how[path]}, {type(e.spec.layout).__name__}" for path, e in used.items()},
+        "replays": sum(ran.values()),
+        "eager": {reason: n for e in used.values() for reason, n in e.stats.eager.items()},
+        "error": worst,
+    }
 
 
 if __name__ == "__main__":

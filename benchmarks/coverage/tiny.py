@@ -43,13 +43,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "GraniteDoclingForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "Granite4VisionForConditionalGeneration": {
         "deepstack_layer_map": [(1, 0)], "spatial_target_layers": [1], "downsample_rate": "4/8",
+        "vision_config.image_size": 512,
     },
     "HunYuanVLForConditionalGeneration": {"text_config.head_dim": 32},
     "Idefics3ForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "KyutaiSpeechToTextForConditionalGeneration": {"codec_config.upsample_groups": 1},
     "LightOnOcrForConditionalGeneration": {"vision_config.image_size": 112},
+    "Llama4ForConditionalGeneration": {
+        "vision_config.intermediate_size": 384, "vision_config.projector_input_dim": 64,
+        "vision_config.projector_output_dim": 64, "vision_config.vision_output_dim": 64,
+    },
     "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
     "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
+    "MllamaForConditionalGeneration": {"vision_config.intermediate_layers_indices": [0, 1]},
     "Qwen3OmniMoeForConditionalGeneration": {
         "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
     },
