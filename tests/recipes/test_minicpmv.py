@@ -220,6 +220,17 @@ def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
         encoder.check()
 
 
+def test_the_resampler_may_grow_its_table_of_positions():
+    """As it does when its own code meets a larger slice: graphs compute positions without a table."""
+    vpm, resampler = models("2.6")
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    expected = encoder(patches((SIZES,)), tgt_sizes=SIZES)
+    original(vpm, resampler, slices_of([(1, 75)]), [(1, 75)])
+    assert len(resampler.pos_embed) == 75
+    encoder.check()
+    assert equal_bits(encoder(patches((SIZES,)), tgt_sizes=SIZES), expected)
+
+
 def features(layout, seed=0):
     rows = sum(h * w for h, w in layout[0])
     return torch.randn(rows, 48, generator=torch.Generator().manual_seed(seed))
