@@ -7,6 +7,7 @@ from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.minicpmv_model import minicpmv_model
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
@@ -24,6 +25,7 @@ __all__ = [
     "glm4v",
     "handles",
     "minicpmv",
+    "minicpmv_model",
     "pack_slices",
     "packed_text",
     "qwen2_5_vl",

@@ -68,7 +68,7 @@ class MiniCPMVTower(nn.Module):
         features = []
         for rows, size in zip(patches.split(sizes.prod(1).tolist()), sizes, strict=True):
             one = rearrange(rows, "patches (c i j) -> 1 c i (patches j)", c=channels, i=patch)
-            given = {"tgt_sizes": size[None]} if len(_axes(self.vpm)) == 2 else {}
+            given = {"tgt_sizes": size[None]} if takes_sizes(self.vpm) else {}
             mask = torch.ones(1, 1, len(rows), dtype=torch.bool, device=rows.device)
             features.append(self.vpm(one, patch_attention_mask=mask, **given).last_hidden_state[0])
         return nn.utils.rnn.pad_sequence(features, batch_first=True)
@@ -112,9 +112,10 @@ def minicpmv(
     """
     check_parts(vpm, ("embeddings", "encoder", "post_layernorm"), "the vision transformer of MiniCPM-V, model.vpm")
     check_resampler(resampler)
-    embeddings, axes = vpm.embeddings, _axes(vpm)
+    embeddings, two_sides = vpm.embeddings, takes_sizes(vpm)
+    axes: tuple[Axis, ...] = ("h", "w") if two_sides else ("row",)
     side = embeddings.num_patches_per_side
-    of_size = partial(position_buckets, side=side) if len(axes) == 2 else partial(row_positions, embeddings)
+    of_size = partial(position_buckets, side=side) if two_sides else partial(row_positions, embeddings)
 
     def forward(
         tower: Any, patches: Tensor, tgt_sizes: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
@@ -213,14 +214,12 @@ def row_positions(embeddings: Any, size: int) -> Tensor:
     return table.ids[0].cpu()
 
 
-def _axes(vpm: Any) -> tuple[Axis, ...]:
-    """Return the axes of position ids: the sides of slices, or one long row of patches."""
+def takes_sizes(vpm: Any) -> bool:
+    """Return True if a vision transformer takes the sizes of slices: with 2.5 a slice is one long row of patches."""
     takes = signature(vpm.forward).parameters
-    if "tgt_sizes" in takes:
-        return ("h", "w")
-    if "patch_attention_mask" in takes:
-        return ("row",)
-    raise SpecError(
-        f"the forward of {type(vpm).__name__} takes {[*takes]}: expected tgt_sizes, or patch_attention_mask for "
-        "MiniCPM-V 2.5; pass model.vpm itself, not a wrapper of it"
-    )
+    if "tgt_sizes" not in takes and "patch_attention_mask" not in takes:
+        raise SpecError(
+            f"the forward of {type(vpm).__name__} takes {[*takes]}: expected tgt_sizes, or patch_attention_mask for "
+            "MiniCPM-V 2.5; pass model.vpm itself, not a wrapper of it"
+        )
+    return "tgt_sizes" in takes
