@@ -4,12 +4,11 @@ The originals come with the weights, as code of their own. These say the same: s
 hide the padding, and the loops over slices are on the host. The vision transformer of 2.5 is that of transformers.
 """
 
-from types import SimpleNamespace
-
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
@@ -93,7 +92,7 @@ class VisionTransformer(nn.Module):
         attention_mask = attention_mask.to(x.device)
         for layer in self.encoder.layers:
             x = layer(x, attention_mask)
-        return SimpleNamespace(last_hidden_state=self.post_layernorm(x))
+        return BaseModelOutput(last_hidden_state=self.post_layernorm(x))
 
 
 def vision_transformer_25(dim=48, heads=2, hidden=96, depth=3, patch=4):
