@@ -10,6 +10,7 @@ from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.hunyuan_vl import hunyuan_vl
 from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.minicpmv_model import minicpmv_model
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
@@ -36,6 +37,7 @@ __all__ = [
     "hunyuan_vl",
     "lfm3_vl",
     "minicpmv",
+    "minicpmv_model",
     "pack_slices",
     "packed_text",
     "qwen2_5_vl",
