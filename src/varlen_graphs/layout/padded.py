@@ -6,14 +6,12 @@ from itertools import chain
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from varlen_graphs.errors import LayoutError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.dtypes import as_before, plain
 from varlen_graphs.layout.fields import check_fields
 from varlen_graphs.layout.grids import parse_lengths
 from varlen_graphs.layout.items import Layout
@@ -230,27 +228,6 @@ def check_marks(mask: PaddedMask, value: Any, name: str, layout: Layout, shape: 
             f"{mask.name} marks {quoted(list(lengths))} rows as real, but {name} describes items of "
             f"{quoted(list(layout.rows))} rows: expected the same rows in both"
         )
-
-
-def pack_rows(batch: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Concatenate the real rows of a padded batch, `[rows, ...]`: one launch, or a view if nothing is padded."""
-    if min(lengths) == batch.shape[1]:
-        return batch.flatten(0, 1)
-    items = [item[:length] for item, length in zip(plain(batch), lengths, strict=True)]
-    return as_before(torch.cat(items), batch.dtype)
-
-
-def pad_rows(rows: Tensor, lengths: Sequence[int], length: int) -> Tensor:
-    """Pad packed rows to a batch `[batch, length, ...]` with zeros: two launches, or a view if no item is shorter."""
-    if min(lengths) == length:
-        return rows.view(len(lengths), length, *rows.shape[1:])
-    if rows.requires_grad and torch.is_grad_enabled():  # the copies below have no gradient
-        inner = (0, 0) * (rows.dim() - 1)
-        return torch.stack([F.pad(item, (*inner, 0, length - len(item))) for item in rows.split(list(lengths))])
-    items = plain(rows)
-    batch = items.new_zeros(len(lengths), length, *rows.shape[1:])
-    torch._foreach_copy_([item[:own] for item, own in zip(batch, lengths, strict=True)], items.split(list(lengths)))
-    return batch.view(rows.dtype)
 
 
 def real_rows(lengths: Tensor, length: int) -> Tensor:

@@ -8,6 +8,7 @@ from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.packed_text import packed_text
+from varlen_graphs.recipes.pixtral import pixtral
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
@@ -26,6 +27,7 @@ __all__ = [
     "minicpmv",
     "pack_slices",
     "packed_text",
+    "pixtral",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_omni_audio",

@@ -23,7 +23,8 @@ class Call:
         original: All arguments by name, as the caller passed them; empty where `rows` are a part of the caller's.
         beyond: Reason why only the original module can answer this call; `None` if graphs can.
         layout: The items; `None` while only the GPU has seen them.
-        length: Padded length of a batch that was packed on its way in; 0 for other calls.
+        padded: Size to which the items of a batch were padded that was packed on its way in: `(length,)`, or `(height,
+            width)` in patches for pictures; empty for other calls.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
     """
@@ -35,7 +36,7 @@ class Call:
     original: dict[str, Any]
     beyond: str | None
     layout: Layout | None = None
-    length: int = 0
+    padded: tuple[int, ...] = ()
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.padded import pad_rows
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.packed_batch import item_sizes, pad_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs, named
 from varlen_graphs.spec.entries import Extent, Rows
@@ -74,23 +75,26 @@ def clear_gaps(parts: Parts, table: ItemTable) -> None:
 
 
 def with_padding(
-    tensors: Sequence[Tensor], extents: Sequence[Extent], lengths: Sequence[int], length: int
+    tensors: Sequence[Tensor], extents: Sequence[Extent], layout: Layout, padded: Sequence[int]
 ) -> list[Tensor]:
     """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
+
+    For pictures, `length` is the number of patches of a padded one.
 
     Args:
         tensors: Active entries of the outputs.
         extents: Extent of each tensor.
-        lengths: Number of rows of each item.
-        length: Number of rows to which the items of the call were padded; 0 if they were not, which changes nothing.
+        layout: The items.
+        padded: Size to which the items of the call were padded; empty if they were not, which changes nothing.
     """
-    if not length:
+    if not padded:
         return [*tensors]
-    padded = []
+    sizes = [*item_sizes(layout, padded), tuple(padded)]
+    batches = []
     for tensor, extent in zip(tensors, extents, strict=True):
-        counts = extent.padded([*lengths, length])
-        padded.append(pad_rows(tensor, counts[:-1], counts[-1]) if counts else tensor)
-    return padded
+        own = extent.padded(sizes)
+        batches.append(pad_rows(tensor, own[:-1], own[-1]).flatten(1, len(own[-1])) if own else tensor)
+    return batches
 
 
 def flatten(output: Any, declared: Declared) -> Parts:
