@@ -37,7 +37,7 @@ GOOD = {
         "name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0, "optional": False,
     },
     vg.layout.PictureSizes: {"name": "sizes", "patch": 14},
-    vg.layout.PictureMask: {"name": "mask", "patch": 14},
+    vg.layout.PictureMask: {"name": "mask", "patch": 14, "whole": False},
     vg.Column: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.layout.NestedColumn: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.Rows: {"every": 1, "rows_dim": 0, "prefix": None},

@@ -12,7 +12,7 @@ from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.fields import check_at_least
+from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.values import INTEGERS, as_list, is_dense, positive, quoted, stacked
 
@@ -34,7 +34,12 @@ class Pictures(LayoutArgument):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_fields(self)
         check_at_least(self, 1, "patch")
+
+    def beyond(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
+        """Return why only the original module can answer a call of pictures of this size; `None` if graphs can."""
+        return None
 
     def check_pictures(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
         """Check that the items lie in pictures of this shape, `[images, height, width, ...]` in patches.
@@ -118,6 +123,8 @@ class PictureMask(Pictures):
             of them. A tensor on the GPU costs one copy of a few integers to the host. Without it,
             all patches are real.
         patch: Side of a patch in pixels.
+        whole: If True, calls with padding run eager, by the original module: for modules whose callers read what they
+            return for padding.
 
     Raises:
         SpecError: `patch` is not an integer of at least 1, or `name` no string.
@@ -125,6 +132,12 @@ class PictureMask(Pictures):
 
     name: str
     patch: int
+    whole: bool = False
+
+    def beyond(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
+        """Return why only the original module can answer a call of pictures of this size; `None` if graphs can."""
+        partial = self.whole and any(item[1:3] != padded for item in layout.items)
+        return f"padding in {self.name}" if partial else None
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, h, w)`.

@@ -23,7 +23,7 @@ from varlen_graphs.serving.row_checks import check_beside, check_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.spec.reading import read_call
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -171,7 +171,9 @@ class DataParallelEncoder:
         """Return the items of a call; `None` if only the module itself can run it, as a whole."""
         if call.beyond is not None or kind.trained is not None:
             return None
-        layout = read_layout(self.encoder.spec, call)
+        layout = read_call(self.encoder.spec, call)
+        if call.beyond is not None:
+            return None
         self._check_fits(layout, call)
         return layout
 
@@ -180,6 +182,7 @@ class DataParallelEncoder:
 
         def read() -> tuple[Call, tuple[Layout, tuple[int, ...], Kind]]:
             call = self._bind(args, kwargs)
+            layout = self._read_own(call)
             if call.beyond is not None:
                 raise InputError(
                     f"{call.beyond}: with inputs='spread' expected a call that graphs can run; use inputs='whole'"
@@ -192,7 +195,7 @@ class DataParallelEncoder:
                     "inputs='whole', where every rank runs all items with their gradients; or train encoder.module "
                     "itself on the items of each rank; or call under torch.no_grad()"
                 )
-            return call, (self._read_own(call), call.padded, kind)
+            return call, (layout, call.padded, kind)
 
         call, told = self._ranks.exchange(self._device, read)
         kinds = [kind for _, _, kind in told]
@@ -219,7 +222,7 @@ class DataParallelEncoder:
         """Return the items of this rank, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
-            return read_layout(spec, call)
+            return read_call(spec, call)
         if spec.packs:
             batch, padded = spec.batch_of(call.rows)
             call.rows = batch.flatten(0, len(padded))

@@ -6,6 +6,7 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
+from varlen_graphs.recipes.idefics import idefics
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.pixtral import pixtral
@@ -24,6 +25,7 @@ __all__ = [
     "generic",
     "glm4v",
     "handles",
+    "idefics",
     "minicpmv",
     "pack_slices",
     "packed_text",

@@ -72,10 +72,15 @@ def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
 
 def siglip_layers(
     layers: Any, x: Tensor, last: Any, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
-    backend: AttentionBackend,
+    backend: AttentionBackend, states: list[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the layers of a SigLIP transformer over rows `[rows, dim]`, and return the norm `last` of their output."""
+    """Run the layers of a SigLIP transformer over rows `[rows, dim]`, and return the norm `last` of their output.
+
+    Appends the rows before and after each layer to `states`, if given.
+    """
     normed: Tensor = layers[0].layer_norm1(x)
+    states = [] if states is None else states
+    states.append(x)
     for layer, next_norm in zip(layers, [*(layer.layer_norm1 for layer in layers[1:]), last], strict=True):
         attn, mlp = layer.self_attn, layer.mlp
         q, k, v = project_heads(normed, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.head_dim)
@@ -85,6 +90,7 @@ def siglip_layers(
         change = attn.out_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
         x, normed = add_norm(x, change, layer.layer_norm2)
         x, normed = add_norm(x, mlp.fc2(linear_activation(normed, mlp.fc1, mlp.activation_fn)), next_norm)
+        states.append(x)
     return normed
 
 

@@ -24,7 +24,7 @@ from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import check_inputs, only_on_device, read_layout
+from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
@@ -90,7 +90,7 @@ class Executor:
         if (loan := self.pool.loan) is not None:
             self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device):
-            read_layout(self.spec, call)
+            read_call(self.spec, call)
         elif call.inputs:
             check_inputs(self.spec, call)
         return call

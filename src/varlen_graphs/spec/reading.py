@@ -18,6 +18,18 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.inputs import PerRow
 
 
+def read_call(spec: BufferSpec, call: Call) -> Layout:
+    """Return the items of a user's call, as `read_layout` does; `call.beyond` tells if only the module can run them.
+
+    Raises:
+        LayoutError: As for `read_layout`.
+    """
+    layout = read_layout(spec, call)
+    if isinstance(spec.layout, Pictures) and call.beyond is None:
+        call.beyond = spec.layout.beyond(layout, call.padded)
+    return layout
+
+
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
     """Return the items of a call, and keep them in `call.layout`. Costs a sync if only the GPU has seen them.
 
