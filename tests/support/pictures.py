@@ -57,3 +57,22 @@ def patch_mask(sizes, padded=None):
     for own, (h, w) in zip(mask, sizes, strict=True):
         own[:h, :w] = True
     return mask
+
+
+GEMMA4 = TINY | {"num_key_value_heads": 4, "position_embedding_size": 64, "pooling_kernel_size": 2}
+
+
+def patch_positions(sizes, length=0):
+    """Return `(x, y)` of the patches of images of these sizes, line by line, and -1 past them."""
+    positions = torch.full((len(sizes), length or max(h * w for h, w in sizes), 2), -1)
+    for own, (h, w) in zip(positions, sizes, strict=True):
+        own[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).flip(1)
+    return positions
+
+
+def position_rows(positions, seed=0):
+    """Return patches of values between 0 and 1 for these positions, NaN in padding."""
+    padding = (positions == -1).all(-1, keepdim=True)
+    shape = (*positions.shape[:2], 3 * PATCH * PATCH)
+    rows = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(positions.device)
+    return rows.masked_fill(padding, torch.nan)

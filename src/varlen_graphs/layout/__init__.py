@@ -8,6 +8,7 @@ from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import PackedMask, PaddedLengths, PaddedMask
+from varlen_graphs.layout.patch_positions import PatchPositions
 from varlen_graphs.layout.pictures import PictureMask, PictureSizes
 from varlen_graphs.layout.segments import Windows
 
@@ -27,6 +28,7 @@ __all__ = [
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",
+    "PatchPositions",
     "PictureMask",
     "PictureSizes",
     "Windows",

@@ -4,6 +4,7 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 """
 
 from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.gemma4 import gemma4
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.idefics import idefics
@@ -22,6 +23,7 @@ from varlen_graphs.recipes.text_encoder import TextEncoder
 __all__ = [
     "TextEncoder",
     "by_batch",
+    "gemma4",
     "generic",
     "glm4v",
     "handles",

@@ -10,13 +10,12 @@ real patches are packed when they are copied in, and attend within their image. 
 import math
 from typing import Any
 
-import torch
 from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
-from varlen_graphs.buffers import Buffer, GridPositions, Lookup
+from varlen_graphs.buffers import GridPositions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.budgets import Budgets, Ladder
@@ -94,19 +93,16 @@ def pixtral(
     spec = BufferSpec(
         rows=PackedRows("pixel_values", tuple(conv.shape[1:])),
         layout=PictureSizes("image_sizes", patch=conv.shape[-1]),
-        buffers=[*attention_buffers(tower.transformer.layers[0].attention, "item"), _positions(tower)],
+        buffers=[
+            *attention_buffers(tower.transformer.layers[0].attention, "item"),
+            GridPositions("positions", largest=_table_side(tower)),
+        ],
         outputs=Outputs(last_hidden_state=PACKED, hidden_states=PACKED),
     )
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
 
 
 def _table_side(tower: Any) -> int | None:
-    """Return the patches along a side of the table of positions; `None` if there is no table."""
+    """Return the patches along a side of the table of positions, which limits images; `None` if there is no table."""
     frequencies = tower.patch_positional_embedding.inv_freq
     return math.isqrt(len(frequencies)) if frequencies.dim() == 2 else None
-
-
-def _positions(tower: Any) -> Buffer:
-    """Return the buffer `positions`, row and column of each patch; a table limits the size of images."""
-    side = _table_side(tower)
-    return GridPositions("positions") if side is None else Lookup("positions", torch.arange, largest=side)
