@@ -175,7 +175,6 @@ def test_another_tower_is_refused():
 
 
 def test_the_whole_model_replays_and_equals_eager():
-    """Images, and frames of videos."""
     model = build(
         "gemma4", "Gemma4Config", "Gemma4ForConditionalGeneration", image_token_id=IMAGE, video_token_id=191,
         vision_config=GEMMA4, audio_config=None,
@@ -189,8 +188,7 @@ def test_the_whole_model_replays_and_equals_eager():
     def run():
         with torch.no_grad():
             images = model.model.get_image_features(rows, POSITIONS).pooler_output
-            videos = model.model.get_video_features(rows, POSITIONS, torch.tensor([2, 1])).pooler_output
-            return *images, *videos, model(**call).logits
+            return *images, model(**call).logits
 
     expected = run()
     vg.wrap(model, BUDGETS, backend="tape")
@@ -198,5 +196,5 @@ def test_the_whole_model_replays_and_equals_eager():
     ((path, encoder),) = vg.encoders(model).items()
     assert vg.encoders(model).how == {path: "gemma4"}
     assert path == "model.vision_tower"
-    assert encoder.stats.replays.total() == 3
+    assert encoder.stats.replays.total() == 2
     assert not encoder.stats.eager
