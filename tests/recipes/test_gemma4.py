@@ -14,6 +14,7 @@ from tests.support.pictures import GEMMA4, IMAGE, WORDS, build, patch_positions,
 from tests.support.towers import adapt, distance
 
 BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+ONE = BUDGETS[1:2]
 SIZES = [(4, 6), (2, 2), (8, 6)]
 
 
@@ -55,7 +56,7 @@ def test_the_padding_contract_holds(tower):
 sizes_of_images = st.tuples(st.integers(1, 16), st.integers(1, 16)).filter(lambda size: size[0] * size[1] <= 32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(sizes_of_images, min_size=1, max_size=10), st.integers(0, 3))
 def test_any_call_equals_the_original_however_it_is_padded_and_split(tower, shared, sizes, more):
     sizes = [(2 * h, 2 * w) for h, w in sizes]
@@ -76,7 +77,7 @@ def test_the_call_and_the_output_are_the_towers_own(changes):
         tower.std_bias.normal_()
         tower.std_scale.normal_()
         tower.encoder.layers[1].mlp.up_proj.output_max.fill_(0.5)
-    encoder = vg.recipes.gemma4(tower, BUDGETS, backend="tape")
+    encoder = vg.recipes.gemma4(tower, ONE, backend="tape")
     sizes = [(6, 6), (6, 12)]
     positions = patch_positions(sizes, 72 + 36)
     rows = position_rows(positions)
@@ -102,12 +103,12 @@ def test_what_a_batch_is_padded_to_is_not_computed(tower):
     assert (encoder.stats.rows, encoder.stats.padding) == (28, 64 - 28)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
+def test_half_precision_is_as_close_to_float32_as_the_original():
+    dtype = torch.bfloat16
     tower = gemma4_tower(dtype=dtype)
     exact, positions = copy.deepcopy(tower).float(), patch_positions(SIZES)
     rows = position_rows(positions)
-    output = vg.recipes.gemma4(tower, BUDGETS, backend="tape")(rows, positions)
+    output = vg.recipes.gemma4(tower, ONE, backend="tape")(rows, positions)
     check_half_precision(
         output.last_hidden_state,
         original(tower)(rows, positions).last_hidden_state,
@@ -123,7 +124,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
 def test_adapters_are_called(path):
     tower = gemma4_tower()
     adapt(tower, path)
-    encoder = vg.recipes.gemma4(tower, BUDGETS, backend="tape")
+    encoder = vg.recipes.gemma4(tower, ONE, backend="tape")
     positions = patch_positions(SIZES)
     rows = position_rows(positions)
     assert distance(encoder(rows, positions), original(tower)(rows, positions)) < 1e-5
@@ -158,7 +159,7 @@ def test_wrong_input_gets_named_errors(shared, change, error, message):
 def test_hooks_and_attentions_come_from_the_original():
     tower = gemma4_tower()
     tower.set_attn_implementation("eager")
-    encoder = vg.recipes.gemma4(tower, BUDGETS, backend="tape")
+    encoder = vg.recipes.gemma4(tower, ONE, backend="tape")
     rows = position_rows(POSITIONS).nan_to_num()
     encoder(rows, POSITIONS, output_attentions=True)
     seen = []
@@ -191,7 +192,7 @@ def test_the_whole_model_replays_and_equals_eager():
             return *images, model(**call).logits
 
     expected = run()
-    vg.wrap(model, BUDGETS, backend="tape")
+    vg.wrap(model, ONE, backend="tape")
     assert distance(run(), expected) < 1e-4
     ((path, encoder),) = vg.encoders(model).items()
     assert vg.encoders(model).how == {path: "gemma4"}

@@ -19,6 +19,7 @@ FAMILIES = {
     "smolvlm": ("SmolVLMVisionConfig", "SmolVLMVisionTransformer"),
 }
 BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+ONE = BUDGETS[1:2]
 SIZES = [(3, 5), (2, 2), (8, 6)]
 VISION = {name: value for name, value in TINY.items() if name != "head_dim"}
 
@@ -68,7 +69,7 @@ def test_the_padding_contract_holds():
 sizes_of_tiles = st.tuples(st.integers(1, 40), st.integers(1, 40)).filter(lambda size: size[0] * size[1] <= 128)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(sizes_of_tiles, min_size=1, max_size=10), st.integers(0, 3), st.integers(0, 3))
 def test_any_call_equals_the_original_however_it_is_padded_and_split(sizes, down, right):
     height, width = map(max, zip(*sizes, strict=True))
@@ -80,7 +81,7 @@ def test_any_call_equals_the_original_however_it_is_padded_and_split(sizes, down
 
 
 def test_the_call_and_the_output_are_the_towers_own():
-    encoder = vg.recipes.idefics(TOWER, BUDGETS, backend="tape")
+    encoder = vg.recipes.idefics(TOWER, ONE, backend="tape")
     rows, mask = pictures(SIZES), patch_mask(SIZES)
     expected = original(TOWER)(rows, mask)
     for output in (encoder(rows, mask), encoder(pixel_values=rows, patch_attention_mask=mask.int(), return_dict=True),
@@ -94,10 +95,9 @@ def test_the_call_and_the_output_are_the_towers_own():
     assert "largest error" in str(encoder.verify([{"pixel_values": whole, "patch_attention_mask": mask}]))
 
 
-@pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
-def test_padding_whose_features_become_tokens_runs_eager(family):
-    tower = idefics_tower(family)
-    encoder = vg.recipes.idefics(tower, BUDGETS, backend="tape")
+def test_padding_whose_features_become_tokens_runs_eager():
+    tower = idefics_tower("idefics3")
+    encoder = vg.recipes.idefics(tower, ONE, backend="tape")
     rows, mask = pictures([(5, 6), (5, 6)]), patch_mask([(5, 6), (5, 6)])
     expected = original(tower, output_hidden_states=True)(rows, mask)
     assert distance(encoder(rows, mask, output_hidden_states=True), expected) < 1e-5
@@ -116,11 +116,11 @@ def test_the_padding_of_tiles_is_not_computed():
     assert (encoder.stats.rows, encoder.stats.padding) == (19, 64 - 19)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
+def test_half_precision_is_as_close_to_float32_as_the_original():
+    dtype = torch.bfloat16
     tower = idefics_tower(dtype=dtype)
     exact, rows, mask = copy.deepcopy(tower).float(), pictures(SIZES).to(dtype), patch_mask(SIZES)
-    output = vg.recipes.idefics(tower, BUDGETS, backend="tape")(rows, mask)
+    output = vg.recipes.idefics(tower, ONE, backend="tape")(rows, mask)
     check_half_precision(output, original(tower)(rows, mask), original(exact)(rows.float(), mask), dtype)
 
 
@@ -135,12 +135,12 @@ def test_positions_are_those_of_the_tower_for_every_size():
 
 @pytest.mark.parametrize(
     "path",
-    ["embeddings.patch_embedding", "encoder.layers.0.self_attn.k_proj", "encoder.layers.1.mlp.fc1", "post_layernorm"],
+    ["embeddings.patch_embedding", "encoder.layers.0.self_attn.k_proj", "encoder.layers.1.mlp.fc1"],
 )
 def test_adapters_are_called(path):
     tower = idefics_tower()
     adapt(tower, path)
-    encoder = vg.recipes.idefics(tower, BUDGETS, backend="tape")
+    encoder = vg.recipes.idefics(tower, ONE, backend="tape")
     rows, mask = pictures(SIZES), patch_mask(SIZES)
     assert distance(encoder(rows, mask), original(tower)(rows, mask)) < 1e-5
     assert not encoder.stats.eager
@@ -171,7 +171,7 @@ def test_wrong_input_gets_named_errors(change, error, message):
 def test_hooks_and_attentions_come_from_the_original():
     tower = idefics_tower()
     tower.set_attn_implementation("eager")
-    encoder = vg.recipes.idefics(tower, BUDGETS, backend="tape")
+    encoder = vg.recipes.idefics(tower, ONE, backend="tape")
     rows, mask = pictures(SIZES).nan_to_num(), patch_mask(SIZES)
     encoder(rows, mask, output_attentions=True)
     seen = []
@@ -221,7 +221,7 @@ def test_whole_models_replay_and_equal_eager(package):
             return getattr(features, "pooler_output", features), model(**call).logits
 
     features, logits = run()
-    vg.wrap(model, BUDGETS, backend="tape")
+    vg.wrap(model, ONE, backend="tape")
     got, got_logits = run()
     assert distance(got_logits, logits) < 1e-4
     whole = [(one[:4], other[:4]) for one, other in zip(got, features, strict=True)]
