@@ -24,7 +24,7 @@ from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.rows import PackedRows
 
-PARTS = ("embeddings", "encoder", "post_layernorm", "spatial_merge_size")
+PARTS = ("embeddings", "encoder", "post_layernorm", "config")
 
 
 @handles("Cosmos3EdgeVisionModel")
@@ -69,7 +69,7 @@ def cosmos3_edge(
 
     spec = BufferSpec(
         rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight.shape[1],)),
-        layout=GridTHW(merge=tower.spatial_merge_size),
+        layout=GridTHW(merge=tower.config.spatial_merge_size),
         buffers=[*attention_buffers(tower.encoder.layers[0].self_attn, "frame"), item_table()],
         outputs=Outputs(last_hidden_state=Rows(), pooler_output=Rows(), hidden_states=Rows()),
     )
