@@ -12,25 +12,21 @@ from tests.support.text_encoders import LENGTHS, PACKED, PADDED, REFUSED, check_
 pytestmark = on_gpus()
 
 
-HOST = "mpnet"
-"""Computes its buckets of positions on the host in each call."""
-
-
-@pytest.mark.parametrize("name", [*PACKED, *(name for name in PADDED if name != HOST)])
+@pytest.mark.parametrize("name", [*PACKED, *PADDED])
 def test_texts_are_as_the_model_has_them(name):
     encoder = text_encoder(name, text_model(name).cuda(), backend="cuda")
     check_texts(encoder, 1e-4)
     assert (encoder.why_padded is None) == (name in PACKED)
 
 
-@pytest.mark.parametrize("name", [*REFUSED, HOST])
+@pytest.mark.parametrize("name", REFUSED)
 def test_models_that_no_graph_can_run_are_refused(name):
     with pytest.raises(vg.SpecError):
         vg.recipes.packed_text(text_model(name).cuda())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5", "mpnet"])
 def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     exact, model = text_model(name).cuda(), text_model(name, dtype).cuda()
     encoder = text_encoder(name, model, backend="cuda", verify=0)
