@@ -60,6 +60,17 @@ PACKED = {
 
 PADDED = {
     "deberta": ("Deberta", RELATIVE),
+    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16, "conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v3": (
+        "DebertaV2",
+        {
+            **RELATIVE,
+            "position_buckets": 16,
+            "max_relative_positions": 40,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+        },
+    ),
     "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
 }
 """Models that stay padded."""
@@ -68,7 +79,6 @@ OF_ONE_LENGTH = {"siglip text": ("SiglipText", {**ABSOLUTE, "bos_token_id": 97, 
 """Models whose output depends on the padding."""
 
 REFUSED = {
-    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16}, "copies a host tensor to the device"),
     "longformer": ("Longformer", {**SIZES, "attention_window": 16}, "pads texts to whole windows"),
     "bigbird": ("BigBird", SIZES, "sparse for long texts and dense for short ones"),
     "xmod": ("Xmod", {**AFTER_PADDING, "languages": ("en",), "default_language": "en"}, "depends on data"),

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.buffers import AttentionMask, CuSeqlens, MaxSeqlen, RowPositions
+from varlen_graphs.buffers import AttentionMask, CuSeqlens, DeviceBuffer, MaxSeqlen, RowPositions
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
+from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
@@ -136,6 +137,9 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
         yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
     yield declared(padded), _padded(text)
+    if is_bucketed(text.model):
+        positions = relative_positions(text.model, text.device)
+        yield declared(padded, [DeviceBuffer("relative_pos", positions, any_segments=False)]), bucketed_forward
     yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs), _padded(text)
 
 
