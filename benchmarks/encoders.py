@@ -8,16 +8,13 @@ the model's own run. Texts have lognormal lengths of 40 tokens on average; their
 - *compiled*: `torch.compile(model, dynamic=True)`, after a call of another shape.
 - *exact*: eager captured at the exact shape, the replay alone. Where that fails, the reason stands in its place.
 - *padded*: of texts, graphs of padded batches, with a mask computed in the graph.
-- *wrapped*: `vg.wrap(model)` with the default budgets.
-
-`--sentences` also times `SentenceTransformer.encode` end to end, tokenizer included.
+- *wrapped*: `vg.wrap(model)` with the default budgets, each captured when it is first needed.
+- *fused*: of the largest batch of texts, the same with `capture=vg.Capture(compile=True)`.
 """
 
 import argparse
 import copy
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +25,6 @@ from torch import Tensor
 
 import varlen_graphs as vg
 from benchmarks.common import (
-    WrongResultError,
     capture,
     check,
     distance,
@@ -163,7 +159,7 @@ def padded_encoder(model: Any) -> vg.GraphedEncoder:
     if getattr(model, "pooler", None) is not None:
         fields["pooler_output"] = vg.Items()  # type: ignore[assignment]
     spec = vg.BufferSpec(
-        "input_ids",
+        vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
         vg.PaddedMask("attention_mask"),
         [vg.AttentionMask("mask", causal=causal, dtype=torch.bool)],
         vg.Outputs(**fields),
@@ -182,7 +178,7 @@ def run(name: str, repeats: int) -> list[dict[str, Any]]:
     model = build(about, torch.bfloat16)
     reference = copy.deepcopy(model).float()
     is_text = about.call is texts
-    wrapped = vg.wrap(copy.deepcopy(model))
+    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.Capture(lazy=True))
     encoder = next(iter(vg.encoders(wrapped).values()))
     padded = padded_encoder(copy.deepcopy(model)) if is_text and name != "ModernBERT-base" else None
     torch._dynamo.reset()
@@ -195,6 +191,9 @@ def run(name: str, repeats: int) -> list[dict[str, Any]]:
         with torch.no_grad():
             expected = real_rows(reference(**in_dtype(call, torch.float32)), call)
         systems = {"eager": model, "compiled": compiled, "padded": padded, "wrapped": wrapped}
+        if is_text and batch == max(about.batches):
+            budget = vg.Budget(-(-int(call["attention_mask"].sum()) // 128) * 128, items=2 * batch)
+            systems["fused"] = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
         row = {"model": name, "batch": batch, "tokens": tokens(call)}
         rows.append(row | run_call({n: s for n, s in systems.items() if s is not None}, call, expected, repeats))
         rows[-1]["eager_calls"] = dict(encoder.stats.eager)
@@ -219,25 +218,30 @@ def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeat
 
         return one
 
-    for name, system in systems.items():
+    def checked(name: str, once: Callable[[], Any]) -> None:
         try:
-            once = caller(system)
             row[f"{name}_error"] = distance(real_rows(once(), call), expected)
             check(row[f"{name}_error"], row["eager_error"])
-            once()
-        except WrongResultError:
-            raise
         except Exception as failure:
             row[f"{name}_failed"] = reason(failure)
         else:
             runs[name] = once
-    try:
+
+    def exact() -> Callable[[], Any]:
         graph, output = capture(caller(systems["eager"]))
-        graph.replay()
-        row["exact_error"] = distance(real_rows(output, call), expected)
-        runs["exact"] = graph.replay
+
+        def replay() -> Any:
+            graph.replay()
+            return output
+
+        return replay
+
+    for name, system in systems.items():
+        checked(name, caller(system))
+    try:
+        checked("exact", exact())
         row["kernels_ms"] = gpu_microseconds(caller(systems["eager"]), launches=3) / 1e3
-    except Exception as failure:
+    except Exception as failure:  # the model cannot be captured
         row["exact_failed"] = reason(failure)
     grow_cache()
     for each in runs.values():
@@ -249,92 +253,22 @@ def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeat
     return row
 
 
-def sentences() -> list[str]:
-    """1,000 short English texts: sentences of Python's own help."""
-    import re
-    from pydoc_data import topics
-
-    text = " ".join(topics.topics[name] for name in sorted(topics.topics))
-    found = [" ".join(one.split()) for one in re.split(r"(?<=[a-z])\.\s+(?=[A-Z])", text)]
-    good = [one for one in found if 20 <= len(one) <= 1200 and one.count(" ") > 3]
-    return good[:1000]
-
-
-def run_sentences(repeats: int) -> list[dict[str, Any]]:
-    """`SentenceTransformer.encode` of MiniLM-L6's size, with a tokenizer trained on the spot, eager and wrapped."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Normalize, Pooling, Transformer
-    from tokenizers import BertWordPieceTokenizer
-
-    corpus = sentences()
-    tokenizer = BertWordPieceTokenizer(lowercase=True)
-    tokenizer.train_from_iterator(corpus, vocab_size=8000, show_progress=False)
-    rows = []
-    for dtype in (torch.float32, torch.float16):
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_model(folder)
-            fast = transformers.BertTokenizerFast(vocab=str(Path(folder) / "vocab.txt"), model_max_length=256)
-            fast.save_pretrained(folder)
-            build(MODELS["MiniLM-L6"], torch.float32).save_pretrained(folder)
-            models = []
-            for _ in range(2):
-                part = Transformer(folder)
-                models.append(
-                    SentenceTransformer(modules=[part, Pooling(384, "mean"), Normalize()], device="cuda")
-                    .to(dtype)
-                    .eval()
-                )
-        eager, wrapped = models
-        vg.wrap(wrapped)
-        lengths = [len(fast(one).input_ids) for one in corpus]
-
-        def encode(model: Any) -> Tensor:
-            return model.encode(corpus, batch_size=32, convert_to_tensor=True, show_progress_bar=False)
-
-        error = distance([encode(wrapped)], [encode(eager)])
-        walls: dict[str, list[float]] = {"eager": [], "wrapped": []}
-        for _ in range(repeats):
-            for name, model in (("eager", eager), ("wrapped", wrapped)):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                encode(model)
-                torch.cuda.synchronize()
-                walls[name].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        order = sorted(corpus, key=len, reverse=True)
-        for at in range(0, len(order), 32):
-            wrapped.tokenize(order[at : at + 32])
-        own = time.perf_counter() - start
-        rows.append({
-            "dtype": str(dtype).removeprefix("torch."), "texts": len(corpus), "mean_tokens": statistics.fmean(lengths),
-            "error": error, "eager_s": statistics.median(walls["eager"]),
-            "wrapped_s": statistics.median(walls["wrapped"]), "tokenizer_s": own,
-            "how": {path: dict(e.stats.eager) for path, e in vg.encoders(wrapped).items()},
-        })  # fmt: skip
-    return rows
-
-
 def main() -> None:
     """Run the benchmark, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=[*MODELS], default=[*MODELS])
-    parser.add_argument("--sentences", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     about = facts()
     print(f"{headline(about)}, bfloat16\n")
-    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": [], "sentences": []}
+    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
     for name in options.models:
         for row in run(name, options.repeats):
             result["rows"].append(row)
             write_json(options.json, result)
         torch.cuda.empty_cache()
-    if options.sentences:
-        result["sentences"] = run_sentences(options.repeats)
-        write_json(options.json, result)
-        print(result["sentences"])
     header = (
         "model",
         "batch",
