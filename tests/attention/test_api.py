@@ -139,7 +139,7 @@ def test_every_row_is_in_one_tile_and_the_longest_come_first(case):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_every_head_dimension_has_a_configuration(head_dim, dtype):
-    configs = [configuration(head_dim, block, dtype) for block in (64, 128)]
+    configs = [configuration(head_dim, block, dtype, biased) for biased in (False, True) for block in (64, 128)]
     assert all(config.keys % 16 == 0 for config in configs)
     if 16 in split(head_dim):
         assert configs[0].keys <= 64

@@ -14,7 +14,8 @@ pytestmark = on_gpus()
 
 @pytest.mark.parametrize("name", [*PACKED, *PADDED])
 def test_texts_are_as_the_model_has_them(name):
-    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda")
+    # The scores of T5 are not scaled: weights at random make of rounding more than the proof allows by default.
+    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", verify=vg.Verify(tolerance=1e-4))
     check_texts(encoder, 1e-4)
     assert (encoder.why_padded is None) == (name in PACKED)
 

@@ -227,7 +227,7 @@ def attention(
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
     if rows == 0:
         return out
-    config = configuration(head_dim, block, q.dtype)
+    config = configuration(head_dim, block, q.dtype, bias is not None)
     first, rest = split(head_dim)
     described = all(_describable(x, first + rest) for x in (k, v))
     descriptors: list[Any] = [None] * 4
