@@ -72,6 +72,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T5Gemma2ForConditionalGeneration": {
         "encoder.vision_config.image_size": 896, "encoder.vision_config.patch_size": 14,
     },
+    "UnlimitedOcrForConditionalGeneration": {
+        "vision_config.sam_config.image_size": 256, "vision_config.sam_config.mlp_dim": 256,
+        "vision_config.sam_config.downsample_channels": [64, 128], "vision_config.encoder_config.image_size": 56,
+    },
 }  # fmt: skip
 """Settings by their paths, where the defaults of a class do not fit each other, or are large."""
 
