@@ -187,11 +187,25 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
         yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
     if "high_res_pixel_values" in takes:
         yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, 1024, 1024)} for call in one]
+    if "image_token_pooling" in takes:
+        yield [pooled(model, n) for n in COUNTS]
     if "aspect_ratio_ids" in takes:
         yield [aspects(model, n, size) for n in COUNTS]
     yield tiled
     frames = config_value(model, ("num_frames",), VISION, 8)
     yield [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+
+
+def pooled(model: nn.Module, count: int) -> dict[str, Any]:
+    """A call of Molmo 2: each token is made of one patch."""
+    config: Any = model.config.vision_config
+    patches, side = config.num_position_embeddings, math.isqrt(config.num_position_embeddings)
+    return {
+        "pixel_values": seeded(count, patches, 3 * config.patch_size**2, seed=count),
+        "image_token_pooling": torch.arange(count * patches)[:, None],
+        "image_grids": torch.tensor([[0, 0, side, side]] * count),
+        "output_hidden_states": True,
+    }
 
 
 def aspects(model: nn.Module, count: int, size: int) -> dict[str, Tensor]:

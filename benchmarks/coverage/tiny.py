@@ -60,9 +60,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MiniCPMOcrForConditionalGeneration": {"vision_config.insert_layer_id": 0},
     "MiniCPMV4_6ForConditionalGeneration": {"vision_config.insert_layer_id": 0},
     "MiniCPMV4_7ForConditionalGeneration": {"vision_config.insert_layer_id": 1},
+    "MiniMaxM3SparseForConditionalGeneration": {"merged_hidden_size": 768},
     "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
     "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
     "MllamaForConditionalGeneration": {"vision_config.intermediate_layers_indices": [0, 1]},
+    "Molmo2ForConditionalGeneration": {"adapter_config.vision_feature_layer": [-1, -2]},
     "Phi4MultimodalForCausalLM": {"vision_config.image_size": 56, "vision_config.crop_size": 56},
     "Qwen3OmniMoeForConditionalGeneration": {
         "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
