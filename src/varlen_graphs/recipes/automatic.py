@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -20,6 +20,9 @@ from varlen_graphs.recipes.text_model import IDS, MASK
 
 SOUND = ("input_features", "input_values")
 """Names that transformers gives to spectrograms and samples."""
+
+FLATTENED = "flattened_patches"
+"""Name that transformers gives to patches behind their positions."""
 
 MODALITIES = "input_modalities"
 """Attribute of the models of transformers 5 that names the kinds of their inputs."""
@@ -91,10 +94,26 @@ def merges_texts(module: nn.Module) -> bool:
     return hasattr(type(module), GENERATE) or (EMBEDDINGS in names and any(name in INPUTS for name in names))
 
 
+def reads_flattened_patches(module: nn.Module) -> bool:
+    """Return True for the towers of Pix2Struct and Kosmos 2.5."""
+    return is_model(module) and next(iter(arguments_of(module)), "") == FLATTENED and is_encoder(module)
+
+
+def flattened_patches(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse a tower whose rows begin with the line and the column of their patch, which index a table."""
+    raise SpecError(
+        f"{type(tower).__name__} reads positions among the pixels of its rows: graphs of it cannot be proven, because "
+        "the random rows of a proof hold no valid positions"
+    )
+
+
 Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
-WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch), (hears_clips, speech)]
+WAYS: Ways = [
+    (describes_items, generic), (takes_batch, by_batch), (hears_clips, speech),
+    (reads_flattened_patches, flattened_patches),
+]  # fmt: skip
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
 
