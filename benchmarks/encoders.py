@@ -159,7 +159,7 @@ def padded_encoder(model: Any) -> vg.GraphedEncoder:
     def forward(model: Any, input_ids: Tensor, mask: Tensor) -> Any:
         return model(input_ids, attention_mask=mask)
 
-    causal = bool(getattr(model.config, "use_cache", False) or "Qwen3" in type(model).__name__)
+    causal = "Qwen3" in type(model).__name__
     fields = {"last_hidden_state": vg.Rows()}
     if getattr(model, "pooler", None) is not None:
         fields["pooler_output"] = vg.Items()  # type: ignore[assignment]
