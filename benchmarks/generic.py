@@ -53,6 +53,7 @@ TOWERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "MiniCPMV4_6VisionModel": ("minicpmv4_6", "VisionConfig", LAYERS | {"image_size": 32, "insert_layer_id": 1}),
     "MiniMaxM3VLVisionModel": ("minimax_m3_vl", "VisionConfig", LAYERS),
     "MuseGlimmerVisionModel": ("muse_glimmer", "VisionConfig", LAYERS | {"pos_emb_height": 8, "pos_emb_width": 8}),
+    "MuseSparkVisionModel": ("muse_spark", "VisionConfig", LAYERS | {"pos_emb_height": 8, "pos_emb_width": 8}),
     "PaddleOCRVisionModel": ("paddleocr_vl", "VisionConfig", LAYERS | {"image_size": 32}),
     "Qwen2VisionTransformerPretrainedModel": ("qwen2_vl", "VisionConfig", {
         "depth": 3, "embed_dim": 64, "hidden_size": 48, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4,

@@ -50,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4},
     },
     "Idefics3ForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
+    "IdeficsForVisionText2Text": {"vision_config.image_size": 56},
     "KyutaiSpeechToTextForConditionalGeneration": {"codec_config.upsample_groups": 1},
     "LightOnOcrForConditionalGeneration": {"vision_config.image_size": 112},
     "Llama4ForConditionalGeneration": {
@@ -59,10 +60,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
     "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
     "MllamaForConditionalGeneration": {"vision_config.intermediate_layers_indices": [0, 1]},
+    "Phi4MultimodalForCausalLM": {"vision_config.image_size": 56, "vision_config.crop_size": 56},
     "Qwen3OmniMoeForConditionalGeneration": {
         "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
     },
     "SmolVLMForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
+    "Step3p7ForConditionalGeneration": {"vision_config.image_size": 112},
     "T5Gemma2ForConditionalGeneration": {
         "encoder.vision_config.image_size": 896, "encoder.vision_config.patch_size": 14,
     },

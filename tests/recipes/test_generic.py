@@ -20,6 +20,9 @@ from varlen_graphs.spec.reading import parse
 exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "appendix-towers.md").read_text()
 MADE_WITH_THIS = f"transformers {transformers.__version__}," in PAGE
+BOUNDS = ("max_seqlen", "max_window_seqlen")
+"""Buffers that are upper bounds of what transformers computes."""
+
 BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
 
 
@@ -88,8 +91,12 @@ CLIPS = [[512], [3], [37, 99, 5], [200], [101, 99, 200], [3, 2, 1, 4]]
 
 
 @pytest.mark.parametrize(
-    "name", ["PaddleOCRVisionModel", "Kimi_K25VisionModel", "CohereCompassVisionModel", "Qwen2_5OmniAudioEncoder"]
-)
+    "name",
+    [
+        "PaddleOCRVisionModel", "Kimi_K25VisionModel", "CohereCompassVisionModel", "MuseSparkVisionModel",
+        "Qwen2_5OmniAudioEncoder",
+    ],
+)  # fmt: skip
 def test_the_padding_contract_holds(name):
     tower = generic_tower(name)
     encoder = graphed(tower)
@@ -117,6 +124,26 @@ def test_videos_of_any_lengths_pool_their_frames_in_one_call_however_it_is_split
         assert distance(getattr(out, name), expected) < 1e-5
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(["MuseGlimmerVisionModel", "MuseSparkVisionModel"]), st.data())
+def test_windows_of_any_grids_are_undone(name, data):
+    """Windows are 8 patches a side; heights and widths differ for the position embeddings of Muse Spark."""
+    frames, long = st.integers(1, 2), st.sampled_from([2, 6, 8, 14, 18])
+    items = data.draw(st.lists(st.tuples(frames, long, long), min_size=1, max_size=3))
+    encoder = made(name)
+    rows, asked = rows_for(encoder, items, seed=1), {"output_hidden_states": True}
+    with torch.no_grad():
+        expected = encoder.module(rows, grid_thw=torch.tensor(items), **asked)
+    assert distance(encoder(rows, grid_thw=items, **asked), expected) < 1e-5
+
+
+@pytest.mark.parametrize("grid", [(1, 3, 4), (1, 4, 5)])
+def test_sides_that_no_blocks_fill_are_refused(grid):
+    encoder = made("MuseGlimmerVisionModel")
+    with pytest.raises(vg.LayoutError, match="must be divisible by the merge size 2"):
+        encoder(rows_for(encoder, [grid], seed=0), grid_thw=[grid])
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 450), min_size=1, max_size=8))
 def test_clips_of_any_lengths_in_any_number(lengths):
@@ -133,6 +160,7 @@ def test_clips_of_any_lengths_in_any_number(lengths):
         "Kimi_K25VisionModel",
         "PaddleOCRVisionModel",
         "MiniMaxM3VLVisionModel",
+        "MuseGlimmerVisionModel",
         "Qwen2_5OmniAudioEncoder",
     ],
 )
@@ -154,7 +182,7 @@ def test_buffers_are_what_transformers_precomputes(name, data):
     layout = parse(spec, {spec.layout.name: items}, ())
     table = vg.layout.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
     for buffer in spec.buffers:
-        if buffer.name in ("max_seqlen", "padded_feature"):  # an upper bound; what rows are gathered from
+        if buffer.name in (*BOUNDS, "padded_feature") or buffer.name not in expected:
             continue
         came, reference = buffer.produce(table, tower), expected[buffer.name]
         if buffer.name == "temporal_merge_index":
@@ -373,7 +401,7 @@ def reads(tower, grid_thw, given):
 def zeros(tower, grid_thw, given):
     from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-    weights = get_vision_interpolation_indices_and_weights(grid_thw, 8, padding="zeros", kwargs=given)[1]
+    weights = get_vision_interpolation_indices_and_weights(grid_thw, 8, "bicubic", padding="zeros", kwargs=given)[1]
     return weights.sum(-1, keepdim=True)
 
 
@@ -388,7 +416,7 @@ def test_a_module_of_ones_own_may_ask_the_helpers_too():
     ("ask", "message"),
     [
         (unknown, r"test_generic.py:\d+ calls get_vision_colours, which no buffer replaces"),
-        (zeros, r"get_vision_interpolation_indices_and_weights with padding='zeros', which no buffer"),
+        (zeros, r"get_vision_interpolation_indices_and_weights with padding='zeros' and mode='bicubic', which no"),
         (reads, r"Tensor.tolist reads a tensor on the host\n  at .*test_generic.py:\d+, in reads"),
         (lambda tower, grid_thw, given: 0, "requests no precomputed tensors: expected a tower of transformers 5.15"),
         (lambda tower, grid_thw, given: positions(2)(tower, grid_thw, given)[:4], r"grid_thw=.* it raises Runtime"),

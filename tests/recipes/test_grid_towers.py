@@ -1,4 +1,4 @@
-"""Vision towers that read their grid on the host: Cosmos 3 Edge, HunYuan-VL, LFM3-VL, VideoLLaMA 3."""
+"""Vision towers that read their grid on the host: Cosmos 3 Edge, GLM-Image, HunYuan-VL, LFM3-VL, VideoLLaMA 3."""
 
 import copy
 import functools
@@ -135,6 +135,7 @@ def test_weights_that_change_in_place_are_followed(family):
 
 
 PATHS = [
+    ("glm_image", "blocks.1.attn.qkv"), ("glm_image", "blocks.2.mlp.fc1"),
     ("cosmos3_edge", "embeddings.patch_embedding"), ("hunyuan_vl", "patch_merger.proj_conv"),
     ("hunyuan_vl", "layers.1.self_attn.o_proj"), ("lfm3_vl", "layers.0.conv.spatial_conv"),
     ("lfm3_vl", "layers.1.self_attn.k_proj"), ("video_llama3", "embeddings.patch_embedding"),

@@ -71,6 +71,7 @@ GOOD = {
     },
     vg.buffers.InterpolationWeights: {
         "name": "weights", "entries": 2304, "mode": "bilinear", "align_corners": False, "order": "raster",
+        "padding": "zeros",
     },
     vg.AttentionMask: {
         "name": "mask", "per": "item", "causal": False, "window": (-1, 4), "dtype": torch.bool, "of_item": None,

@@ -1,4 +1,4 @@
-"""Small vision towers that read their grid on the host: Cosmos 3 Edge, HunYuan-VL, LFM3-VL, VideoLLaMA 3."""
+"""Small vision towers that read their grid on the host: Cosmos 3 Edge, GLM-Image, HunYuan-VL, LFM3-VL, VideoLLaMA 3."""
 
 import importlib
 from collections.abc import Callable
@@ -33,6 +33,11 @@ FAMILIES = {
         "cosmos3_edge", "Cosmos3EdgeVisionConfig", "Cosmos3EdgeVisionModel", {"num_patches": 25}, 48,
         "Cosmos3EdgeForConditionalGeneration", "model.visual",
     ),
+    "glm_image": Family(
+        "glm_image", "GlmImageVisionConfig", "GlmImageVisionModel",
+        {"depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 64, "image_size": 20}, 48,
+        "GlmImageForConditionalGeneration", "model.visual",
+    ),
     "hunyuan_vl": Family(
         "hunyuan_vl", "HunYuanVLVisionConfig", "HunYuanVLVisionTransformer",
         {"max_image_size": 28, "text_hidden_size": 24}, 48, "HunYuanVLForConditionalGeneration", "model.vision_tower",
@@ -47,6 +52,10 @@ FAMILIES = {
         "VideoLlama3ForConditionalGeneration", "model.vision_model",
     ),
 }  # fmt: skip
+
+
+IMAGES_ONLY = ("glm_image", "hunyuan_vl")
+"""Families whose towers take no videos."""
 
 
 def grid_tower(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
@@ -67,7 +76,7 @@ def recipe_of(family: str) -> Callable[..., vg.GraphedEncoder]:
 
 def taken(family: str, grid: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return the items with as many frames as a tower takes."""
-    return [(1, h, w) for _, h, w in grid] if family == "hunyuan_vl" else grid
+    return [(1, h, w) for _, h, w in grid] if family in IMAGES_ONLY else grid
 
 
 def beside(family: str, grid: list[tuple[int, int, int]], device: str = "cpu") -> dict[str, Any]:

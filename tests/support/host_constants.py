@@ -93,10 +93,18 @@ def made_anew_of_the_same_memory(m, x):
     return x * first + offsets.to(x.device, copy=True)
 
 
+def read_back(m, x):
+    """As `get_vision_position_ids` of transformers reads a grid that the tower has made of sizes."""
+    grid, merge = torch.tensor([[1, 4, 2]], device=x.device), torch.tensor([2], device=x.device).expand(1)
+    for (_, height, width), side in zip(grid.tolist(), merge.tolist(), strict=True):
+        x = x * torch.arange(height * width, device=x.device) + height // side
+    return x + int(grid[0, 2]) if 4 in grid and bool(grid[0, 0]) else x
+
+
 CONSTANTS = [
     from_a_list, new_of_a_list, from_an_array, shared_with_an_array, moved_range, cast_range, one_number,
     indexed_by_the_host, indexed_by_a_list, relative_positions, written_by_the_host, scattered_by_the_host, changed_in_place,
-    made_anew_of_the_same_memory,
+    made_anew_of_the_same_memory, read_back,
 ]  # fmt: skip
 """Functions that a graph can hold, though they copy host tensors to the device."""
 
@@ -128,6 +136,19 @@ def drawn_in_place(m, x):
 def permuted(m, x):
     return x[:, torch.randperm(8)]
 
+
+def read_after_a_write(m, x):
+    grid = torch.tensor([[1, 4, 2]], device=x.device)
+    grid[:, 1] = x.shape[1]
+    return x * grid.tolist()[0][1]
+
+
+def read_of_a_result(m, x):
+    return x * (torch.tensor([[1, 4, 2]], device=x.device) * 2).tolist()[0][1]
+
+
+RESULTS = [read_after_a_write, read_of_a_result]
+"""Functions that read on the host what they compute on the device."""
 
 RANDOM = [drawn, drawn_in_place, permuted]
 """Functions that draw on the host."""

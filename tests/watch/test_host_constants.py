@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.host_constants import CONSTANTS, KEPT, RANDOM, SPEC, VARYING, Towers, relative_positions
+from tests.support.host_constants import CONSTANTS, KEPT, RANDOM, RESULTS, SPEC, VARYING, Towers, relative_positions
 from tests.support.towers import equal_bits
 from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
 from varlen_graphs.watch.read_memory import ReadMemory
@@ -47,6 +47,14 @@ def test_values_that_differ_from_run_to_run_are_refused(function):
 @pytest.mark.parametrize("function", RANDOM)
 def test_random_numbers_of_the_host_are_refused(function):
     with pytest.raises(vg.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
+        encoder_of(function)(torch.randn(3, 8), lengths=[3])
+
+
+@pytest.mark.parametrize("function", RESULTS)
+def test_reads_of_what_the_device_computes_of_constants_are_refused(function):
+    with pytest.raises(
+        vg.CaptureError, match=rf"Tensor.tolist reads a tensor on the host(.|\n)*in {function.__name__}"
+    ):
         encoder_of(function)(torch.randn(3, 8), lengths=[3])
 
 

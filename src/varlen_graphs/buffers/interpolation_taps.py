@@ -1,12 +1,14 @@
 """Indices and weights of interpolated position embeddings."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.interpolation import side_of
+from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.interpolation.op import interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layout.fields import check_at_least, check_fields
@@ -62,10 +64,36 @@ class InterpolationIndices(_InterpolationTaps):
 
 @dataclass(frozen=True)
 class InterpolationWeights(_InterpolationTaps):
-    """Weights of the entries of `InterpolationIndices`, float32 `[rows, taps]`, with the same attributes."""
+    """Weights of the entries of `InterpolationIndices`, float32 `[rows, taps]`, with the same attributes.
+
+    Attributes:
+        padding: As in `torch.nn.functional.grid_sample`: `"border"`, or `"zeros"`, where taps beyond the border of the
+            table have no weight, for `"bilinear"` without `align_corners`.
+
+    Raises:
+        SpecError: As for `InterpolationIndices`, or `padding` is unknown, or `"zeros"` with another mode.
+    """
 
     name: str = "interp_weights"
+    padding: Literal["border", "zeros"] = "border"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.padding == "zeros" and (self.mode != "bilinear" or self.align_corners):
+            raise SpecError(f"{self!r}: expected mode='bilinear' and align_corners=False with padding='zeros'")
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:
         """Return the weights, float32 `[rows, taps]`."""
-        return self.taps(table)[1]
+        weights = self.taps(table)[1]
+        return weights * self._inside(table) if self.padding == "zeros" else weights
+
+    def _inside(self, table: ItemTable) -> Tensor:
+        """Return True for taps inside of the table, bool `[rows, taps]`."""
+        side = side_of(self.entries, self.mode)
+        _, *at = table.positions(self.order)
+        inside = []
+        for position, size in zip(at, table.row_size, strict=True):
+            low = ((position.float() + 0.5) * side / size - 0.5).floor()[:, None]
+            taps = low + torch.arange(2, device=table.device)
+            inside.append((taps >= 0) & (taps < side))
+        return (inside[0][:, :, None] & inside[1][:, None, :]).flatten(1)

@@ -8,8 +8,10 @@ from varlen_graphs.recipes.cosmos3_edge import cosmos3_edge
 from varlen_graphs.recipes.gemma4 import gemma4
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
+from varlen_graphs.recipes.glm_image import glm_image
 from varlen_graphs.recipes.hunyuan_vl import hunyuan_vl
 from varlen_graphs.recipes.idefics import idefics
+from varlen_graphs.recipes.inkling import inkling, inkling2
 from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.minicpmv_model import minicpmv_model
@@ -37,9 +39,12 @@ __all__ = [
     "gemma4",
     "generic",
     "glm4v",
+    "glm_image",
     "handles",
     "hunyuan_vl",
     "idefics",
+    "inkling",
+    "inkling2",
     "lfm3_vl",
     "minicpmv",
     "minicpmv_model",

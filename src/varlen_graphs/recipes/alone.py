@@ -1,13 +1,14 @@
 """Torch function mode under which a padded batch of clips runs in a graph, each clip as if it were alone."""
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.layout.padded import real_rows
@@ -71,6 +72,19 @@ class Alone(TorchFunctionMode):
         real = real_rows(self._counts[at].of(self._rows), x.shape[2])
         real = real.view(len(x), 1, -1, *[1] * (x.dim() - 3))
         return _group_norm(x, real, *others, **kwargs) if is_norm else func(x.masked_fill(~real, 0), *others, **kwargs)
+
+
+def keeps_masks(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tower, with the arguments of its own forward, that runs it with all of its masks."""
+
+    def function(tower: nn.Module, **arguments: Any) -> Any:
+        with Alone():
+            return tower(**arguments)
+
+    own = inspect.signature(forward).parameters.values()
+    tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_ONLY)
+    function.__signature__ = inspect.Signature([tower, *own])  # type: ignore[attr-defined]
+    return function
 
 
 def _pads(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

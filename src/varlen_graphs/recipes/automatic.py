@@ -65,7 +65,7 @@ def describes_items(module: nn.Module) -> bool:
 
 def takes_batch(module: nn.Module) -> bool:
     """Return True for models, and stacks of layers, whose first argument is a batch of images or sound."""
-    has_layers = is_model(module) or any(isinstance(part, nn.ModuleList) for part in module.children())
+    has_layers = is_model(module) or any(isinstance(part, nn.ModuleList) for part in module.modules())
     first = next(iter(arguments_of(module)), "")
     named = first in INPUTS or (first == "hidden_states" and getattr(module, MAIN_INPUT, None) in INPUTS)
     return named and has_layers and is_encoder(module)

@@ -2,18 +2,20 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.recipes.alone import keeps_masks
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare, without_new_hooks
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -22,6 +24,7 @@ from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
@@ -69,19 +72,27 @@ def by_batch(
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
         with without_new_hooks(tower):
-            spec = _declare(_Batched(tower, shape, inputs))
+            batched = _Batched(tower, shape, inputs)
+            spec = _declare(batched)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     finally:
         before.restore()  # the tower may have kept something of the random inputs
-    return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, **options)
+    return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, forward=batched.function, **options)
 
 
 class _Batched:
-    """A tower, its forward at this time, and what it is to be called with."""
+    """A tower, its forward at this time, and what it is to be called with.
+
+    Attributes:
+        function: Function to capture in place of the tower; `None` for the tower itself.
+        rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared.
+    """
 
     def __init__(self, tower: nn.Module, shape: Sequence[int] | None, inputs: Sequence[PerItem]) -> None:
+        self.tower = tower
         self.forward = tower.forward
+        self.function: Callable[..., Any] | None = None
         self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
         self.dtype = module_dtype(tower)
         parameters = inspect.signature(self.forward).parameters
@@ -100,7 +111,9 @@ class _Batched:
         masks = [name for name in parameters if "mask" in name and name not in {one.name for one in self.inputs}]
         self.ignored = [name for name in masks if self._ignores(name)]
         used = {*masks} - {*self.ignored}
-        self.inputs += [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
+        masks_of_shape = [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
+        self.inputs += masks_of_shape
+        self.rows = PackedRows(self.name, shape=self.shape if masks_of_shape else None)
         used -= {one.name for one in self.inputs}
         if used and shape is None and kind == "input_features":
             raise SpecError(f"it takes {sorted(used)}: clips of several lengths are no batch; for one pass shape=")
@@ -163,11 +176,16 @@ class _Batched:
 def _declare(tower: _Batched) -> BufferSpec:
     """Return the declaration of a tower, checked."""
     outputs = _outputs(tower, {})
-    _check_capture(tower, {})
+    try:
+        _check_capture(tower, {})
+    except CaptureError:
+        tower.function = keeps_masks(tower.forward)
+        _check_capture(tower, {})
+        _check_masks(tower, outputs)
     if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
         states = _hidden_states(tower, outputs)
         outputs = Outputs(**outputs.fields, **states)
-    return BufferSpec(tower.name, Batch(usual=tower.shape), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
+    return BufferSpec(tower.rows, Batch(usual=tower.shape), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
 
 
 def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:
@@ -220,8 +238,23 @@ def _check_alone(tower: _Batched, output: Any, declared: Declared, asked: Mappin
 def _check_capture(tower: _Batched, asked: Mapping[str, Any]) -> None:
     """Check a run against the rules of CUDA graph capture."""
     example = tower.example(FEW)
+    run = tower.forward if tower.function is None else partial(tower.function, tower.tower)
     rules = CaptureRulesMode(tower.device, "it")
-    rules.watch(lambda: tower.forward(**example, **asked))
+    rules.watch(lambda: run(**example, **asked))
+
+
+def _check_masks(tower: _Batched, declared: Declared) -> None:
+    """Check that masks that mask nothing change no output: transformers leaves them out."""
+    example = tower.example(FEW)
+    assert tower.function is not None  # noqa: S101 - the caller has set it
+    with torch.no_grad():
+        kept, without = tower.function(tower.tower, **example), tower.forward(**example)
+    parts = zip(flatten(kept, declared).tensors, flatten(without, declared).tensors, strict=True)
+    if not all(_close(one, other) for one, other in parts):
+        raise SpecError(
+            "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
+            "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all calls"
+        )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

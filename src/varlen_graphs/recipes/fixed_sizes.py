@@ -43,7 +43,10 @@ def required_inputs(shape: Shape) -> dict[str, PerItem]:
 def optional_inputs(tower: nn.Module, shape: Shape) -> list[PerItem]:
     """Return declarations of tensors that calls may bring beside inputs of this shape."""
     config: Any = getattr(tower, "config", None)
-    frames = _integer(config, "max_source_positions")
+    frames, patch = _integer(config, "max_source_positions"), _integer(config, "patch_size")
+    if len(shape) == 3 and patch:
+        sides = shape[1] // patch, shape[2] // patch
+        return [PerItem("patch_attention_mask", sides, torch.bool, default=True, pad=True)]
     if len(shape) != 2 or not frames:
         return []
     # For SDPA, transformers 5 makes masks of booleans; otherwise a mask is added to the scores.

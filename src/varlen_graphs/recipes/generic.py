@@ -14,6 +14,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
+from varlen_graphs.recipes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
@@ -70,7 +71,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
 def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     """Return the declaration of a tower found by running it, and its forward on `varlen_attention`."""
     tower = Tower(module)
-    packed, calls = tower.inspect(_layouts(tower, merge=6)[0])
+    packed, calls = tower.inspect(_layouts(tower, merge=6)[1])
     if not calls:
         raise SpecError(
             "it requests no precomputed tensors: expected a tower of transformers 5.15 or newer, which does"
@@ -85,7 +86,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
         for name in arguments.keys() & GATHERED:
             arguments[name] = _gather(arguments[tower.rows], *arguments[name])
-        with use_attention(module, user=tower):  # which lives as long as the encoder
+        rows = arguments[tower.rows].shape[packed.rows_dim]
+        with use_attention(module, user=tower), LongestSegment(rows):  # `tower` lives as long as the encoder
             return _without(tower.forward(**arguments), unknown)
 
     def watched(module: nn.Module, **arguments: Any) -> Any:

@@ -28,7 +28,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 from varlen_graphs.layout.segments import Per, Windows
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.spec.entries import Entries, FrameRows
+from varlen_graphs.spec.entries import Entries, FrameRows, Rows
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class HelperCall:
 HelperCalls = Mapping[str, HelperCall]
 """The helper calls of a run, by helper."""
 
-CountedExtent = Entries | FrameRows
+CountedExtent = Entries | FrameRows | Rows
+
+SHUFFLE = "get_vision_pixel_shuffle_index"
+"""Helper of towers that merge blocks of rows after their layers."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,30 @@ def max_seqlen(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
 
 def window_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     """Return buffers for `window_index`, `cu_window_seqlens` and `max_window_seqlen`."""
-    merge = call.settings["spatial_merge_size"]
-    windows = Windows(call.settings["window_size"] // merge // call.settings["patch_size"])
+    merge, side = call.settings["spatial_merge_size"], call.settings["window_size"] // call.settings["patch_size"]
+    block = calls[SHUFFLE].settings["merge_size"] if SHUFFLE in calls else merge
+    if side % block:
+        raise _unknown(call, f" for windows of {side} patches a side, which blocks of {block} do not fill")
+    windows = Windows(side // block)
     segments = CuSeqlens("cu_window_seqlens", per=windows), MaxSeqlen("max_window_seqlen", per=windows)
-    return Precomputed((WindowIndex(windows, "window_index"), *segments), merge)
+    index: Buffer = WindowIndex(windows, "window_index")
+    if block != merge:  # rows in raster order, which are merged later
+        index = DeviceBuffer("window_index", lambda table: _rows_by_window(table, side), any_segments=False)
+    return Precomputed((index, *segments), merge)
+
+
+def pixel_shuffle_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
+    """Return a buffer for `pixel_shuffle_index`, int64 `[rows]`: rows in raster order, taken block by block."""
+    merge = call.settings["merge_size"]
+
+    def index(table: ItemTable) -> Tensor:
+        t, h, w = table.positions("merge_block")
+        height, width = table.row_size
+        rows: Tensor = table.item_starts[table.row_item] + (t * height + h) * width + w
+        return rows.clamp(0, table.budget.rows - 1)
+
+    buffer = DeviceBuffer("pixel_shuffle_index", index, any_segments=False)
+    return Precomputed((buffer,), merge, (Rows(every=merge**2),))
 
 
 def position_ids(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
@@ -90,13 +113,33 @@ def position_ids(tower: Any, call: HelperCall, calls: HelperCalls) -> Precompute
 
 def interpolation(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     """Return buffers for `interp_indices` and `interp_weights` of a square table."""
-    settings = call.settings
-    if settings.get("padding", "border") != "border":
-        raise _unknown(call, f" with padding={settings['padding']!r}")
+    settings, padding = call.settings, call.settings.get("padding", "border")
+    if padding != "border" and (padding, settings["mode"], settings["align_corners"]) != ("zeros", "bilinear", False):
+        raise _unknown(call, f" with padding={padding!r} and mode={settings['mode']!r}")
     order, merge = _order(call)
     options = settings["num_grid_per_side"] ** 2, settings["mode"], settings["align_corners"], order
     indices = InterpolationIndices("interp_indices", *options)
-    return Precomputed((indices, InterpolationWeights("interp_weights", *options)), merge)
+    weights = InterpolationWeights("interp_weights", *options, padding=padding)
+    if _is_turned(call, calls):
+        return Precomputed((_turned(indices, tower), _turned(weights, tower)), merge)
+    return Precomputed((indices, weights), merge)
+
+
+def _is_turned(call: HelperCall, calls: HelperCalls) -> bool:
+    """Return True if a helper gets heights as widths, unlike others."""
+    grid = call.settings["grid_thw"]
+    others = (other.settings["grid_thw"] for other in calls.values() if "grid_thw" in other.settings)
+    return any(not torch.equal(grid, other) and torch.equal(grid[:, [0, 2, 1]], other) for other in others)
+
+
+def _turned(buffer: Buffer, tower: Any) -> Buffer:
+    """Return a buffer of items whose heights are widths."""
+
+    def produce(table: ItemTable) -> Any:
+        t, h, w, *columns = table.values.unbind(1)
+        return buffer.produce(ItemTable(torch.stack([t, w, h, *columns], 1), table.budget, table.layout), tower)
+
+    return DeviceBuffer(buffer.name, produce, any_segments=False)
 
 
 def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
@@ -173,6 +216,7 @@ HELPERS: dict[str, Callable[[Any, HelperCall, HelperCalls], Precomputed]] = {
     "get_vision_window_index": window_index,
     "get_vision_position_ids": position_ids,
     "get_vision_interpolation_indices_and_weights": interpolation,
+    SHUFFLE: pixel_shuffle_index,
     "get_vision_frame_index": frame_index,
     "get_vision_temporal_merge_index": temporal_merge_index,
     "chunk_and_pad_features": chunks,
@@ -207,6 +251,15 @@ def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
     if len(merges - {1}) > 1:
         raise SpecError(f"it calls helpers with the merge sizes {sorted(merges)}: expected one merge size")
     return Precomputed(tuple(buffers.values()), max(merges, default=1), tuple(outputs))
+
+
+def _rows_by_window(table: ItemTable, side: int) -> Tensor:
+    """Return the rows, in raster order, window by window, int64 `[rows]`; padding comes last."""
+    t, h, w = table.positions("raster")
+    height, width = table.row_size
+    frame = table.item_starts[table.row_item] + t * height * width
+    window = frame + h // side * ((width + side - 1) // side) + w // side  # less than the start of the next frame
+    return torch.where(table.row_active, window, table.budget.rows).argsort(stable=True)
 
 
 def _per(call: HelperCall) -> Per:

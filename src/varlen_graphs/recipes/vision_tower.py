@@ -66,10 +66,10 @@ def run_block(
     mlp: Callable[[Tensor, Any], Tensor],
     *,
     segments: Segments,
-    rotary: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor] | None = None,
     backend: AttentionBackend,
 ) -> tuple[Tensor, Tensor]:
-    """Run one block: attention with rotary embeddings, then the MLP, each added to `x`.
+    """Run one block: attention, with rotary embeddings if there are any, then the MLP, each added to `x`.
 
     Every addition is fused with the norm that follows it: `normed` is `block.norm1(x)`, and the output of the block
     comes with `next_norm` of it, `[rows, dim]` each. `mlp` is called as `mlp(x, block.mlp)`.
@@ -79,11 +79,12 @@ def run_block(
 
 
 def _attend(
-    attn: Any, x: Tensor, segments: Segments, rotary: tuple[Tensor, Tensor], backend: AttentionBackend
+    attn: Any, x: Tensor, segments: Segments, rotary: tuple[Tensor, Tensor] | None, backend: AttentionBackend
 ) -> Tensor:
     # A function of its own: its intermediate tensors are freed before the MLP, which reuses their memory.
     q, k, v = _query_key_value(attn, x)
-    q, k = apply_rotary(q, k, *rotary)
+    if rotary is not None:
+        q, k = apply_rotary(q, k, *rotary)
     cu_seqlens, max_seqlen, schedule = segments
     attended = varlen_attention(q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, schedule=schedule, backend=backend)
     out: Tensor = attn.proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))

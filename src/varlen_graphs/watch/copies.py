@@ -12,7 +12,8 @@ aten = torch.ops.aten
 IsHost = Callable[[Tensor], bool]
 NamesHost = Callable[[Any], bool]
 
-_MOVES = (Tensor.to, Tensor.cuda, Tensor.type_as)
+MOVES = (Tensor.to, Tensor.cuda, Tensor.type_as)
+"""Functions that copy their first argument to another device, or return it."""
 
 _INDEXING = {
     aten.index.Tensor, aten._unsafe_index.Tensor,
@@ -38,10 +39,16 @@ def copies_to_device(
         return not isinstance(data, Tensor) or (from_host and not data.is_pinned())
     if function is Tensor.new_tensor:
         return not names_host(kwargs.get("device") or args[0])
-    if not from_host or function not in _MOVES:
+    if not from_host or function not in MOVES:
         return False
     to_device = function is Tensor.cuda or not all(map(names_host, targets(args, kwargs)))
     return to_device and not args[0].is_pinned()
+
+
+def copied_tensors(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors in the data that a function copies to the device."""
+    copied = args[1:2] if function is Tensor.new_tensor else args[:1]
+    return [leaf for leaf in tree_leaves(copied or kwargs["data"]) if isinstance(leaf, Tensor)]
 
 
 def copied_to_device(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_host: IsHost) -> list[Tensor]:

@@ -1,13 +1,22 @@
 """Host tensors that a run makes, and those of them that may be constants of a graph."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.watch.rules import draws_random_numbers, has_storage, written_arguments
 from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.thread_modes import unwatched
+
+
+class _Copy(NamedTuple):
+    """Copy of a constant on the device, its version when it was made, and a copy on the host."""
+
+    on_device: Tensor
+    version: int
+    on_host: Tensor
 
 
 class HostTensors:
@@ -20,11 +29,13 @@ class HostTensors:
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Tensor, bool]] = {}  # by storage; held, so that the keys stay unique
+        self._copies: dict[int, _Copy] = {}  # by storage of the device
         self._reads_others = False
 
     def clear(self) -> None:
         """Begin another run."""
         self._made.clear()
+        self._copies.clear()
         self._reads_others = False
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -60,6 +71,23 @@ class HostTensors:
             key = _key(tensor)
             if key and key not in before:
                 self._made[key] = tensor.detach(), constant
+
+    def add_copy(self, on_host: Tensor, on_device: Tensor) -> None:
+        """Add the copy on the device of a constant."""
+        with unwatched():
+            self._copies[_key(on_device)] = _Copy(on_device, on_device._version, on_host.detach().clone())
+
+    def copy_on_host(self, tensor: Tensor) -> Tensor | None:
+        """Return a device tensor as it is on the host: a constant, or a view of one, that nothing has written to.
+
+        `None` if it is another tensor.
+        """
+        copy = self._copies.get(_key(tensor))
+        if copy is None or copy.on_device._version != copy.version:
+            return None
+        same = tensor.dtype == copy.on_host.dtype and copy.on_device.stride() == copy.on_host.stride()
+        with unwatched():
+            return copy.on_host.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()) if same else None
 
     def read(self, tensor: Tensor) -> None:
         """Note that Python reads the values of a host tensor."""

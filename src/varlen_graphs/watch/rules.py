@@ -59,6 +59,12 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
 }  # fmt: skip
 """Reason and remedy by kind of violation."""
 
+MASK_REMEDY = (
+    "transformers decides on the host which mask its model needs: declare it as a vg.AttentionMask, with the windows "
+    "and the causality of the model, and pass it by forward=; it is used as it is."
+)
+"""Remedy for the lines of transformers that make attention masks from key padding masks."""
+
 
 class Violation(NamedTuple):
     """Operation that cannot be part of a graph, and its description for messages."""

@@ -12,12 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.errors import CaptureError
-from varlen_graphs.watch.copies import copied_to_device, lists_to_tensors, makes_empty
+from varlen_graphs.watch.copies import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
 from varlen_graphs.watch.host_tensors import HostTensors
 from varlen_graphs.watch.launches import Listener
 from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.watch.rules import (
     EXPLANATIONS,
+    MASK_REMEDY,
     Violation,
     checks_on_cpu,
     creates_on_host,
@@ -118,10 +119,7 @@ class CaptureRulesMode(ThreadDispatchMode):
         why, remedy = EXPLANATIONS[violation.kind]
         line = next(user_lines(), UNKNOWN_LINE)
         if line.file.endswith(MASKS_OF_TRANSFORMERS):
-            remedy = (
-                "transformers decides on the host which mask its model needs: declare it as a vg.AttentionMask, with "
-                "the windows and the causality of the model, and pass it by forward=; it is used as it is."
-            )
+            remedy = MASK_REMEDY
         refusal = (
             f"{self._name} could not be captured: {violation.what}\n  at {line}\n{why} {remedy}\n"
             "vg.diagnose(module, call) lists everything that prevents a capture."
@@ -161,19 +159,23 @@ class CaptureRulesMode(ThreadDispatchMode):
             return host.to(self.device, copy=True)
 
     def copy_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """Return what a function that copies a host tensor to the device would return, made of a constant.
-
-        `None` if the tensor may not be a constant.
-        """
-        moves = func in (Tensor.to, Tensor.cuda, Tensor.type_as)
-        copied = args[1:2] if func is Tensor.new_tensor else args[:1]
-        sources = [leaf for leaf in tree_leaves(copied or kwargs["data"]) if isinstance(leaf, Tensor)]
-        if not (self.takes_constants and self._made.are_constants(sources)):
+        """Return the result of a copy to the device, made of a constant; `None` if the tensor may not be one."""
+        if not (self.takes_constants and self._made.are_constants(copied_tensors(func, args, kwargs))):
             return None
+        moves = func in MOVES
         host = args[0] if moves else func(*args, **kwargs | {"device": "cpu"})
         self.mark_host(host)
         constant = self.make_constant(host).clone()
+        self._made.add_copy(host, constant)
         return func(constant, *args[1:], **kwargs) if moves else constant
+
+    def of_constants(self, violation: Violation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function that violates a rule, made of constants; `None` if it takes others."""
+        if violation.kind == "copy to device":
+            return self.copy_constant(func, args, kwargs)
+        on_host = self._made.copy_on_host(args[0]) if violation.kind in ("host sync", "branch") else None
+        with unwatched():
+            return None if on_host is None else func(on_host, *args[1:], **kwargs)
 
     def is_host(self, tensor: Tensor) -> bool:
         """Return True if a tensor is on the host, or would be if the module were on a GPU."""
@@ -286,7 +288,7 @@ class _FunctionMode(TorchFunctionMode):
             return device
         violation = function_violation(func, args, kwargs, tensors, rules.is_host, rules.names_host)
         if violation is not None:
-            constant = rules.copy_constant(func, args, kwargs) if violation.kind == "copy to device" else None
+            constant = rules.of_constants(violation, func, args, kwargs)
             return rules.on_function_violation(violation, func, args, kwargs) if constant is None else constant
         if rules.device.type != "cpu" or not checks_on_cpu(func, args, kwargs):
             return rules.call_function(func, args, kwargs, tensors)

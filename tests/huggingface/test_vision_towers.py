@@ -1,0 +1,113 @@
+"""Vision towers of whole models that take batches: Step 3.7, Phi-4-multimodal, Idefics."""
+
+import pytest
+import torch
+import transformers
+
+import varlen_graphs as vg
+from benchmarks.coverage import tiny
+from tests.support.multimodal import random
+from tests.support.towers import distance
+
+PHI = "model.embed_tokens_extend.image_embed.img_processor"
+SIDE = 56
+"""Side of the images of Phi-4-multimodal, with patches of 14."""
+
+
+def whole_model(name):
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    return tiny.make(name)
+
+
+def wrapped(model):
+    return vg.wrap(model, [1, 4], backend="tape")
+
+
+def test_step_reads_back_the_grid_that_it_has_made_of_sizes():
+    model = whole_model("Step3p7ForConditionalGeneration")
+    calls = [
+        {
+            "pixel_values": random(2, 3, 112, 112, seed=seed),
+            "pixel_values_local": random(3, 3, 56, 84, seed=seed),
+            "num_local_patches": [2, 1],
+        }
+        for seed in (0, 1)
+    ]
+    with torch.no_grad():
+        expected = [model.model.get_image_features(**call) for call in calls]
+        wrapped(model)
+        for call, one in zip(calls, expected, strict=True):
+            assert distance(model.model.get_image_features(**call), one) < 1e-5
+    found = vg.encoders(model)
+    assert found.how == {"model.vision_model": "by_batch"}
+    encoder = found["model.vision_model"]
+    assert encoder.stats.replays.total() == 4  # whole images, and crops of another size
+    assert not encoder.stats.eager
+    encoder.verify([{"pixel_values": calls[0]["pixel_values"]}])
+
+
+def phi(attention):
+    model = whole_model("Phi4MultimodalForCausalLM")
+    model.get_submodule(PHI).config._attn_implementation = attention
+    return model
+
+
+def masks(*sizes):
+    """Masks of images whose first so many lines and columns of patches are real."""
+    places = torch.arange(SIDE // 14)
+    return torch.stack([(places < h)[:, None] & (places < w) for h, w in sizes])
+
+
+@pytest.mark.parametrize("sizes", [[(4, 4)] * 5, [(4, 4), (2, 4), (1, 3), (4, 1), (3, 3)]])
+def test_phi_replays_graphs_with_masks_of_patches(sizes):
+    model = phi("eager")
+    part, calls = model.get_submodule(PHI.rpartition(".")[0]), [(random(5, 3, SIDE, SIDE), masks(*sizes))]
+    calls.append((random(3, 3, SIDE, SIDE, seed=1), masks(*sizes[2:])))
+    with torch.no_grad():
+        expected = [part.get_img_features(*call) for call in calls]
+        wrapped(model)
+        encoder = vg.encoders(model)[PHI]
+        encoder.capture()
+        for call, one in zip(calls, expected, strict=True):
+            encoder.poison()
+            assert distance(part.get_img_features(*call), one) < 1e-5
+    assert encoder.stats.replays.total() == 3
+    assert not encoder.stats.eager
+
+
+def test_a_mask_of_another_size_and_none_at_all():
+    model = phi("eager")
+    tower, x = model.get_submodule(PHI), random(2, 3, SIDE, SIDE)
+    expected = tower(x, output_hidden_states=True)
+    encoder = vg.recipes.by_batch(tower, [2], backend="tape")
+    output = encoder(x, output_hidden_states=True)
+    assert len(output.hidden_states) == len(expected.hidden_states) == 4
+    assert distance(output, expected) < 1e-5
+    with pytest.raises(vg.InputError, match=r"patch_attention_mask is \[2, 3, 4\]: expected \[items, 4, 4\]"):
+        encoder(x, patch_attention_mask=torch.ones(2, 3, 4, dtype=torch.bool))
+    with pytest.raises(vg.InputError, match="pixel_values"):
+        encoder(random(2, 3, 84, 84))  # for which the masks would be larger
+    holes = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) > 0.4
+    assert distance(encoder(x, patch_attention_mask=holes), tower(x, patch_attention_mask=holes)) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason():
+    """For SDPA, transformers passes no mask where all patches of a call are real."""
+    with pytest.raises(
+        vg.SpecError, match=r"(?s)its attention is causal without one; .*_attn_implementation = 'eager'"
+    ):
+        wrapped(phi("sdpa"))
+
+
+def test_layers_may_be_deeper_inside_a_tower_that_is_no_model():
+    model = whole_model("IdeficsForVisionText2Text")
+    tower = model.model.vision_model
+    side = tower.config.image_size
+    x = random(3, 3, side, side)
+    expected = tower(pixel_values=x)
+    wrapped(model)
+    assert vg.encoders(model).how == {"model.vision_model": "by_batch"}
+    assert distance(tower(pixel_values=x), expected) < 1e-5
+    assert not vg.encoders(model)["model.vision_model"].stats.eager
