@@ -68,9 +68,13 @@ def accepted(model: nn.Module, candidates: list[Form]) -> tuple[Form, list[Any]]
 
 def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
     """Yield a row of the table for each modality of a model, and for each tower that none of them reaches."""
-    model = make(name)
-    own = model if encoder else None
     row: dict[str, Any] = {"model": name}
+    try:
+        model = make(name)
+    except Exception as caught:
+        yield row | {"modality": "", "found": None, "built": False, "why": f"{type(caught).__name__}: {caught}"[:300]}
+        return
+    own = model if encoder else None
     try:
         vg.wrap(model, backend="tape")
     except vg.SpecError as refused:

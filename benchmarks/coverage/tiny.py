@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig
+from transformers.models.whisper import modeling_whisper
 
 from benchmarks.generic import enlarge
 
@@ -139,7 +140,7 @@ def _shrink(part: Any, widths: dict[int, int]) -> None:
 
 def make(name: str) -> nn.Module:
     """Return a tiny model of a class, from its default configuration."""
-    kind = getattr(transformers, name)
+    kind = getattr(transformers, name, None) or getattr(modeling_whisper, name)
     config = kind.config_class()
     shrink(config)
     for path, value in SETTINGS.get(name, {}).items():
