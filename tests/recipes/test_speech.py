@@ -104,6 +104,38 @@ def test_a_model_that_lets_padding_reach_real_frames_takes_a_mask_of_ones_and_ru
         encoder(whole["input_values"], attention_mask=[[1] * 200] * 2)
 
 
+def test_attention_that_sees_padding_is_kept_from_it_in_blocks_of_frames():
+    encoder = speech_encoder("granite 3")  # whose blocks have 24 frames
+    check_clips(encoder)
+    with pytest.raises(vg.InputError, match="unknown argument 'clip_mask'"):
+        encoder(torch.zeros(1, 30, 160), clip_mask=torch.ones(1, 30))
+
+
+def test_a_tower_that_returns_a_tensor_and_requires_its_mask():
+    encoder = speech_encoder("phi 4")
+    check_clips(encoder)
+    encoder(**clips(encoder, [200, 90]))
+    assert encoder.stats.eager == {"mask of clips of several lengths": 1}
+
+
+def test_a_tower_that_cuts_long_clips_refuses_budgets_of_these():
+    encoder = vg.recipes.speech(speech_model("phi 4"), [vg.Budget.padded(1, 4200)], backend="tape")
+    with pytest.raises(vg.SpecError, match="sees 2 blocks of 1 clips of 500 frames: expected whole clips"):
+        encoder.capture()
+
+
+@pytest.mark.parametrize("name", ["wav2vec2 base", "wav2vec2 large"])
+def test_arguments_that_the_tower_does_not_take_raise(name):
+    encoder = speech_encoder(name, backend="eager")
+    batch = torch.zeros(1, 100)
+    with pytest.raises(vg.InputError, match="unknown argument 'clip_mask'"):
+        encoder(batch, clip_mask=torch.ones(1, 100))
+    with pytest.raises(vg.InputError, match="'input_values' came twice"):
+        encoder(batch, input_values=batch)
+    with pytest.raises(vg.InputError, match="got 9 positional arguments"):
+        encoder(batch, *[None] * 8)
+
+
 def test_fields_that_only_calls_with_a_mask_get():
     encoder = speech_encoder("parakeet", proven=False)
     check_clips(encoder)
