@@ -101,3 +101,12 @@ def test_encoders_of_streams_are_refused_by_the_state_that_they_carry():
 
     with pytest.raises(vg.SpecError, match="Streaming takes padding_cache: it carries state from one chunk"):
         vg.wrap(Streaming().eval())
+
+
+def test_the_clips_of_a_model_that_reads_padding_stay_eager():
+    config = transformers.ParakeetCTCConfig(encoder_config=FAST, vocab_size=20)
+    kind = type("NemotronH_Omni_Reasoning_V3", (torch.nn.Module,), {})
+    model = kind()
+    model.audio_tower = model_of("ParakeetForCTC", config).encoder
+    with pytest.raises(vg.SpecError, match="around ParakeetEncoder reads a frame past the end of each clip"):
+        vg.wrap(model.eval())

@@ -36,6 +36,9 @@ LOSSES = ("labels", "mask_labels", "start_positions")
 CACHES = ("padding_cache", "past_key_values")
 """Arguments by which encoders of streams carry state from one chunk of sound to the next."""
 
+READING_PADDING = ("NemotronH_Omni_Reasoning_V3",)
+"""Models that read a frame past the end of each clip, as their towers leave it."""
+
 EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
 """The argument of models that merge embeddings, and the method of those that generate."""
 
@@ -105,6 +108,18 @@ def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -
     )
 
 
+def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse an encoder of clips inside of a model of `READING_PADDING`.
+
+    Raises:
+        SpecError: Always.
+    """
+    raise SpecError(
+        f"the model around {type(tower).__name__} reads a frame past the end of each clip (`mask.sum(-1) + 1`), where "
+        "graphs leave zeros"
+    )
+
+
 def reads_texts(module: nn.Module) -> bool:
     """Return True for models of texts without a head: token ids and a mask come in, and nothing to learn from."""
     names = arguments_of(module)
@@ -124,6 +139,8 @@ Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch), (hears_clips, speech), (hears_streams, streamed)]
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
+
+READ_PADDING: Ways = [(applies, padding_read if recipe is speech else recipe) for applies, recipe in WAYS]
 
 
 def is_candidate(module: nn.Module, ways: Ways) -> bool:
