@@ -45,7 +45,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "deepstack_layer_map": [(1, 0)], "spatial_target_layers": [1], "downsample_rate": "4/8",
         "vision_config.image_size": 512,
     },
-    "HunYuanVLForConditionalGeneration": {"text_config.head_dim": 32},
+    "HunYuanVLForConditionalGeneration": {
+        "text_config.head_dim": 128,
+        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4},
+    },
     "Idefics3ForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "KyutaiSpeechToTextForConditionalGeneration": {"codec_config.upsample_groups": 1},
     "LightOnOcrForConditionalGeneration": {"vision_config.image_size": 112},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.segments import boundaries, naive_attention, random_qkv
+from tests.support.segments import boundaries, naive_attention, random_bias, random_qkv
 from varlen_graphs.attention import backends, op
 from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.kernel import reference
@@ -23,34 +23,37 @@ HEADS = [(1, 1), (2, 2), (4, 2), (6, 1)]
 
 windows = st.tuples(*[st.sampled_from([-1, -1, 0, 1, 3, 20])] * 2)
 segments = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6)
+reaches = st.none() | st.integers(0, 10)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(
     segments=segments, same=st.booleans(), padding=st.integers(0, 5), heads=st.sampled_from(HEADS),
-    scale=st.floats(0.1, 2), window=windows,
+    scale=st.floats(0.1, 2), window=windows, reach=reaches,
 )  # fmt: skip
 def test_each_row_attends_to_the_keys_it_may_see_of_its_segment(
-    implementation, segments, same, padding, heads, scale, window
+    implementation, segments, same, padding, heads, scale, window, reach
 ):
     lengths, lengths_k = zip(*segments, strict=True)
     lengths_k = lengths if same else lengths_k
     q, k, v = random_qkv(lengths, lengths_k, *heads, padding=padding)
     for x, count in ((q, sum(lengths)), (k, sum(lengths_k)), (v, sum(lengths_k))):
         x[count:] = torch.nan
-    out = implementation(q, k, v, boundaries(lengths), boundaries(lengths_k), scale, *window)
-    expected = naive_attention(q, k, v, lengths, lengths_k, scale, *window)
+    bias = random_bias(heads[0], reach)
+    out = implementation(q, k, v, boundaries(lengths), boundaries(lengths_k), scale, *window, bias)
+    expected = naive_attention(q, k, v, lengths, lengths_k, scale, *window, bias)
     torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-5)
     assert out.is_contiguous()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_padding_and_no_other_segment_reaches_a_row(implementation, dtype):
+@pytest.mark.parametrize("reach", [None, 2])
+def test_no_padding_and_no_other_segment_reaches_a_row(implementation, dtype, reach):
     cu_seqlens = boundaries([3, 0, 4], empty=2)
 
     def attend(tensors):
-        return implementation(*tensors, cu_seqlens, cu_seqlens, 1.0, -1, -1)
+        return implementation(*tensors, cu_seqlens, cu_seqlens, 1.0, -1, -1, random_bias(2, reach))
 
     clean = random_qkv([3, 4], padding=3, dtype=dtype)
     expected = attend(clean)
@@ -68,7 +71,15 @@ def test_no_padding_and_no_other_segment_reaches_a_row(implementation, dtype):
 
 @given(st.integers(1, 40))
 def test_queries_are_taken_in_blocks_without_a_difference(block):
-    arguments = (*random_qkv([11, 20, 9]), boundaries([11, 20, 9]), boundaries([11, 20, 9]), 0.3, 5, -1)
+    arguments = (
+        *random_qkv([11, 20, 9]),
+        boundaries([11, 20, 9]),
+        boundaries([11, 20, 9]),
+        0.3,
+        5,
+        -1,
+        random_bias(2, 4),
+    )
     expected = reference.by_segment(*arguments)
     before = reference.MAX_SCORES
     reference.MAX_SCORES = block * 40 * 2
@@ -81,15 +92,17 @@ def test_queries_are_taken_in_blocks_without_a_difference(block):
 def test_dense_attention_reads_nothing_on_the_host():
     q, k, v = (x.to("meta") for x in random_qkv([40]))
     cu_seqlens = torch.empty(4, dtype=torch.int32, device="meta")
-    assert reference.dense(q, k, v, cu_seqlens, cu_seqlens, 1.0, 3, 3).shape == q.shape
+    bias = random_bias(2, 4, device="meta")
+    assert reference.dense(q, k, v, cu_seqlens, cu_seqlens, 1.0, 3, 3, bias).shape == q.shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_arithmetic_is_at_least_float32(dtype):
     arguments = random_qkv([50], dtype=dtype)
-    expected = naive_attention(*arguments, [50], [50], 1.0)
+    bias = random_bias(2, 9, dtype)
+    expected = naive_attention(*arguments, [50], [50], 1.0, bias=bias)
     for implementation in IMPLEMENTATIONS:
-        out = implementation(*arguments, boundaries([50]), boundaries([50]), 1.0, -1, -1)
+        out = implementation(*arguments, boundaries([50]), boundaries([50]), 1.0, -1, -1, bias)
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
@@ -126,7 +139,7 @@ def test_every_row_is_in_one_tile_and_the_longest_come_first(case):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_every_head_dimension_has_a_configuration(head_dim, dtype):
-    configs = [configuration(head_dim, block, dtype) for block in (64, 128)]
+    configs = [configuration(head_dim, block, dtype, biased) for biased in (False, True) for block in (64, 128)]
     assert all(config.keys % 16 == 0 for config in configs)
     if 16 in split(head_dim):
         assert configs[0].keys <= 64
@@ -169,17 +182,24 @@ def test_the_operators_are_sound_for_the_compiler():
         torch.library.opcheck(op.attention, (q, k, v, cu_q, cu_k, given_tiles, 64, 7, 5, 0.3, -1, 0, "auto"))
     packed = torch.randn(12, 3, 2, 8).unbind(1)
     torch.library.opcheck(op.attention, (*packed, cu_q, cu_q, None, 64, 7, 7, 0.3, -1, -1, "reference"))
+    torch.library.opcheck(op.attention, (*packed, cu_q, cu_q, None, 64, 7, 7, 0.3, -1, -1, "auto", random_bias(2, 3)))
 
 
-@given(segments=segments, heads=st.sampled_from(HEADS), causal=st.booleans(), window=windows, padding=st.integers(0, 3))
-def test_the_entry_knows_keys_of_other_lengths_causal_attention_and_windows(segments, heads, causal, window, padding):
+@given(
+    segments=segments, heads=st.sampled_from(HEADS), causal=st.booleans(), window=windows, padding=st.integers(0, 3),
+    reach=reaches,
+)  # fmt: skip
+def test_the_entry_knows_keys_of_other_lengths_causal_attention_windows_and_biases(
+    segments, heads, causal, window, padding, reach
+):
     lengths, lengths_k = zip(*segments, strict=True)
     q, k, v = random_qkv(lengths, lengths_k, *heads, padding=padding)
     cu_q, cu_k = boundaries(lengths), boundaries(lengths_k)
     schedule = vg.attention.tile_schedule(cu_q, 9, rows=q.shape[0], heads=heads[0], head_dim=8, cu_seqlens_k=cu_k)
-    options = {"cu_seqlens_k": cu_k, "max_seqlen_k": 9, "causal": causal, "window": window}
+    bias = random_bias(heads[0], reach)
+    options = {"cu_seqlens_k": cu_k, "max_seqlen_k": 9, "causal": causal, "window": window, "bias": bias}
     out = vg.varlen_attention(q, k, v, cu_q, 9, **options)
-    expected = naive_attention(q, k, v, lengths, lengths_k, 8**-0.5, window[0], 0 if causal else window[1])
+    expected = naive_attention(q, k, v, lengths, lengths_k, 8**-0.5, window[0], 0 if causal else window[1], bias)
     torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-5)
     assert torch.equal(vg.varlen_attention(q, k, v, cu_q, 9, schedule=schedule, **options), out)
 
@@ -188,7 +208,8 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
     def layer(q, k, v, cu_seqlens, schedule):
         q, k = vg.kernels.apply_rotary(q, k, q[:, 0], k[:, 0])
         whole = vg.varlen_attention(q, k, v, cu_seqlens, 1000, schedule=schedule)
-        return whole + vg.varlen_attention(q, k, v, cu_seqlens, 1000, window=(3, -1), causal=True)
+        bias = torch.arange(10.0).view(5, 2).T.repeat(q.shape[1] // 2, 1)
+        return whole + vg.varlen_attention(q, k, v, cu_seqlens, 1000, window=(3, -1), causal=True, bias=bias)
 
     def from_boundaries(q, k, v, cu_seqlens, heads=2, head_dim=8):
         schedule = vg.attention.tile_schedule(cu_seqlens, 1000, rows=len(q), heads=heads, head_dim=head_dim)
@@ -262,6 +283,16 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
             {"k": torch.zeros(12, 1, 8), "v": torch.zeros(12, 1, 8), "backend": "torch"},
             "got 2 query heads and 1 key heads: expected as many of each",
         ),
+        ({"bias": torch.zeros(2, 3), "backend": "torch"}, "attention backend 'torch' got a bias: expected none"),
+        ({"bias": [0.0]}, "bias is of type list: expected a tensor"),
+        (
+            {"bias": torch.zeros(2, 4)},
+            "bias is torch.float32 [2, 4] on cpu: expected floating [2, 2 * reach + 1] on cpu, an entry for each head and",
+        ),
+        ({"bias": torch.zeros(1, 3)}, "bias is torch.float32 [1, 3] on cpu"),
+        ({"bias": torch.zeros(2, 3, dtype=torch.int64)}, "bias is torch.int64 [2, 3] on cpu"),
+        ({"bias": torch.zeros(2, 3, device="meta")}, "bias is torch.float32 [2, 3] on meta"),
+        ({"bias": torch.zeros(2, 3, 1)}, "bias is torch.float32 [2, 3, 1] on cpu"),
     ],
 )  # fmt: skip
 def test_bad_arguments_say_what_was_expected(change, message):

@@ -10,6 +10,7 @@ from tests.support.segments import (
     boundaries,
     heads_first,
     naive_attention,
+    random_bias,
     random_qkv,
     relative,
     unaligned,
@@ -24,17 +25,17 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run o
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 
 
-def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1):
+def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1, bias=None):
     from varlen_graphs.attention.kernel import triton
 
     tiles = schedule_kernel.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block)
-    return triton.attention(q, k, v, tiles, block, scale, left, right)
+    return triton.attention(q, k, v, tiles, block, scale, left, right, bias)
 
 
-def check_attention(q, k, v, lengths, lengths_k=None, block=64, left=-1, right=-1):
+def check_attention(q, k, v, lengths, lengths_k=None, block=64, left=-1, right=-1, bias=None):
     lengths_k = lengths if lengths_k is None else lengths_k
-    out = launch(q, k, v, boundaries(lengths), boundaries(lengths_k), block, 0.3, left, right)
-    expected = naive_attention(q, k, v, lengths, lengths_k, 0.3, left, right)
+    out = launch(q, k, v, boundaries(lengths), boundaries(lengths_k), block, 0.3, left, right, bias)
+    expected = naive_attention(q, k, v, lengths, lengths_k, 0.3, left, right, bias)
     assert out.dtype == q.dtype
     assert out.is_contiguous()
     assert relative(out, expected) <= TOLERANCE[q.dtype]
@@ -162,13 +163,34 @@ def test_windows_over_blocks_of_128_keys(window):
 @settings(max_examples=25)
 @given(
     st.lists(st.tuples(*[st.integers(0, 80)] * 2), min_size=1, max_size=3), st.sampled_from([(1, 1), (4, 2)]),
-    st.tuples(*[st.integers(-1, 90)] * 2), st.integers(0, 70),
+    st.tuples(*[st.integers(-1, 90)] * 2), st.integers(0, 70), st.none() | st.sampled_from([0, 1, 7, 70, 100]),
 )  # fmt: skip
-def test_any_segments_and_windows(segments, heads, window, padding):
+def test_any_segments_windows_and_biases(segments, heads, window, padding, reach):
     lengths, lengths_k = zip(*segments, strict=True)
-    check_attention(
-        *random_qkv(lengths, lengths_k, *heads, head_dim=16, padding=padding), lengths, lengths_k, 64, *window
-    )
+    qkv = random_qkv(lengths, lengths_k, *heads, head_dim=16, padding=padding)
+    check_attention(*qkv, lengths, lengths_k, 64, *window, random_bias(heads[0], reach))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "reach", "kept", "window"),
+    [
+        (32, torch.float16, 40, torch.float16, (-1, -1)),  # blocks of 128, 64, 32 and 16 keys
+        (72, torch.float16, 128, torch.float32, (-1, 0)),
+        (40, torch.float32, 300, torch.bfloat16, (70, 30)),
+        (16, torch.float32, 0, torch.float32, (-1, -1)),
+    ],
+)
+def test_biases_in_all_blocks_of_keys_within_their_reach_and_beyond(head_dim, dtype, reach, kept, window):
+    lengths = [200, 0, 33, 64]
+    qkv = random_qkv(lengths, heads=4, heads_k=2, head_dim=head_dim, dtype=dtype, padding=7)
+    for x in qkv:
+        x[sum(lengths) :] = torch.nan
+    check_attention(*qkv, lengths, None, 64, *window, random_bias(4, reach, kept))
+
+
+def test_a_bias_that_is_zero_changes_nothing():
+    qkv, cu_seqlens = random_qkv([150, 20], head_dim=40), boundaries([150, 20])
+    torch.testing.assert_close(launch(*qkv, cu_seqlens, bias=torch.zeros(2, 5)), launch(*qkv, cu_seqlens))
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,13 @@ def test_causality_and_windows_are_those_of_the_models_own_flash_attention(slidi
         mask &= after.abs() < sliding_window
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
     torch.testing.assert_close(out, expected)
+
+
+def test_biases_of_a_model_are_refused_and_not_left_out():
+    config = transformers.T5Config(vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2)
+    model = transformers.T5EncoderModel(config).eval()
+    if not hasattr(transformers.models.t5.modeling_t5, "eager_attention_forward"):
+        pytest.skip("T5 computes its attention itself")
+    cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+    with use_attention(model), pytest.raises(vg.InputError, match=r"\['position_bias'\] unsupported options"):
+        model(torch.ones(1, 8, dtype=torch.int64), cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens, max_length_q=8)

@@ -189,19 +189,16 @@ def test_another_tower_is_refused(family):
         recipe_of(family)(torch.nn.Linear(2, 2))
 
 
-def whole_model(family, monkeypatch):
+def whole_model(family):
     """Return a tiny model of a family."""
     name = FAMILIES[family].whole
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4}
-    own = {"HunYuanVLForConditionalGeneration": {"text_config": {"head_dim": 128, "rope_parameters": rope}}}
-    monkeypatch.setattr(tiny, "SETTINGS", tiny.SETTINGS | own)
     return tiny.make(name)
 
 
-def test_whole_models_give_the_same_features(family, monkeypatch):
-    model = whole_model(family, monkeypatch)
+def test_whole_models_give_the_same_features(family):
+    model = whole_model(family)
     tower = model.get_submodule(FAMILIES[family].path)
     grid = torch.tensor([(1, 8, 8), (1, 4, 12)])
     encoder = recipe_of(family)(tower, backend="eager")

@@ -11,7 +11,7 @@ import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
 from tests.support.minicpm import SIDE, Resampler, Resampler45, models, original, slices_of
 from tests.support.towers import Adapted, adapt, distance, equal_bits
-from varlen_graphs.recipes.minicpmv import position_buckets
+from varlen_graphs.recipes.minicpmv import position_buckets, row_positions
 
 VERSIONS = ["2.5", "2.6", "4.5"]
 """Of 4.0 the modules are those of 2.6."""
@@ -144,6 +144,91 @@ def test_position_ids_do_not_follow_the_default_dtype(dtype):
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(ids, original_ids(size)) for size, ids in enumerate(got, start=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_position_ids_of_2_5_are_those_of_the_installed_transformers(dtype):
+    """Which computes them in other ways from version to version, in some in the dtype of the pixels."""
+    embeddings = models("2.5")[0].embeddings.to(dtype)
+    asked = []
+    embeddings.position_embedding.register_forward_pre_hook(lambda module, arguments: asked.append(arguments[0][0]))
+    for size in (1, 2, 25, 49, 70, 140, 499, 1024, 1300):
+        pixels, mask = torch.zeros(1, 3, 4, 4 * size, dtype=dtype), torch.ones(1, 1, size, dtype=torch.bool)
+        embeddings(pixels, mask)
+        assert torch.equal(row_positions(embeddings, size), asked.pop()), size
+        assert not asked
+
+
+def test_temporal_ids_may_be_those_of_the_processor():
+    """One list of groups per prompt, of scalar tensors; a prompt without images has none."""
+    encoder, rows = SHARED["4.5"], patches((SIZES,))
+    expected = encoder(rows, tgt_sizes=SIZES, temporal_ids=[[-1], [7], [2, 6, 9]])
+    ids = [[[torch.tensor(-1)], [torch.tensor(7)]], [], [[torch.tensor(time) for time in (2, 6, 9)]]]
+    assert equal_bits(encoder(rows, tgt_sizes=SIZES, temporal_ids=ids), expected)
+    assert equal_bits(
+        encoder(rows, tgt_sizes=SIZES, temporal_ids=[group for prompt in ids for group in prompt]), expected
+    )
+
+
+def test_graphs_are_proven_against_the_modules_of_the_model():
+    for version in VERSIONS:
+        SHARED[version].capture()
+        assert "the module itself" in str(SHARED[version].report())
+
+
+def test_a_vision_transformer_that_computes_something_else_answers_itself():
+    """Code that comes with weights may differ from what the recipe follows."""
+    vpm, resampler = models("2.6")
+    vpm.embeddings.position_ids = lambda shape, mask, sizes: torch.zeros(shape, dtype=torch.long)
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    with pytest.warns(UserWarning, match="2 of 2 graphs failed the proof"):
+        output = encoder(patches((SIZES,)), tgt_sizes=SIZES)
+    assert distance(output, original(vpm, resampler, slices_of(SIZES), SIZES)) < 1e-5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hooks_and_training_run_the_modules_themselves(version):
+    vpm, resampler = models(version)
+    layout = (SIZES, TIMES) if version == "4.5" else (SIZES,)
+    expected = original(vpm, resampler, slices_of(SIZES), *layout)
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    seen = []
+    hook = vpm.register_forward_hook(lambda *_: seen.append(1))
+    assert distance(encoder(patches(layout), **arguments(layout)), expected) < 1e-5
+    assert len(seen) == len(SIZES)
+    hook.remove()
+    vpm.train()
+    with torch.enable_grad():
+        output = encoder(patches(layout), **arguments(layout))
+        output.sum().backward()
+    assert distance(output.detach(), expected) < 1e-5
+    assert resampler.proj.grad is not None
+    assert vpm.embeddings.position_embedding.weight.grad is not None
+
+
+def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
+    vpm, _ = models("4.5")
+    resampler = Resampler45(batch_infer=False).eval()
+    for make in (lambda: vg.recipes.minicpmv(vpm, resampler), lambda: vg.recipes.resampler(resampler)):
+        with pytest.raises(vg.SpecError, match=r"batch_3d_resampler=False.* set model.resampler.batch_infer = True"):
+            make()
+    resampler.batch_infer = True
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder(patches((SIZES,)), tgt_sizes=SIZES)
+    resampler.batch_infer = False
+    with pytest.raises(vg.StaleGraphError, match=re.escape("'resampler.batch_infer' changed from True to False")):
+        encoder.check()
+
+
+def test_the_resampler_may_grow_its_table_of_positions():
+    """As it does when its own code meets a larger slice: graphs compute positions without a table."""
+    vpm, resampler = models("2.6")
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    expected = encoder(patches((SIZES,)), tgt_sizes=SIZES)
+    original(vpm, resampler, slices_of([(1, 75)]), [(1, 75)])
+    assert len(resampler.pos_embed) == 75
+    encoder.check()
+    assert equal_bits(encoder(patches((SIZES,)), tgt_sizes=SIZES), expected)
 
 
 def features(layout, seed=0):
@@ -320,3 +405,5 @@ def test_wrong_sizes_get_named_errors():
         SHARED["2.6"](rows, tgt_sizes=SIZES, temporal_ids=TIMES)
     with pytest.raises(vg.LayoutError, match=re.escape("temporal_ids is [-1, 3]: expected one integer for each of 5")):
         SHARED["4.5"](rows, tgt_sizes=numpy.array(SIZES), temporal_ids=[[-1], [3]])
+    with pytest.raises(vg.LayoutError, match=re.escape("temporal_ids has -2: expected times of at least 0, or -1 for")):
+        SHARED["4.5"](rows, tgt_sizes=SIZES, temporal_ids=[[-1], [3, -2, 5, 6]])

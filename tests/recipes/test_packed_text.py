@@ -89,7 +89,7 @@ def test_any_batch_of_texts_is_as_the_model_has_it(shared, lengths, more, seed):
     assert not shared.stats.eager
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5", "clip text"])
 def test_without_a_mask_all_tokens_are_real(name):
     encoder = text_encoder(name)
     ids = texts(encoder.module, [9, 9])["input_ids"]
@@ -109,7 +109,7 @@ def test_token_types_come_by_name_and_by_place():
     assert not encoder.stats.eager
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5", "umt5", "mpnet", "clip text"])
 def test_hidden_states_are_graphed(name):
     encoder = text_encoder(name)
     call = texts(encoder.module, [9, 30, 4])
@@ -118,6 +118,33 @@ def test_hidden_states_are_graphed(name):
     out = encoder(**call, output_hidden_states=True)
     assert len(out.hidden_states) == len(expected.hidden_states)
     assert error_of(out, expected, call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("name", ["t5", "mpnet"])
+def test_biases_by_position_follow_weights_that_change_in_place(name):
+    encoder = text_encoder(name)
+    call = texts(encoder.module, [9, 64, 4])
+    encoder(**call)
+    table = next(p for n, p in encoder.module.named_parameters() if "relative_attention_bias" in n)
+    with torch.no_grad():
+        table.mul_(-2)
+        assert error_of(encoder(**call), encoder.module(**call), call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_a_model_generates_on_the_graphs_of_its_encoder(name):
+    config = text_model(name, decoder_start_token_id=0).config
+    config.is_encoder_decoder = True
+    model = getattr(transformers, f"{name.upper()}ForConditionalGeneration")(config).eval()
+    call = texts(model, [9, 30, 4])
+    expected = model.generate(**call, max_new_tokens=5)
+    vg.wrap(model.encoder, [vg.Budget(64, items=4)], backend="tape")
+    assert torch.equal(model.generate(**call, max_new_tokens=5), expected)
+    encoder = vg.encoders(model)["encoder"]
+    assert encoder.why_padded is None
+    assert encoder.stats.replays.total() == 1
     assert not encoder.stats.eager
 
 
@@ -203,12 +230,12 @@ def test_a_model_that_is_set_to_return_its_cache_runs_eager():
     assert encoder(**call).past_key_values is None
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5", "deberta"])
 def test_texts_longer_than_the_largest_budget_run_eager(name):
     model = text_model(name)
-    encoder = text_encoder(name, model) if name == "t5" else vg.recipes.packed_text(model, [16], backend="tape")
-    lengths = [90, 3] if name == "t5" else [33, 3]
-    call = texts(model, lengths)
+    budgets = vg.PaddedLadder(batch=2, length=32) if name in PADDED else [16]
+    encoder = vg.recipes.packed_text(model, budgets, backend="tape")
+    call = texts(model, [33, 3])
     with torch.no_grad():
         assert error_of(encoder(**call), model(**call), call["attention_mask"]) < 1e-5
     assert encoder.stats.eager
@@ -284,10 +311,10 @@ def test_threads_share_an_encoder():
 
 
 def test_a_padded_model_takes_padded_budgets_and_gets_them_for_others():
-    assert text_encoder("t5").budgets[-1].max_seqlen == 64
-    model = text_model("mpnet")
-    assert vg.recipes.packed_text(model, [256], backend="tape").budgets[-1].max_seqlen == 64  # of its 66 positions
-    assert vg.recipes.packed_text(text_model("t5"), backend="tape").budgets[-1].max_seqlen == 512
+    assert text_encoder("deberta").budgets[-1].max_seqlen == 64
+    model = text_model("clip text")
+    assert vg.recipes.packed_text(model, [256], backend="tape").budgets[-1].max_seqlen == 64  # of its positions
+    assert vg.recipes.packed_text(text_model("deberta"), backend="tape").budgets[-1].max_seqlen == 512
 
 
 def test_wrong_models_are_refused_by_name():

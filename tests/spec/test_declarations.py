@@ -36,6 +36,9 @@ GOOD = {
     vg.PackedMask: {
         "name": "mask", "dtype": torch.int64, "real": True, "columns": (), "prefix": 0, "optional": False,
     },
+    vg.layout.PictureSizes: {"name": "sizes", "patch": 14},
+    vg.layout.PictureMask: {"name": "mask", "patch": 14, "whole": False},
+    vg.layout.PatchPositions: {"name": "positions", "merge": 1},
     vg.Column: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.layout.NestedColumn: {"name": "kind", "pad": 0, "function": None, "default": None},
     vg.Rows: {"every": 1, "rows_dim": 0, "prefix": None},
@@ -57,7 +60,7 @@ GOOD = {
     },
     vg.CuSeqlens: {"name": "cu_seqlens", "per": "item", "queries": None},
     vg.MaxSeqlen: {"name": "max_seqlen", "per": "item"},
-    vg.GridPositions: {"name": "position_ids", "order": "raster", "axes": ("h", "w")},
+    vg.GridPositions: {"name": "position_ids", "order": "raster", "axes": ("h", "w"), "largest": 64},
     vg.RotaryTable: {"name": "rotary", "inv_freq": "inv_freq", "axes": ("h", "w"), "order": "raster"},
     vg.Interpolation: {
         "name": "pos", "table": "pos", "mode": "bilinear", "align_corners": False, "order": "raster",

@@ -50,10 +50,10 @@ class Hopper:
         return True
 
 
-def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x):
+def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x, bias=None):
     q, k, v = torch.zeros(ROWS, 3, 4, head_dim, dtype=dtype).unbind(1)
     tiles = reference.tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, block)
-    attention(q, layout(k), layout(v), tiles, block, 0.1, *window)
+    attention(q, layout(k), layout(v), tiles, block, 0.1, *window, bias)
 
 
 def compile_attention():
@@ -62,6 +62,7 @@ def compile_attention():
     attend(72, FP16, block=128)
     attend(88, window=(5, 3))
     attend(40, FP32, layout=unaligned)
+    attend(32, window=(5, 3), bias=torch.zeros(4, 257, dtype=BF16))
 
 
 def compile_others():

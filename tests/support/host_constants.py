@@ -164,7 +164,7 @@ def read_as_an_array(m, x):
 
 
 def indexed_by_kept(m, x):
-    return x + m.table[m.on_host.long()]
+    return x + m.table[m.on_host.long()].sum(0)
 
 
 KEPT = [

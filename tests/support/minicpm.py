@@ -1,13 +1,16 @@
 """The vision transformer and the resampler of MiniCPM-V, small: names of parts and padded mathematics of the originals.
 
 The originals come with the weights, as code of their own. These say the same: slices are padded to the longest, masks
-hide the padding, and the loops over slices are on the host.
+hide the padding, and the loops over slices are on the host. The vision transformer of 2.5 is that of transformers.
 """
 
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
+from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
 SIDE = 70
 
@@ -89,14 +92,13 @@ class VisionTransformer(nn.Module):
         attention_mask = attention_mask.to(x.device)
         for layer in self.encoder.layers:
             x = layer(x, attention_mask)
-        return self.post_layernorm(x)
+        return BaseModelOutput(last_hidden_state=self.post_layernorm(x))
 
 
-class VisionTransformer25(VisionTransformer):
+def vision_transformer_25(dim=48, heads=2, hidden=96, depth=3, patch=4):
     """`vpm` of MiniCPM-V 2.5, which does not know the sizes of slices."""
-
-    def forward(self, pixel_values, patch_attention_mask=None):
-        return super().forward(pixel_values, patch_attention_mask)
+    sizes = {"hidden_size": dim, "num_attention_heads": heads, "intermediate_size": hidden, "num_hidden_layers": depth}
+    return Idefics2VisionTransformer(Idefics2VisionConfig(**sizes, image_size=patch * SIDE, patch_size=patch))
 
 
 def sincos_1d(dim, positions):
@@ -152,9 +154,10 @@ class Resampler(nn.Module):
 class Resampler45(Resampler):
     """`resampler` of MiniCPM-V 4.5: slices in groups, with a time each, in its batched form."""
 
-    def __init__(self, *args, max_temporal_size=200, **kwargs):
+    def __init__(self, *args, max_temporal_size=200, batch_infer=True, **kwargs):
         super().__init__(*args, **kwargs)
         self.max_temporal_size = max_temporal_size
+        self.batch_infer = batch_infer
         times = sincos_1d(self.embed_dim, numpy.arange(max_temporal_size, dtype=numpy.float32))
         self.register_buffer("temporal_pos_embed", torch.from_numpy(times).float(), persistent=False)
 
@@ -191,7 +194,7 @@ def enlarged(module, seed=0):
 def models(version, seed=0, vision=None, resampling=None):
     """`vpm` and `resampler` of a version, small unless their sizes are given."""
     torch.manual_seed(seed)
-    vpm = VisionTransformer25 if version == "2.5" else VisionTransformer
+    vpm = vision_transformer_25 if version == "2.5" else VisionTransformer
     resampler = Resampler45 if version == "4.5" else Resampler
     return enlarged(vpm(**(vision or {})), seed), enlarged(resampler(**(resampling or {})), seed + 1)
 
@@ -203,17 +206,21 @@ def slices_of(sizes, seed=0, patch=4):
 
 
 def original(vpm, resampler, slices, sizes, temporal_ids=None):
-    """Run slices as the whole model does, to `[slices, queries, dim]` or `[groups, queries, dim]`."""
+    """Run slices as the whole model does, to `[slices, queries, dim]` or `[groups, queries, dim]`.
+
+    With 2.5 slice by slice: its batches attend to padding.
+    """
     sizes = torch.tensor(sizes, dtype=torch.int32)
+    if isinstance(vpm, Idefics2VisionTransformer):
+        with torch.no_grad():
+            parts = [vpm(one[None]).last_hidden_state for one in slices]
+            return torch.cat([resampler(x, size[None]) for x, size in zip(parts, sizes, strict=True)])
     longest = max(one.shape[-1] for one in slices)
     pixel_values = torch.stack([F.pad(one, (0, longest - one.shape[-1])) for one in slices])
     lengths = sizes[:, 0] * sizes[:, 1]
     mask = (torch.arange(int(lengths.max())) < lengths[:, None])[:, None]
     with torch.no_grad():
-        if isinstance(vpm, VisionTransformer25):
-            x = vpm(pixel_values, patch_attention_mask=mask)
-        else:
-            x = vpm(pixel_values, patch_attention_mask=mask, tgt_sizes=sizes)
+        x = vpm(pixel_values, patch_attention_mask=mask, tgt_sizes=sizes).last_hidden_state
         if temporal_ids is None:
             return resampler(x, sizes)
         return resampler(x, sizes, temporal_ids)

@@ -17,7 +17,15 @@ def random_qkv(lengths, lengths_k=None, heads=2, heads_k=None, head_dim=8, paddi
     return [torch.randn(sum(n) + padding, h, head_dim, generator=generator).to(dtype) for n, h in sizes]
 
 
-def naive_attention(q, k, v, lengths, lengths_k, scale, left=-1, right=-1):
+def random_bias(heads, reach, dtype=torch.float32, device="cpu"):
+    """Return biases large enough to count, or `None` without a reach."""
+    if reach is None:
+        return None
+    generator = torch.Generator().manual_seed(reach)
+    return (3 * torch.randn(heads, 2 * reach + 1, generator=generator)).to(device, dtype)
+
+
+def naive_attention(q, k, v, lengths, lengths_k, scale, left=-1, right=-1, bias=None):
     """Attend head by head and segment by segment, in float64; zeros in all other rows, and where a query sees no key."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     start = start_k = 0
@@ -35,7 +43,11 @@ def naive_attention(q, k, v, lengths, lengths_k, scale, left=-1, right=-1):
             head_k = head // (q.shape[1] // k.shape[1])
             queries = q[start : start + length, head].double()
             keys, values = (x[start_k : start_k + length_k, head_k].double() for x in (k, v))
-            weights = (queries @ keys.T * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = queries @ keys.T * scale
+            if bias is not None:
+                reach = bias.shape[1] // 2
+                scores += bias[head].double()[(key - place).clamp(-reach, reach) + reach]
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             out[start : start + length, head] = weights.nan_to_num() @ values
         start, start_k = start + length, start_k + length_k
     return out

@@ -14,7 +14,15 @@ ABSOLUTE = {**SIZES, "max_position_embeddings": 64}
 AFTER_PADDING = {**SIZES, "max_position_embeddings": 66, "pad_token_id": 1}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 16, "use_cache": False}
-T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+T5 = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+    "relative_attention_max_distance": 20,
+}
 RELATIVE = {
     **ABSOLUTE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
     "type_vocab_size": 0,
@@ -43,14 +51,26 @@ PACKED = {
         "Gemma3Text", {**GROUPED, "sliding_window": 8, "use_bidirectional_attention": True,
                        "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "mpnet": ("MPNet", {**AFTER_PADDING, "hidden_act": "gelu"}),
+    "t5": ("T5Encoder", T5),
+    "mt5": ("MT5Encoder", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5Encoder", {**T5, "feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 """Models whose attention takes packed tokens: the start of their class, and their configuration."""
 
 PADDED = {
-    "mpnet": ("MPNet", {**AFTER_PADDING, "hidden_act": "gelu"}),
     "deberta": ("Deberta", RELATIVE),
-    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16}),
-    "t5": ("T5Encoder", T5),
+    "deberta-v2": ("DebertaV2", {**RELATIVE, "position_buckets": 16, "conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v3": (
+        "DebertaV2",
+        {
+            **RELATIVE,
+            "position_buckets": 16,
+            "max_relative_positions": 40,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+        },
+    ),
     "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
 }
 """Models that stay padded."""

@@ -296,6 +296,39 @@ def test_what_happens_to_other_modules_costs_no_look_at_all_memory(monkeypatch):
     assert len(looks) == 1
 
 
+class Cached(Attention):
+    """Has tables that a state dict leaves out; its forward reads the one, and the other is for other code."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("read", "unread"):
+            self.register_buffer(name, torch.ones(8), persistent=False)
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return super().forward(x, cu_seqlens, max_seqlen) * self.read
+
+
+def test_a_cache_that_no_graph_reads_may_be_replaced():
+    encoder, rows = attention_encoder([64], module=Cached()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    encoder.module.register_buffer("unread", torch.zeros(16), persistent=False)
+    encoder.check()
+    assert equal_bits(encoder(rows, lengths=[6]), expected)
+    encoder.module.register_buffer("read", torch.zeros(8), persistent=False)
+    with pytest.raises(vg.StaleGraphError, match="'read' was moved or replaced"):
+        encoder(rows, lengths=[6])
+
+
+def test_a_buffer_that_is_saved_may_not_be_replaced_even_if_no_graph_reads_it():
+    module = Attention()
+    module.register_buffer("saved", torch.ones(8))
+    encoder, rows = attention_encoder([64], module=module), rows_for([6])
+    encoder(rows, lengths=[6])
+    module.saved = torch.zeros(8)
+    with pytest.raises(vg.StaleGraphError, match="'saved' was moved or replaced"):
+        encoder(rows, lengths=[6])
+
+
 def test_a_released_encoder_is_not_told_any_more():
     encoder, rows = attention_encoder([64]), rows_for([6])
     encoder(rows, lengths=[6])

@@ -77,6 +77,7 @@ def varlen_attention(
     scale: float | None = None,
     causal: bool = False,
     window: Window = (-1, -1),
+    bias: Tensor | None = None,
     schedule: TileSchedule | None = None,
     backend: AttentionBackend = "auto",
 ) -> Tensor:
@@ -102,6 +103,9 @@ def varlen_attention(
         causal: If True, a query sees no key after its own position. The last query of a segment is aligned with the
             last key. Overrides the right side of `window`.
         window: Number of keys before and after its own position that a query sees, `(left, right)`; -1 means all.
+        bias: Floating `[heads, 2 * reach + 1]`, finite: entry `reach + offset` is added in float32 to the scaled scores
+            of keys `offset` positions after the query. The first and the last entry hold for all offsets beyond
+            `-reach` and `reach`, as the last buckets of T5 do.
         schedule: Result of `tile_schedule` for these very tensors `cu_seqlens` and `cu_seqlens_k`. If `None`, it is
             computed here if the backend needs one.
         backend: One of
@@ -109,7 +113,7 @@ def varlen_attention(
             - `"triton"`: the kernel of this package, whose cost follows the active rows (CUDA; float16, bfloat16 and
               float32; `head_dim` up to 256);
             - `"torch"`: `torch.nn.attention.varlen` (CUDA; float16 and bfloat16; `head_dim` a multiple of 8 up to 256;
-              `heads_k` equal to `heads`);
+              `heads_k` equal to `heads`; no `bias`);
             - `"reference"`: plain torch operations (any device and dtype; memory grows with the square of the rows);
             - `"auto"`: the fastest of the first two for this size, as timed when graphs are captured; the first that
               supports the inputs if none was timed; the reference if neither does.
@@ -137,13 +141,17 @@ def varlen_attention(
         raise InputError(
             f"scale={scale}, window={window}: expected scale > 0 and window sizes of at least -1 (all keys)"
         )
+    _check_bias(bias, q)
     if schedule is None:
         tiles, block = None, 0  # the operator chooses: torch.compile would guard on a choice by size made here
     else:
         _check_schedule(schedule, q.shape[0], cu_seqlens, cu_seqlens_k)
         tiles, block = schedule.tiles, schedule.block
     segments = _contiguous(cu_seqlens, cu_seqlens_k)
-    out: Tensor = op.attention(q, k, v, *segments, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend)
+    bias = None if bias is None else bias.contiguous()
+    out: Tensor = op.attention(
+        q, k, v, *segments, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend, bias
+    )
     return out
 
 
@@ -163,6 +171,18 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise InputError(
             f"varlen_attention got {described}: expected [rows, heads, head_dim] of one floating dtype and device, k "
             "and v of one shape, with a number of heads that divides that of q"
+        )
+
+
+def _check_bias(bias: Tensor | None, q: Tensor) -> None:
+    if bias is None:
+        return
+    _check_tensor("bias", bias)
+    heads, sound = q.shape[1], bias.is_floating_point() and bias.device == q.device
+    if not sound or bias.dim() != 2 or bias.shape[0] != heads or bias.shape[1] % 2 != 1:
+        raise InputError(
+            f"bias is {bias.dtype} {list(bias.shape)} on {bias.device}: expected floating [{heads}, 2 * reach + 1] on "
+            f"{q.device}, an entry for each head and offset from -reach to reach"
         )
 
 

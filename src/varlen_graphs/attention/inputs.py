@@ -24,6 +24,7 @@ class AttentionInputs(NamedTuple):
     scale: float
     left: int
     right: int
+    bias: Tensor | None = None
 
     @property
     def schedule(self) -> tuple[Tensor, int]:

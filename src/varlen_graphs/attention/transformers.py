@@ -40,13 +40,13 @@ def flash_attention(
     Takes heads `[1, heads, rows, head_dim]`, and returns `[1, rows, heads, head_dim]` and `None` for the attention
     weights. Attention is causal if `is_causal`, or else the attribute of `module` of this name, is true. With
     `sliding_window`, a query sees `sliding_window - 1` keys before its own, and as many after it unless attention is
-    causal. Options that would change the result raise: soft caps, sinks, dropout, and keys of other lengths than the
-    queries.
+    causal. Options that would change the result raise: soft caps, sinks, dropout, biases by position, and keys of other
+    lengths than the queries.
 
     Raises:
         InputError: The batch is padded, there is a mask, or an option would change the result.
     """
-    unsupported = [name for name in ("softcap", "s_aux", "dropout") if _given(kwargs, name)]
+    unsupported = [name for name in ("softcap", "s_aux", "dropout", "position_bias") if _given(kwargs, name)]
     if kwargs.get("cu_seq_lens_k", cu_seq_lens_q) is not cu_seq_lens_q:
         unsupported.append("cu_seq_lens_k")
     if query.shape[0] != 1 or cu_seq_lens_q is None or attention_mask is not None or unsupported:

@@ -39,6 +39,8 @@ class Dependencies:
         """Watch all that these graphs depend on, once the module's caches are filled; warn of what cannot be."""
         forward = self._forward
         read = [tensor for graphs in sets for tensor in graphs.read]
+        if forward.compiled is not None:  # what compiled code reads is not seen
+            read += forward.module.buffers()
         state = [tensor for graphs in sets for tensor in graphs.state]
         self._attributes = attributes
         self.guard = ModuleGuard(forward.module, read, state, forward.beside, attributes)

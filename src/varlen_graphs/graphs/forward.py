@@ -149,7 +149,7 @@ class Forward:
             LayoutError: Impossible items, if they were not read before.
             SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
         """
-        spec, layout, length = self.spec, read_layout(self.spec, call), call.length
+        spec, layout = self.spec, read_layout(self.spec, call)
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             table = torch.tensor(layout.items, dtype=torch.int64, device=device)
@@ -161,11 +161,11 @@ class Forward:
             if call.beyond:
                 return output
             parts = self.take_apart(output, call.statics, budget)
-            if not (spec.changes_outputs or length):
+            if not (spec.changes_outputs or call.padded):
                 return output
             clear_gaps(parts, items)
             active = parts.active(Span.of(layout))
-            return parts.rebuild(with_padding(active, parts.extents, layout.rows, length, call.places))
+            return parts.rebuild(with_padding(active, parts.extents, layout, call.padded, call.places))
 
     def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
         """Flatten the output of a run at a budget.

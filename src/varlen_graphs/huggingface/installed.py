@@ -14,7 +14,7 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.registry import Recipe
+from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 
 PLACES = ("forward", "_old_forward")
 """Instance attributes that hold a forward: accelerate replaces the first, and keeps what it replaced in the second."""
@@ -37,6 +37,21 @@ class Understood(NamedTuple):
     recipe: Recipe
     declared: bool
 
+    @property
+    def method(self) -> Method | None:
+        """The method that its encoder answers; `None` if that is its forward."""
+        return METHODS.get(self.recipe)
+
+    @property
+    def name(self) -> str:
+        """Name of what its encoder answers."""
+        return "forward" if self.method is None else self.method.name
+
+    @property
+    def parts(self) -> nn.Module:
+        """The modules that its encoder runs."""
+        return self.module if self.method is None else self.method.parts(self.module)
+
 
 class Shared(dict[torch.device, Pool]):
     """Pools by device, shared by the encoders of a model. Pickled without them: a copied model gets new pools.
@@ -54,12 +69,12 @@ class Shared(dict[torch.device, Pool]):
 
 
 class Installed:
-    """Callable in place of a tower's forward; makes the encoder at its first use.
+    """Callable in place of a tower's forward, or of a `Method` of a model; makes the encoder at its first use.
 
     Until then the model may be moved, cast, put in eval mode or given adapters. A copy or a pickle of the tower gets an
     `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds the encoder in a plain
     attribute, so the tower's class, hooks, parameter names and state dict keys do not change. `before` is the callable
-    that it replaces, `None` for the forward of the tower's class.
+    that it replaces, `None` for the one of the tower's class.
 
     A tower that was understood without a recipe for its class runs its own forward if it cannot be graphed after all,
     or in calls that were not understood.
@@ -82,7 +97,7 @@ class Installed:
 
     @property
     def _original(self) -> Callable[..., Any]:
-        bound: Callable[..., Any] = self._before or type(self.module).forward.__get__(self.module)
+        bound: Callable[..., Any] = self._before or getattr(type(self.module), self.tower.name).__get__(self.module)
         return bound
 
     @property
@@ -95,12 +110,14 @@ class Installed:
 
     def _make(self) -> GraphedEncoder:
         with self._without_encoder():
-            pool = self.shared.setdefault(next(self.module.parameters()).device, Pool())
+            pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
             encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **({"pool": pool} | self._options))
             return encoder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
+        if self.tower.method is not None:
+            return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
         if self.tower.declared:
             return self.encoder(*args, **kwargs)
         if self._encoder is None and (self.module.training or self._told):
@@ -125,8 +142,8 @@ class Installed:
     def remove(self) -> None:
         """Restore what was replaced, and free the graphs."""
         own = vars(self.module)
-        place = next(name for name in PLACES if own.get(name) is self)
-        if self._before is None and place == "forward":
+        place = next(name for name, value in own.items() if value is self)
+        if self._before is None and place == self.tower.name:
             del own[place]
         else:
             own[place] = self._original
@@ -135,14 +152,14 @@ class Installed:
 
     @contextmanager
     def _without_encoder(self) -> Iterator[None]:
-        """Restore the tower's own forward inside the block: an encoder made there keeps it for eager calls."""
-        own = vars(self.module)
-        forward = own["forward"]
-        own["forward"] = self._original
+        """Restore what was replaced inside the block: an encoder made there keeps it for eager calls."""
+        own, name = vars(self.module), self.tower.name
+        now = own[name]
+        own[name] = self._original
         try:
             yield
         finally:
-            own["forward"] = forward
+            own[name] = now
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
@@ -154,14 +171,13 @@ class Installed:
 
 
 def install(tower: Understood, budgets: Budgets | None, options: dict[str, Any], shared: Shared) -> Installed:
-    """Install an encoder in place of a tower's forward; if accelerate has replaced it, inside of accelerate's."""
+    """Install an encoder; in place of a forward that accelerate has replaced, inside of accelerate's."""
     own = vars(tower.module)
-    place = PLACES["_hf_hook" in own]
+    place = PLACES["_hf_hook" in own] if tower.method is None else tower.name
     own[place] = encoder = Installed(tower, budgets, options, shared, own.get(place))
     return encoder
 
 
 def installed(module: nn.Module) -> Installed | None:
-    """Return what is installed in place of a module's forward, `None` if nothing is."""
-    forwards = (vars(module).get(name) for name in PLACES)
-    return next((forward for forward in forwards if isinstance(forward, Installed)), None)
+    """Return what is installed on a module, `None` if nothing is."""
+    return next((value for value in vars(module).values() if isinstance(value, Installed)), None)

@@ -54,9 +54,10 @@ def find_towers(
         ways = READ_PADDING if path.startswith(reading) else WAYS if path.startswith(merging) else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
-            check_weights(path, module)
+            tower = Understood(module, recipe, declared=True)
+            check_weights(path, tower.parts)
             recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
-            towers[path] = Understood(module, recipe, declared=True)
+            towers[path] = tower
         elif is_candidate(module, ways) and (is_model(module) or not path.startswith(tuple(f"{p}." for p in refused))):
             try:
                 check_weights(path, module)
@@ -74,8 +75,8 @@ def find_towers(
 def check_weights(path: str, tower: nn.Module) -> None:
     """Raise a `SpecError` if the weights of a tower are where no graph can read them."""
     where = path or type(tower).__name__
-    own = vars(tower)
-    hooks = [own.get("_hf_hook"), *getattr(own.get("_hf_hook"), "hooks", ())]
+    own = [vars(part).get("_hf_hook") for part in (tower, *tower.children())]
+    hooks = [hook for one in own for hook in (one, *getattr(one, "hooks", ()))]
     if any(getattr(hook, "offload", False) is True or type(hook).__name__ == "CpuOffload" for hook in hooks):
         raise SpecError(
             f"accelerate offloads {where}: its weights move to the GPU for each call, but graphs read them where they "

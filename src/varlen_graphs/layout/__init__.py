@@ -8,6 +8,8 @@ from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.padded import PackedMask, PaddedLengths, PaddedMask
+from varlen_graphs.layout.patch_positions import PatchPositions
+from varlen_graphs.layout.pictures import PictureMask, PictureSizes
 from varlen_graphs.layout.segments import Windows
 
 __all__ = [
@@ -26,5 +28,8 @@ __all__ = [
     "PaddedLadder",
     "PaddedLengths",
     "PaddedMask",
+    "PatchPositions",
+    "PictureMask",
+    "PictureSizes",
     "Windows",
 ]

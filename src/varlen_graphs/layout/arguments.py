@@ -28,6 +28,7 @@ class LayoutArgument(ABC):
         has_sides: True if items have a height and a width.
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
         packs: True if the rows of a call are a padded batch, which is packed on its way in.
+        pictures: True if these are padded pictures, whose rows are patches.
         has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
         optional: True if calls may leave the argument out.
         one_row: True if each item is one row.
@@ -51,6 +52,7 @@ class LayoutArgument(ABC):
     has_sides: ClassVar[bool] = False
     padded: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    pictures: ClassVar[bool] = False
     has_argument: ClassVar[bool] = True
     optional: bool = False
     one_row: ClassVar[bool] = False

@@ -23,7 +23,7 @@ from varlen_graphs.serving.row_checks import check_beside, check_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.spec.reading import read_call
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -171,15 +171,18 @@ class DataParallelEncoder:
         """Return the items of a call; `None` if only the module itself can run it, as a whole."""
         if call.beyond is not None or kind.trained is not None:
             return None
-        layout = read_layout(self.encoder.spec, call)
+        layout = read_call(self.encoder.spec, call)
+        if call.beyond is not None:
+            return None
         self._check_fits(layout, call)
         return layout
 
     def _call_spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for which each rank has its own items."""
 
-        def read() -> tuple[Call, tuple[Layout, int, Kind]]:
+        def read() -> tuple[Call, tuple[Layout, tuple[int, ...], Kind]]:
             call = self._bind(args, kwargs)
+            layout = self._read_own(call)
             if call.beyond is not None:
                 raise InputError(
                     f"{call.beyond}: with inputs='spread' expected a call that graphs can run; use inputs='whole'"
@@ -192,7 +195,7 @@ class DataParallelEncoder:
                     "inputs='whole', where every rank runs all items with their gradients; or train encoder.module "
                     "itself on the items of each rank; or call under torch.no_grad()"
                 )
-            return call, (self._read_own(call), call.length, kind)
+            return call, (layout, call.padded, kind)
 
         call, told = self._ranks.exchange(self._device, read)
         kinds = [kind for _, _, kind in told]
@@ -202,7 +205,7 @@ class DataParallelEncoder:
         if not layout.items:
             raise InputError("no rank has items: expected items on some rank; skip the call if there are none")
         self._check_fits(layout, call)
-        call.length = max(length for _, length, _ in told)
+        call.padded = tuple(map(max, zip(*filter(None, [padded for _, padded, _ in told]), strict=True)))
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
         shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         if (form := self._forms.get(kinds[0])) is None:
@@ -219,9 +222,10 @@ class DataParallelEncoder:
         """Return the items of this rank, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
-            return read_layout(spec, call)
+            return read_call(spec, call)
         if spec.packs:
-            call.rows = call.rows.flatten(0, 1)
+            batch, padded = spec.batch_of(call.rows)
+            call.rows = batch.flatten(0, len(padded))
         return Layout((), 0, spec.layout.grouped)
 
     def _run(
@@ -246,7 +250,7 @@ class DataParallelEncoder:
             if tensors:
                 collected.take(tensors, form.extents, share.spans(layout, collected.everything))
         self._ranks.tell()
-        return form.rebuild(with_padding(collected.tensors, form.extents, layout.rows, call.length))
+        return form.rebuild(with_padding(collected.tensors, form.extents, layout, call.padded))
 
     def _shares(self, layout: Layout) -> list[Pack]:
         """Assign items to ranks; all ranks compute the same assignment."""
@@ -273,7 +277,7 @@ class DataParallelEncoder:
         """Return the kind of a call, before its items are read."""
         grad = torch.is_grad_enabled()
         trained = self.encoder.executor.mode.why_trained(call.requires_grad) if grad else None
-        row_shape = tuple(call.rows.shape[len(self.encoder.spec.call_dims) :])
+        row_shape = self.encoder.spec.row_shape(call.rows.shape)
         device_type = call.rows.device.type
         state = self.encoder.executor.mode.change(device_type)
         return Kind(call.key, row_shape, state, autocast_dtype(device_type), trained)

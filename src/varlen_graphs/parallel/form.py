@@ -25,7 +25,7 @@ from varlen_graphs.spec.reading import read_layout
 def encode(executor: Executor, part: Call) -> Parts:
     """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
     with torch.no_grad():
-        return flatten(executor.answer(replace(part, length=0)), executor.spec.declared)
+        return flatten(executor.answer(replace(part, padded=())), executor.spec.declared)
 
 
 def smallest_part(spec: BufferSpec, call: Call) -> Call:
@@ -75,7 +75,7 @@ def _check_keeps_nothing(executor: Executor, few: Call) -> None:
     forward, named = executor.forward, executor.mode.parts.named
 
     def run(rows: Tensor, given: dict[str, Tensor]) -> Parts:
-        own = replace(few, rows=rows, inputs=given, length=0)
+        own = replace(few, rows=rows, inputs=given, padded=())
         return flatten(forward.exact(own), executor.spec.declared)
 
     def run_any(which: int) -> Parts:

@@ -5,12 +5,16 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.cosmos3_edge import cosmos3_edge
+from varlen_graphs.recipes.gemma4 import gemma4
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.hunyuan_vl import hunyuan_vl
+from varlen_graphs.recipes.idefics import idefics
 from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.minicpmv_model import minicpmv_model
 from varlen_graphs.recipes.packed_text import packed_text
+from varlen_graphs.recipes.pixtral import pixtral
 from varlen_graphs.recipes.qwen2_5_vl import qwen2_5_vl
 from varlen_graphs.recipes.qwen2_vl import qwen2_vl
 from varlen_graphs.recipes.qwen3_asr import qwen3_asr
@@ -30,14 +34,18 @@ __all__ = [
     "TextEncoder",
     "by_batch",
     "cosmos3_edge",
+    "gemma4",
     "generic",
     "glm4v",
     "handles",
     "hunyuan_vl",
+    "idefics",
     "lfm3_vl",
     "minicpmv",
+    "minicpmv_model",
     "pack_slices",
     "packed_text",
+    "pixtral",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_asr",

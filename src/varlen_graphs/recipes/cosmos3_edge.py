@@ -24,7 +24,7 @@ from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.rows import PackedRows
 
-PARTS = ("embeddings", "encoder", "post_layernorm", "spatial_merge_size")
+PARTS = ("embeddings", "encoder", "post_layernorm", "config")
 
 
 @handles("Cosmos3EdgeVisionModel")
@@ -48,6 +48,7 @@ def cosmos3_edge(
     """
     check_parts(tower, PARTS, "the vision tower of Cosmos 3 Edge, which is model.model.visual of a whole model")
     output_type = output_class(tower, "BaseModelOutputWithPooling")
+    pools = hasattr(tower, "spatial_merge_size")  # of later versions than 5.17, and with it the field `pooler_output`
 
     def forward(
         tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule, table: ItemTable,
@@ -65,12 +66,12 @@ def cosmos3_edge(
             tower.encoder.layers, x, tower.post_layernorm, cu_seqlens, max_seqlen, schedule, attention, states=states
         )
         states_asked = recorded(states, states[-1], output_hidden_states)
-        return output_type(last_hidden_state=normed, pooler_output=normed, **states_asked)
+        return output_type(last_hidden_state=normed, pooler_output=normed if pools else None, **states_asked)
 
     spec = BufferSpec(
         rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight.shape[1],)),
-        layout=GridTHW(merge=tower.spatial_merge_size),
+        layout=GridTHW(merge=tower.config.spatial_merge_size),
         buffers=[*attention_buffers(tower.encoder.layers[0].self_attn, "frame"), item_table()],
-        outputs=Outputs(last_hidden_state=Rows(), pooler_output=Rows(), hidden_states=Rows()),
+        outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows(), **({"pooler_output": Rows()} if pools else {})),
     )
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)

@@ -4,9 +4,14 @@ Follows the modules that come with the weights, whose submodules it calls by nam
 `modeling_navit_siglip.py`; for 2.5 `Idefics2VisionTransformer` of transformers, which differs in positions only) and
 `resampler`. These take slices `[3, patch, patch * patches]`, padded to a batch. Here the patches of all slices are
 rows, packed by `pack_slices`.
+
+In 2.5 the mask of a batch of slices is True everywhere, so real patches attend to padding, and a slice depends on the
+longest one beside it. Packed slices equal those that 2.5 encodes one by one, with `batch_vision_input: false`.
 """
 
+import copy
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -24,8 +29,10 @@ from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.resampler import (
+    TIMES,
     Keys,
     check_resampler,
+    is_temporal,
     queries_of,
     resample,
     resampler_buffers,
@@ -41,12 +48,41 @@ LARGEST: dict[tuple[Axis, ...], int] = {("h", "w"): 1024, ("row",): 2048}
 
 
 class MiniCPMVTower(nn.Module):
-    """The two modules of a model that process images."""
+    """The two modules of a model that process images. Its own forward runs them as they are, slice by slice."""
 
-    def __init__(self, vpm: nn.Module, resampler: nn.Module) -> None:
+    def __init__(self, vpm: Any, resampler: Any) -> None:
         super().__init__()
         self.vpm = vpm
         self.resampler = resampler
+        self.training = False  # it has no dropout of its own
+
+    def forward(self, patches: Tensor, tgt_sizes: Tensor) -> Tensor:
+        """Encode packed slices, `[slices, queries, dim]`."""
+        sizes = tgt_sizes.int()
+        out: Tensor = self.resampler(self._features(patches, sizes), sizes)
+        return out
+
+    def _features(self, patches: Tensor, sizes: Tensor) -> Tensor:
+        """Return the features of all slices, padded to `[slices, patches, vision_dim]`."""
+        _, channels, patch, _ = self.vpm.embeddings.patch_embedding.weight.shape
+        features = []
+        for rows, size in zip(patches.split(sizes.prod(1).tolist()), sizes, strict=True):
+            one = rearrange(rows, "patches (c i j) -> 1 c i (patches j)", c=channels, i=patch)
+            given = {"tgt_sizes": size[None]} if takes_sizes(self.vpm) else {}
+            mask = torch.ones(1, 1, len(rows), dtype=torch.bool, device=rows.device)
+            features.append(self.vpm(one, patch_attention_mask=mask, **given).last_hidden_state[0])
+        return nn.utils.rnn.pad_sequence(features, batch_first=True)
+
+
+class TemporalTower(MiniCPMVTower):
+    """The two modules of MiniCPM-V 4.5, which encodes groups of slices."""
+
+    def forward(self, patches: Tensor, tgt_sizes: Tensor, temporal_ids: Any = None) -> Tensor:
+        """Encode packed slices, `[groups, queries, dim]`."""
+        sizes = tgt_sizes.int()
+        groups = None if temporal_ids is None else TIMES.nested(temporal_ids, len(sizes))
+        out: Tensor = self.resampler(self._features(patches, sizes), sizes, groups)
+        return out
 
 
 def minicpmv(
@@ -63,19 +99,23 @@ def minicpmv(
 
     Args:
         vpm: `model.vpm` of a whole model. If its forward takes no `tgt_sizes`, as in 2.5, positions are those of one
-            long row of patches.
+            long row of patches, as the installed transformers computes them in the dtype of `vpm`, and slices equal
+            those of a model with `batch_vision_input: false`: as 2.5 is shipped, slices attend to padding.
         resampler: `model.resampler`; with temporal positions it is that of 4.5.
         budgets: As for `GraphedEncoder`, in patches. `None` is `Ladder()` with room for `max(4, rows // 256)` slices.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
-        SpecError: A module lacks a submodule or attribute, or the attention of the resampler is adapted.
+        SpecError: A module lacks a submodule or attribute, the attention of the resampler is adapted, or the resampler
+            was built with `batch_3d_resampler: false`.
     """
     check_parts(vpm, ("embeddings", "encoder", "post_layernorm"), "the vision transformer of MiniCPM-V, model.vpm")
     check_resampler(resampler)
-    embeddings, axes = vpm.embeddings, _axes(vpm)
+    embeddings, two_sides = vpm.embeddings, takes_sizes(vpm)
+    axes: tuple[Axis, ...] = ("h", "w") if two_sides else ("row",)
     side = embeddings.num_patches_per_side
+    of_size = partial(position_buckets, side=side) if two_sides else partial(row_positions, embeddings)
 
     def forward(
         tower: Any, patches: Tensor, tgt_sizes: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
@@ -96,12 +136,12 @@ def minicpmv(
         layout=slices(resampler),
         buffers=[
             *attention_buffers(vpm.encoder.layers[0].self_attn, "item"),
-            Lookup("buckets", lambda size: position_buckets(size, side), axes=axes, largest=LARGEST[axes]),
+            Lookup("buckets", of_size, axes=axes, largest=LARGEST[axes]),
             *resampler_buffers(resampler),
         ],
         outputs=queries_of(resampler),
     )
-    tower = MiniCPMVTower(vpm, resampler)
+    tower = (TemporalTower if is_temporal(resampler) else MiniCPMVTower)(vpm, resampler)
     return GraphedEncoder(tower, slice_budgets() if budgets is None else budgets, spec, forward=forward, **options)
 
 
@@ -139,14 +179,47 @@ def position_buckets(size: int, side: int) -> Tensor:
     return torch.bucketize(coordinates, boundaries, right=True)
 
 
-def _axes(vpm: Any) -> tuple[Axis, ...]:
-    """Return the axes of position ids: the sides of slices, or one long row of patches."""
+class _Shape(nn.Module):
+    """Stands in for a patch convolution: returns nothing but the shape of its output."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        patch = pixel_values.shape[2]
+        return pixel_values[:, :1, ::patch, ::patch]
+
+
+class _Ids(nn.Module):
+    """Stands in for a table of positions: keeps the ids that it is asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weight = torch.empty(0, device=device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.ids = ids
+        return ids[..., None]
+
+
+@torch.no_grad()
+def row_positions(embeddings: Any, size: int) -> Tensor:
+    """Return the position ids that embeddings give to one row of `size` patches, int64 `[size]` on the CPU.
+
+    Runs their own forward, on their device and in their dtype, with stand-ins for both of their submodules: versions of
+    transformers compute the ids differently, and some in the dtype of the pixels.
+    """
+    patch, weight = embeddings.patch_size, next(embeddings.parameters())
+    probe, table = copy.copy(embeddings), _Ids(weight.device)
+    vars(probe)["_modules"] = {"patch_embedding": _Shape(), "position_embedding": table}
+    pixels = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(1, 3, patch, patch * size)
+    type(embeddings).forward(probe, pixels, torch.ones(1, 1, size, dtype=torch.bool, device=weight.device))
+    return table.ids[0].cpu()
+
+
+def takes_sizes(vpm: Any) -> bool:
+    """Return True if a vision transformer takes the sizes of slices: with 2.5 a slice is one long row of patches."""
     takes = signature(vpm.forward).parameters
-    if "tgt_sizes" in takes:
-        return ("h", "w")
-    if "patch_attention_mask" in takes:
-        return ("row",)
-    raise SpecError(
-        f"the forward of {type(vpm).__name__} takes {[*takes]}: expected tgt_sizes, or patch_attention_mask for "
-        "MiniCPM-V 2.5; pass model.vpm itself, not a wrapper of it"
-    )
+    if "tgt_sizes" not in takes and "patch_attention_mask" not in takes:
+        raise SpecError(
+            f"the forward of {type(vpm).__name__} takes {[*takes]}: expected tgt_sizes, or patch_attention_mask for "
+            "MiniCPM-V 2.5; pass model.vpm itself, not a wrapper of it"
+        )
+    return "tgt_sizes" in takes

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.buffers import AttentionMask, CuSeqlens, MaxSeqlen, RowPositions
+from varlen_graphs.buffers import AttentionMask, CuSeqlens, DeviceBuffer, MaxSeqlen, RowPositions
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
+from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (
     IDS,
@@ -42,6 +44,8 @@ BATCHES = [1, 2, 4, 8, 16, 32, 64]
 """Budgets of batches of texts of one length."""
 
 Forward = Callable[..., Any]
+Run = Callable[..., dict[str, Any]]
+"""Returns fields of an output of packed tokens, from a model, token ids, positions and segments."""
 Pooler = Callable[[Any, Tensor], Tensor]
 """Computes the pooled output `[texts, dim]` of a model from the first token of each text, `[texts, dim]`."""
 
@@ -52,7 +56,7 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     The encoder is called as the model is, with padded token ids, the mask and token types, and returns the model's own
     output class, with zeros past the end of each text. The graphs hold the model's own forward on the tokens of all
     texts one after another, with `varlen_attention`, causal and in sliding windows where the model has them: padding
-    costs nothing. Models with other attention, such as learned biases, run on padded batches, with a mask computed in
+    costs nothing. Models with other attention run on padded batches, with a mask computed in
     the graph; and those whose output depends on the padding, on texts of one length without a mask.
     `TextEncoder.why_padded` has the reason. See docs/texts.md.
 
@@ -126,13 +130,17 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     outputs = text.outputs(output, hidden_states=False)
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs)
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
+    run = relative_forward if is_relative(text.model) else _own(text)
     for pooler in POOLERS if POOLED in outputs.fields else (None,):
-        yield declared(PackedMask(MASK, optional=True), buffers), _packed(text, pooler)
+        yield declared(PackedMask(MASK, optional=True), buffers), _packed(text, run, type(output), pooler)
     padded = PaddedMask(MASK, optional=True)
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
         yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
-    yield declared(padded), _padded_as_it_is(text)
-    yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs), _of_one_length(text)
+    yield declared(padded), _padded(text)
+    if is_bucketed(text.model):
+        positions = relative_positions(text.model, text.device)
+        yield declared(padded, [DeviceBuffer("relative_pos", positions, any_segments=False)]), bucketed_forward
+    yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs), _padded(text)
 
 
 def _how(spec: BufferSpec) -> str:
@@ -153,61 +161,52 @@ def _with_hidden_states(
     return more, forward
 
 
-def _packed(text: TextModel, pooler: Pooler | None) -> Forward:
+def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> Forward:
     """Return the forward of a model on packed tokens."""
 
     def forward(
         model: Any, input_ids: Tensor, row_in_text: Tensor, cu_seqlens: Tensor, max_seqlen: int, table: ItemTable,
         token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
-        from varlen_graphs.attention.transformers import use_attention
-
+        positions = _positions(text, input_ids, row_in_text)
         given = _given(text, token_type_ids, output_hidden_states)
-        given |= {"position_ids": _positions(text, input_ids, row_in_text)} if "position_ids" in text.takes else {}
-        given |= {name: part[None] for name, part in given.items() if isinstance(part, Tensor)}
-        given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=text):  # which lives as long as the encoder
-            out = text.forward(input_ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
-        fields = {ROWS: out[ROWS][0]}
+        fields = run(model, input_ids, positions, cu_seqlens, max_seqlen, **given)
         if pooler is not None:
             fields[POOLED] = pooler(model, fields[ROWS][table.item_starts.clamp(max=len(input_ids) - 1)])
-        if out.get(HIDDEN_STATES):
-            fields[HIDDEN_STATES] = tuple(layer[0] for layer in out[HIDDEN_STATES])
-        return type(out)(**fields)
+        return output(**fields)
 
     return forward
+
+
+def _own(text: TextModel) -> Run:
+    """Return the forward of the model itself, with `varlen_attention` in place of its attention."""
+
+    def run(
+        model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
+    ) -> dict[str, Any]:
+        from varlen_graphs.attention.transformers import use_attention
+
+        given |= {"position_ids": positions} if "position_ids" in text.takes else {}
+        given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
+        given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
+        with use_attention(model, user=text):  # which lives as long as the encoder
+            out = text.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
+        layers = out.get(HIDDEN_STATES) or ()
+        states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}
+        return {ROWS: out[ROWS][0]} | states
+
+    return run
 
 
 def _padded(text: TextModel) -> Forward:
-    """Return the forward of a model on a padded batch, with a mask of four dimensions."""
+    """Return the forward of a model on a batch, with `mask` of four dimensions, that of the call, or none."""
 
     def forward(
-        model: Any, input_ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-    ) -> Any:  # fmt: skip
-        return text.forward(input_ids, attention_mask=mask, **_given(text, token_type_ids, output_hidden_states))
-
-    return forward
-
-
-def _padded_as_it_is(text: TextModel) -> Forward:
-    """Return the forward of a model on a padded batch, with a mask `[batch, length]`."""
-
-    def forward(
-        model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        model: Any, input_ids: Tensor, mask: Tensor | None = None, attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
         given = _given(text, token_type_ids, output_hidden_states)
-        return text.forward(input_ids, attention_mask=attention_mask, **given)
-
-    return forward
-
-
-def _of_one_length(text: TextModel) -> Forward:
-    """Return the forward of a model on a batch of texts of one length, without a mask."""
-
-    def forward(model: Any, input_ids: Tensor, output_hidden_states: bool | None = None) -> Any:
-        return text.forward(input_ids, **_given(text, None, output_hidden_states))
+        return text.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
 
     return forward
 

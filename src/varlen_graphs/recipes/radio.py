@@ -5,6 +5,7 @@ the host to resample and crop its position embeddings image by image, and to att
 and videos that come as a batch of one size run the tower's own forward.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, PrefixIndex
+from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import project_heads
+from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
@@ -36,14 +39,14 @@ Taps = tuple[Tensor, Tensor]
 @handles("RadioModel")
 def radio(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
-) -> PackedOrBatch:
+) -> GraphedEncoder:
     """Graph C-RADIO, the vision tower of Nemotron Omni.
 
     The encoder is called as the tower is. With `pixel_values` `[rows, 3 * patch * patch]` and `image_grid_hw`
     `[images, 2]`, it returns the tower's own output type with `summary` `[images, ...]`, `features` `[rows, hidden]`
     and `last_hidden_state`, which has the class tokens and registers before the rows of each image. Nothing syncs with
     the host. Without `image_grid_hw`, `pixel_values` are a batch of images or videos of one size, for which
-    `encoder.batches` has graphs, see `by_batch`.
+    `encoder.batches` has graphs, see `by_batch`. Up to transformers 5.17 the tower takes batches alone.
 
     Args:
         tower: `model.vision_model` of a whole model.
@@ -55,6 +58,8 @@ def radio(
         SpecError: `tower` lacks a submodule or attribute of C-RADIO.
     """
     check_parts(tower, PARTS, "C-RADIO, which is model.vision_model of Nemotron Omni")
+    if "image_grid_hw" not in inspect.signature(tower.forward).parameters:
+        return by_batch(tower, budgets, **options)
     output_type = output_class(tower, "RadioModelOutput")
     prefix, attn = len(tower.embeddings.cls_register_token), tower.encoder.layer[0].attention
 

@@ -1,7 +1,9 @@
 """Recipes by the class of the tower."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from torch import nn
 
 from varlen_graphs.doctor.advice import RECIPE_NAMES
 
@@ -10,8 +12,26 @@ Recipe = Callable[..., Any]
 
 R = TypeVar("R", bound=Recipe)
 
+
+class Method(NamedTuple):
+    """Method that an encoder answers, of a model whose towers have no forward that one encoder could replace.
+
+    Attributes:
+        name: Name of the method.
+        parts: Returns the modules of a model that its encoder runs, as one.
+        answer: Called as `answer(model, encoder, original, *args, **kwargs)`, with the method that it replaces.
+    """
+
+    name: str
+    parts: Callable[[Any], nn.Module]
+    answer: Callable[..., Any]
+
+
 RECIPES: dict[str, Recipe] = {}
 """Registered recipes by class name."""
+
+METHODS: dict[Recipe, Method] = {}
+"""Methods that the encoders of some recipes answer, in place of the forward of a tower."""
 
 
 def handles(*class_names: str) -> Callable[[R], R]:

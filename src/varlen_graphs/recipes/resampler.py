@@ -2,7 +2,8 @@
 
 Follows `Resampler` in the `resampler.py` that comes with the weights of MiniCPM-V 2.5, 2.6, 4.0 and 4.5, whose
 submodules it calls by name. Only that of 4.5 has temporal positions, `max_temporal_size`. It has two forms. This recipe
-follows the batched one; the other one mixes up slices and patches of a group.
+follows the batched one (`batch_3d_resampler: true`); the other one mixes up slices and patches of a group, and is
+refused.
 """
 
 from typing import Any, NamedTuple, cast
@@ -17,7 +18,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import LayoutError, SpecError
 from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.columns import NestedColumn
 from varlen_graphs.layout.grids import GridHW
@@ -29,6 +30,20 @@ from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("query", "kv_proj", "attn", "ln_q", "ln_kv", "ln_post", "proj")
 ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "head_dim")
+
+
+class Times(NestedColumn):
+    """Time of each slice, -1 for none; the nesting groups slices."""
+
+    def parse(self, value: Any, items: int) -> list[int]:
+        """Check the values that a call brought and return them, one per slice; none may be below -1."""
+        times = super().parse(value, items)
+        if min(times) < -1:
+            raise LayoutError(f"{self.name} has {min(times)}: expected times of at least 0, or -1 for no time")
+        return times
+
+
+TIMES = Times("temporal_ids", pad=-1, default=-1)
 
 
 def resampler(
@@ -47,7 +62,8 @@ def resampler(
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
-        SpecError: `module` lacks a submodule or attribute of such a resampler, or its attention is adapted.
+        SpecError: `module` lacks a submodule or attribute of such a resampler, its attention is adapted, or it was
+            built with `batch_3d_resampler: false`.
     """
     check_resampler(module)
 
@@ -68,7 +84,7 @@ def resampler(
 
 
 def check_resampler(module: Any) -> None:
-    """Check that a module has the submodules and attributes that `resample` uses, and a plain attention."""
+    """Check that a module has the submodules and attributes that `resample` uses, a plain attention, and its form."""
     check_parts(module, PARTS, "the resampler of MiniCPM-V 2.5, 2.6, 4.0 or 4.5, which is model.resampler")
     check_parts(module.attn, ATTENTION_PARTS, "the torch.nn.MultiheadAttention of such a resampler")
     own = module.attn._parameters
@@ -77,17 +93,21 @@ def check_resampler(module: Any) -> None:
             f"the {type(module.attn).__name__} of the resampler has no in_proj weights of its own: expected a plain "
             "attention; merge the adapter into it first"
         )
+    if is_temporal(module) and not getattr(module, "batch_infer", True):
+        raise SpecError(
+            f"the {type(module).__name__} was built with batch_3d_resampler=False, which mixes up slices and patches "
+            "of a group: expected the batched form; set model.resampler.batch_infer = True"
+        )
 
 
 def slices(module: Any) -> GridHW:
     """Return the layout argument of a resampler, `tgt_sizes`, with `temporal_ids` for MiniCPM-V 4.5."""
-    columns = (NestedColumn("temporal_ids", pad=-1, default=-1),) if _is_temporal(module) else ()
-    return GridHW("tgt_sizes", columns=columns)
+    return GridHW("tgt_sizes", columns=(TIMES,) if is_temporal(module) else ())
 
 
 def queries_of(module: Any) -> Extent:
     """Return the extent of the output: entries `[queries, dim]` per slice, or per group for MiniCPM-V 4.5."""
-    return Groups() if _is_temporal(module) else Items()
+    return Groups() if is_temporal(module) else Items()
 
 
 def slice_budgets() -> list[Budget]:
@@ -97,7 +117,7 @@ def slice_budgets() -> list[Budget]:
 
 def resampler_buffers(module: Any) -> list[Buffer]:
     """Return the buffers that `resample` takes beside the rows."""
-    per: Per = "group" if _is_temporal(module) else "item"
+    per: Per = "group" if is_temporal(module) else "item"
     queries, dim = module.query.shape
     attn = module.attn
     buffers: list[Buffer] = [
@@ -107,7 +127,7 @@ def resampler_buffers(module: Any) -> list[Buffer]:
         AttentionSchedule(attn.num_heads, attn.head_dim, "query_schedule", per=per, queries=queries),
         SinCos("key_positions", _frequencies(dim // 2)),
     ]
-    if _is_temporal(module):
+    if is_temporal(module):
         buffers.append(SinCosColumn("key_times", "temporal_ids", _frequencies(dim)))
     return buffers
 
@@ -155,6 +175,6 @@ def _frequencies(dim: int) -> Tensor:
     return torch.from_numpy(1 / 10_000**share)
 
 
-def _is_temporal(module: Any) -> bool:
+def is_temporal(module: Any) -> bool:
     """Return True if slices come in groups and have a time each, as for MiniCPM-V 4.5."""
     return hasattr(module, "max_temporal_size")

@@ -169,7 +169,10 @@ class TextModel:
         """Return True if the model returns keys and values where it is asked for them."""
         if USE_CACHE not in self.takes:
             return False
-        output = self.run({IDS: torch.full((1, 2), self.pad, device=self.device), USE_CACHE: True})
+        try:
+            output = self.run({IDS: torch.full((1, 2), self.pad, device=self.device), USE_CACHE: True})
+        except RUN_ERRORS:  # stacks of T5 return them only as decoders
+            return False
         return isinstance(output, Mapping) and output.get(CACHE) is not None
 
     def check(

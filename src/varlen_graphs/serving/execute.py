@@ -24,7 +24,7 @@ from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import check_inputs, only_on_device, read_layout
+from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
@@ -90,7 +90,7 @@ class Executor:
         if (loan := self.pool.loan) is not None:
             self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device):
-            read_layout(self.spec, call)
+            read_call(self.spec, call)
         elif call.inputs:
             check_inputs(self.spec, call)
         return call
@@ -174,7 +174,7 @@ class Executor:
         self.stats.count_call(items.everything.items)
         if self.traces:
             self._trace(call)
-        collected, lendable = Collected(items.everything), self.lends and not (call.length or call.staged)
+        collected, lendable = Collected(items.everything), self.lends and not (call.padded or call.staged)
         for pack in route.packs:
             spans, budget = items.spans(pack), pack.budget
             if budget is None:
@@ -191,8 +191,8 @@ class Executor:
             collected.take(outputs, graphs.extents, spans, items.veils)
         items.finish(self.waits)
         tensors = collected.tensors
-        if call.length and call.layout is not None:
-            tensors = with_padding(tensors, graphs.extents, call.layout.rows, call.length, call.places)
+        if call.padded and call.layout is not None:
+            tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, call.places)
         output = graphs.rebuild(tensors)
         return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 
@@ -262,7 +262,7 @@ class Executor:
         """Run the item of a pack without a budget."""
         part = pack.layout(read_layout(self.spec, call))
         self.stats.count_eager(self.router.why_missing(part, refused))
-        output = self.forward.exact(replace(part_of(self.spec, call, part, spans), length=0))
+        output = self.forward.exact(replace(part_of(self.spec, call, part, spans), padded=()))
         return flatten(output, self.spec.declared).tensors
 
     def _trace(self, call: Call) -> None:

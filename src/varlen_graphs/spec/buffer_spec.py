@@ -16,6 +16,7 @@ from varlen_graphs.layout.entry_counts import EntryCounts
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
 from varlen_graphs.layout.padded import PackedMask, Padded, PaddedMask
+from varlen_graphs.layout.pictures import Pictures, patches_of, pictures_of
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.batch_rows import AS_ROWS, BatchRows
@@ -41,8 +42,8 @@ class BufferSpec:
     Attributes:
         rows: The argument with the packed rows: a name, or a `PackedRows`.
         layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` for packed rows, `PaddedMask` or
-            `PaddedLengths` for a padded batch, `PackedMask` for one to pack. The module itself need not take it. Or
-            `Batch()`: items of one size.
+            `PaddedLengths` for a padded batch, `PackedMask` for one to pack, `PictureSizes` or `PictureMask` for padded
+            pictures. The module itself need not take it. Or `Batch()`: items of one size.
         buffers: Arguments computed from the items, inside the graph.
         outputs: The outputs: `Rows()` for tensors with an entry a row, `Rows(every=4)`, `Items(rows=64)`; for outputs
             with several parts `Outputs(...)`, a dict or a tuple of these.
@@ -83,9 +84,11 @@ class BufferSpec:
         return [*[self.layout.name] * self.layout.has_argument, *columns, *mask]
 
     @cached_property
-    def mask(self) -> PaddedMask:
-        """The mask of a batch to pack."""
-        return self.layout if isinstance(self.layout, PackedMask) else PaddedMask(str(self.packed.padded_by))
+    def mask(self) -> PaddedMask | None:
+        """The mask of a batch to pack, if calls bring one."""
+        if self.packed.padded_by is not None:
+            return PaddedMask(self.packed.padded_by)
+        return self.layout if isinstance(self.layout, PackedMask) else None
 
     @cached_property
     def input_extents(self) -> list[tuple[Input, Extent]]:
@@ -110,12 +113,47 @@ class BufferSpec:
     @cached_property
     def call_dims(self) -> tuple[str, ...]:
         """Names of the dimensions of a call's rows, for messages."""
+        if self.layout.pictures:
+            return ("images",)
         return ("batch",) if self.layout.one_row else self.call_extent.dims
+
+    @cached_property
+    def call_form(self) -> str:
+        """Shape of a call's rows, for messages."""
+        shape = self.packed.shape
+        if self.layout.pictures and shape is not None:
+            return f"[images, {shape[0]}, height, width] with sides of at least {shape[1]}"
+        return self.packed.describe(self.call_dims, shape)
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Return True if a call's rows may have this shape."""
+        row, first = self.packed.shape, self.packed.rows_dim
+        if self.layout.pictures and row is not None:
+            return len(shape) == 4 and shape[1] == row[0] and min(shape[2:]) >= row[1]
+        end = first + len(self.call_dims)
+        return len(shape) >= end and (row is None or tuple(shape[:first]) + tuple(shape[end:]) == row)
+
+    def row_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of one row, from that of a call's rows."""
+        if self.layout.pictures and self.packed.shape is not None:
+            return self.packed.shape
+        return tuple(shape[len(self.call_dims) :])
+
+    def batch_of(self, rows: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Return a call's rows to pack as `[batch, *padded, *shape]`, and the size `padded` of an item. A view."""
+        if isinstance(self.layout, Pictures):
+            patches = patches_of(rows, self.layout.patch)
+            return patches, tuple(patches.shape[1:3])
+        return rows, tuple(rows.shape[1:2])
+
+    def of_batch(self, batch: Tensor) -> Tensor:
+        """Return such a batch in the form of a call's rows."""
+        return pictures_of(batch) if self.layout.pictures else batch
 
     @property
     def call_rows_are(self) -> str:
         """Arrangement of a call's rows, for messages."""
-        return Padded.rows_are if self.batched else self.layout.rows_are
+        return Padded.rows_are if self.batched and not self.layout.pictures else self.layout.rows_are
 
     @cached_property
     def row_extent(self) -> Extent:

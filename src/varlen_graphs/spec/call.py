@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.packed_batch import Places
 from varlen_graphs.spec.statics import StaticKey
 
 
@@ -23,8 +24,9 @@ class Call:
         original: All arguments by name, as the caller passed them; empty where `rows` are a part of the caller's.
         beyond: Reason why only the original module can answer this call; `None` if graphs can.
         layout: The items; `None` while only the GPU has seen them.
-        length: Padded length of a batch that was packed on its way in; 0 for other calls.
-        places: Places of the rows in such a batch, int64 `[rows]`, by the lengths of its items and the padded length.
+        padded: Size to which the items of a batch were padded that was packed on its way in: `(length,)`, or `(height,
+            width)` in patches for pictures; empty for other calls.
+        places: Places of the real rows in such a batch; `None` for other calls.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
     """
@@ -36,8 +38,8 @@ class Call:
     original: dict[str, Any]
     beyond: str | None
     layout: Layout | None = None
-    length: int = 0
-    places: dict[tuple[int, ...], Tensor] | None = None
+    padded: tuple[int, ...] = ()
+    places: Places | None = None
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)
 

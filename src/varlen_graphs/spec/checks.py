@@ -7,6 +7,7 @@ from varlen_graphs.buffers import AttentionMask, Buffer, HostBuffer, PrefixIndex
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Entries, Extent, Groups, Rows
@@ -73,6 +74,8 @@ def check_rows(spec: "BufferSpec") -> None:
             f"{spec.outputs!r}: in a Batch each item is one row; declare Rows() or Items() for an entry an item, "
             "Items(rows=...) for several"
         )
+    if isinstance(spec.layout, Pictures):
+        _check_pictures(spec, spec.layout)
     kind = "padded" if spec.layout.padded else "packed"
     for buffer in spec.buffers:
         if isinstance(buffer, PrefixIndex) and not spec.layout.prefix:
@@ -101,6 +104,19 @@ def check_rows(spec: "BufferSpec") -> None:
             )
     for extent in extents(spec.outputs):
         _check_extent(spec, extent)
+
+
+def _check_pictures(spec: "BufferSpec", layout: Pictures) -> None:
+    shape, side = spec.packed.shape, layout.patch
+    if shape is None or len(shape) != 3 or shape[1:] != (side, side):
+        raise SpecError(
+            f"{spec.rows!r}: expected PackedRows({spec.packed.name!r}, (channels, {side}, {side})), because rows of "
+            f"{layout!r} are patches of pictures"
+        )
+    if any(isinstance(one, PerRow) for one in spec.inputs):
+        raise SpecError(f"{spec.inputs!r}: rows of {layout!r} are patches of pictures, so expected no PerRow beside")
+    if spec.row_multiple > 1:
+        raise SpecError(f"{spec.outputs!r}: of pictures, expected an entry for each patch, or Entries(...)")
 
 
 def _check_extent(spec: "BufferSpec", extent: Extent) -> None:

@@ -14,6 +14,7 @@ from varlen_graphs.layout.dtypes import as_before, plain, plain_number
 from varlen_graphs.layout.entry_counts import entries_of
 from varlen_graphs.layout.fields import check_fields, is_integer
 from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.packed_batch import Sizes
 from varlen_graphs.layout.span import Span
 
 
@@ -73,8 +74,8 @@ class Extent(ABC):
             fitting.append(f"Rows(prefix='kept') with prefix={more // budget.items} in the layout")
         return f"{', '.join([*fitting, 'or Entries(of_item, at_budget)'])} to match"
 
-    def padded(self, lengths: Sequence[int]) -> list[int] | None:
-        """Return the number of entries of items of these lengths, where callers get a batch for one that was packed.
+    def padded(self, sizes: Sizes) -> Sizes | None:
+        """Return the sizes in entries of items of these sizes, where callers get a batch for one that was packed.
 
         `None` if they get the entries packed.
         """
@@ -142,9 +143,9 @@ class Rows(_ByRows):
         """Return the slice of the entries that belong to a span."""
         return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
 
-    def padded(self, lengths: Sequence[int]) -> list[int]:
+    def padded(self, sizes: Sizes) -> Sizes:
         """See `Extent.padded`."""
-        return [rows // self.every for rows in lengths]
+        return sizes if self.every == 1 else [(rows // self.every,) for (rows,) in sizes]
 
 
 @dataclasses.dataclass(frozen=True)

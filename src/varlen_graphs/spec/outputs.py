@@ -13,7 +13,8 @@ from torch import Tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.packed_rows import pad_rows, real_places
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.packed_batch import Places, item_sizes, pad_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs, named
 from varlen_graphs.spec.entries import Extent, Rows
@@ -76,32 +77,30 @@ def clear_gaps(parts: Parts, table: ItemTable) -> None:
 def with_padding(
     tensors: Sequence[Tensor],
     extents: Sequence[Extent],
-    lengths: Sequence[int],
-    length: int,
-    places: Mapping[tuple[int, ...], Tensor] | None = None,
+    layout: Layout,
+    padded: Sequence[int],
+    places: Places | None = None,
 ) -> list[Tensor]:
     """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
+
+    For pictures, `length` is the number of patches of a padded one.
 
     Args:
         tensors: Active entries of the outputs.
         extents: Extent of each tensor.
-        lengths: Number of rows of each item.
-        length: Number of rows to which the items of the call were padded; 0 if they were not, which changes nothing.
-        places: Some `real_places`, by the lengths and the padded length that they belong to.
+        layout: The items.
+        padded: Size to which the items of the call were padded; empty if they were not, which changes nothing.
+        places: Keeps the places of real rows, if it was made for the call before.
     """
-    if not length:
+    if not padded:
         return [*tensors]
-    padded = []
-    known = dict(places or {})
+    places = places or Places(tensors[0].device)
+    sizes = [*item_sizes(layout, padded), tuple(padded)]
+    batches = []
     for tensor, extent in zip(tensors, extents, strict=True):
-        counts = extent.padded([*lengths, length])
-        if counts:
-            *own, most = key = (*counts,)
-            if min(own) < most and key not in known:
-                known[key] = real_places(own, most, tensor.device)
-            tensor = pad_rows(tensor, own, most, known.get(key))
-        padded.append(tensor)
-    return padded
+        own = extent.padded(sizes)
+        batches.append(pad_rows(tensor, own[:-1], own[-1], places).flatten(1, len(own[-1])) if own else tensor)
+    return batches
 
 
 def flatten(output: Any, declared: Declared) -> Parts:

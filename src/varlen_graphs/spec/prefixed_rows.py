@@ -1,12 +1,12 @@
 """Entries of packed rows behind the prefix rows of each item."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.packed_batch import Sizes
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.entries import Extent, Rows
 
@@ -46,10 +46,10 @@ class PrefixedRows(Extent):
             return tensor
         return tensor.index_select(self.rows_dim, table.row_places if rows else table.prefix_places.flatten())
 
-    def padded(self, lengths: Sequence[int]) -> list[int]:
+    def padded(self, sizes: Sizes) -> Sizes:
         """See `Extent.padded`."""
         rows, prefix = self._parts
-        return [length * rows + prefix for length in lengths]
+        return [(length * rows + prefix,) for (length,) in sizes]
 
     @property
     def _parts(self) -> tuple[bool, int]:

@@ -8,13 +8,26 @@ import torch
 
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_rows import pack_rows, real_places
-from varlen_graphs.layout.padded import check_batch, check_marks
+from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows
+from varlen_graphs.layout.padded import PaddedMask, check_batch, check_marks
+from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_numbers, is_integers
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.inputs import PerRow
+
+
+def read_call(spec: BufferSpec, call: Call) -> Layout:
+    """Return the items of a user's call, as `read_layout` does; `call.beyond` tells if only the module can run them.
+
+    Raises:
+        LayoutError: As for `read_layout`.
+    """
+    layout = read_layout(spec, call)
+    if isinstance(spec.layout, Pictures) and call.beyond is None:
+        call.beyond = spec.layout.beyond(layout, call.padded)
+    return layout
 
 
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
@@ -27,16 +40,17 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
             output ratio cuts.
     """
     if call.layout is None:
-        call.layout = layout = parse(spec, call.description, call.rows.shape)
+        shape = spec.batch_of(call.rows)[0].shape if spec.packs else call.rows.shape
+        call.layout = layout = parse(spec, call.description, shape)
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            call.length, lengths = call.rows.shape[1], layout.rows
-            places = real_places(lengths, call.length, call.rows.device) if min(lengths) < call.length else None
-            call.places = None if places is None else {(*lengths, call.length): places}
-            call.rows = pack_rows(call.rows, lengths, places)
+            batch, call.padded = spec.batch_of(call.rows)
+            sizes = item_sizes(layout, call.padded)
+            call.places = Places(batch.device)
+            call.rows = pack_rows(batch, sizes, call.places)
             names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-            call.inputs |= {name: pack_rows(call.inputs[name], lengths, places) for name in names}
+            call.inputs |= {name: pack_rows(call.inputs[name], sizes, call.places) for name in names}
     return call.layout
 
 
@@ -82,19 +96,21 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
     Args:
         spec: The declaration.
         description: The layout argument and the columns, by name.
-        shape: Shape of the rows, `[rows, ...]`; empty if there are none yet.
+        shape: Shape of the rows, `[rows, ...]`, or of a batch `[batch, *padded, ...]`; empty if there are none yet.
 
     Raises:
         LayoutError: Impossible items, items that do not match the rows, or an item that an output ratio cuts.
     """
     argument = spec.layout
     if shape:
-        check_description(description, math.prod(shape[:2]))
+        check_description(description, math.prod(shape[: 3 if spec.layout.pictures else 2]))
     value = description[argument.name]
     sizes = argument.parse(value)
     layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))
     if shape:  # before any function of the user's sees the items
-        if spec.packed.padded_by is None:
+        if isinstance(argument, Pictures):
+            argument.check_pictures(layout, shape, spec.packed.name)
+        elif spec.packed.padded_by is None:
             argument.check_rows(layout, shape, spec.packed.name)
         else:
             _check_batch_to_pack(spec, layout, description, shape)
@@ -135,7 +151,7 @@ def _check_batch_to_pack(
 ) -> None:
     name, mask = spec.layout.name, str(spec.packed.padded_by)
     check_batch(name, layout, shape, spec.packed.name)
-    check_marks(spec.mask, description[mask], name, layout, shape)
+    check_marks(PaddedMask(mask), description[mask], name, layout, shape)
 
 
 def _check_sizes(spec: BufferSpec, layout: Layout) -> None:

@@ -119,12 +119,11 @@ class Signature:
         packed = self._spec.packed
         rows = arguments[packed.name]
         if not isinstance(rows, Tensor):
-            expected = packed.describe(self._spec.call_dims, packed.shape)
-            raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {expected}")
+            raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {self._spec.call_form}")
         if rows.layout is not strided or rows.is_nested:
             raise InputError(
                 f"{packed.name} is a sparse or nested tensor: expected a dense one, "
-                f"{packed.describe(self._spec.call_dims, packed.shape)}; try {packed.name}.to_dense()"
+                f"{self._spec.call_form}; try {packed.name}.to_dense()"
             )
         self._check_shape(rows.shape)
         if packed.rows_dim:
@@ -148,7 +147,7 @@ class Signature:
         statics, beyond = self.bind_statics(others, rows.shape, description)
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
-        key = self._spec.key(statics, rows.shape[len(self._spec.call_dims) :])
+        key = self._spec.key(statics, self._spec.row_shape(rows.shape))
         return Call(rows, description, statics, key, arguments, beyond, inputs=inputs)
 
     def bind_statics(
@@ -221,7 +220,8 @@ class Signature:
         shape = tuple(value.shape)
         kind, rest = "PerCall", shape
         if shape and rows and shape[:dims] == tuple(rows[:dims]):
-            kind, rest = "PerItem" if self._spec.layout.one_row else "PerRow", shape[dims:]
+            one = self._spec.layout.one_row or self._spec.layout.pictures
+            kind, rest = "PerItem" if one else "PerRow", shape[dims:]
         elif shape and shape[0] == items:
             kind, rest = "PerItem", shape[1:]
         own = "" if value.dtype.is_floating_point else f", dtype={value.dtype}"
@@ -275,13 +275,9 @@ class Signature:
         return value
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        packed, dims = self._spec.packed, self._spec.call_dims
-        first, end = packed.rows_dim, packed.rows_dim + len(dims)
-        if len(shape) < end or (packed.shape is not None and shape[:first] + shape[end:] != packed.shape):
-            raise InputError(
-                f"{packed.name} is {list(shape)}: expected {packed.describe(dims, packed.shape)}, "
-                f"{self._spec.call_rows_are}"
-            )
+        if not self._spec.accepts(shape):
+            name, form = self._spec.packed.name, self._spec.call_form
+            raise InputError(f"{name} is {list(shape)}: expected {form}, {self._spec.call_rows_are}")
 
 
 def _length(value: Any) -> int:

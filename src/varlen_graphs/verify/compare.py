@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_rows import pack_rows
+from varlen_graphs.layout.packed_batch import item_sizes, pack_rows
 from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.entries import Extent
 from varlen_graphs.spec.outputs import Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -33,32 +35,34 @@ class Difference(NamedTuple):
 
 
 class Expected:
-    """Expected output of a call; `length` is as in `Call`: the padded length of a batch that the call packs."""
+    """Expected output of a call; `padded` is as in `Call`: the size of the items of a batch that the call packs."""
 
-    def __init__(self, output: Any, layout: Layout, length: int = 0) -> None:
+    def __init__(self, output: Any, layout: Layout, padded: Sequence[int] = ()) -> None:
         self.output = output
         self._layout = layout
-        self._length = length
+        self._padded = padded
 
-    def differences(self, actual: Parts, layout: Layout, items: Sequence[int], length: int = 0) -> list[Difference]:
+    def differences(
+        self, actual: Parts, layout: Layout, items: Sequence[int], padded: Sequence[int] = ()
+    ) -> list[Difference]:
         """Return the difference of each item of a run, whose indices in the call are `items`, in the worst tensor."""
         # An error is relative to the item's own output, or to an average item of its size if that is larger: outputs
         # near zero hold nothing but rounding. One wrong row hardly changes the error of an item of many rows, so an
         # eighth of the error of the worst row counts as well, relative to an average row. Non-finite values that agree
         # count as equal; other ones, and other shapes, are an infinite error.
         found = [Difference(0.0, item, "output") for item in items]
-        for path, errors in self._errors(actual, layout, items, length):
+        for path, errors in self._errors(actual, layout, items, padded):
             wheres = [f"{name_of(path)} of item {item}, {self._layout.items[item]}," for item in items]
             found = [max(pair) for pair in zip(found, map(Difference, errors.tolist(), items, wheres), strict=True)]
         return found
 
     def largest(self, actual: Parts, layout: Layout, items: Sequence[int]) -> Tensor:
         """Return the largest error of a run of these items, float64 `[]`. No sync."""
-        errors = self._errors(actual, layout, items, self._length)
+        errors = self._errors(actual, layout, items, self._padded)
         return torch.stack([own.max() for _, own in errors]).max()
 
     def _errors(
-        self, actual: Parts, layout: Layout, items: Sequence[int], length: int
+        self, actual: Parts, layout: Layout, items: Sequence[int], padded: Sequence[int]
     ) -> Iterator[tuple[Path, Tensor]]:
         """Yield the errors of all items in each tensor, float64 `[items]`."""
         own_spans, spans = _item_spans(self._layout), _item_spans(layout)
@@ -68,13 +72,11 @@ class Expected:
             expected = at(self.output, path)
             if isinstance(expected, Tensor):
                 sizes = extent.size(Span.of(self._layout))
-                if not self._length and expected.shape[extent.rows_dim :][: len(sizes)] != sizes:
+                if not self._padded and expected.shape[extent.rows_dim :][: len(sizes)] != sizes:
                     yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
                     continue
-                if self._length and (own := extent.padded(self._layout.rows)):
-                    expected = pack_rows(expected, own)
-                if length and (own := extent.padded(layout.rows)):
-                    tensor = pack_rows(tensor, own)
+                expected = _packed(expected, extent, self._layout, self._padded)
+                tensor = _packed(tensor, extent, layout, padded)
                 expected_parts = [extent.part(expected, own_spans[item]) for item in items]
                 yield path, _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
             elif expected is not None or all(missing):  # a field that the module leaves empty may hold something
@@ -86,9 +88,9 @@ class Expected:
         """Return True if a tensor follows in the same tuple of a field of the expected output."""
         return len(path) > 1 and isinstance(path[-1], int) and isinstance(at(self.output, _next(path)), Tensor)
 
-    def furthest(self, actual: Parts, layout: Layout, items: Sequence[int], length: int = 0) -> Difference:
+    def furthest(self, actual: Parts, layout: Layout, items: Sequence[int], padded: Sequence[int] = ()) -> Difference:
         """Return the largest of the `differences`."""
-        return max(self.differences(actual, layout, items, length))
+        return max(self.differences(actual, layout, items, padded))
 
     def differs_from(self, other: "Expected", form: Parts) -> float:
         """Return the error of another output of the same call, in the tensors of a replay."""
@@ -96,7 +98,16 @@ class Expected:
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             return 0.0  # the comparison with the replay reports it
         parts = replace(form, tensors=tensors)
-        return self.furthest(parts, self._layout, range(len(self._layout)), self._length).error
+        return self.furthest(parts, self._layout, range(len(self._layout)), self._padded).error
+
+
+def _packed(tensor: Tensor, extent: Extent, layout: Layout, padded: Sequence[int]) -> Tensor:
+    """Return the real entries of a tensor that a call returns as a batch, packed; any other tensor as it is."""
+    if not padded or (sizes := extent.padded([*item_sizes(layout, padded), tuple(padded)])) is None:
+        return tensor
+    if tensor.shape[:2] != (len(layout), prod(sizes[-1])):  # which is an error of its items
+        return tensor
+    return pack_rows(tensor.unflatten(1, sizes[-1]), sizes[:-1])
 
 
 def _next(path: Path) -> Path:

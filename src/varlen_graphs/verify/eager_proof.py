@@ -30,11 +30,11 @@ def check_eager(forward: Forward, example: Example, limit: float) -> None:
         VerificationError: It does not; the message says where.
     """
     call, layout, expected, against, output = example
-    found = expected.furthest(output, layout, range(len(layout)), call.length)
+    found = expected.furthest(output, layout, range(len(layout)), call.padded)
     if found.error > limit and found.error > example.allowed(forward, limit, output):
         what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
         raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED}")
-    together = Expected(output.rebuild(output.tensors), layout, call.length)
+    together = Expected(output.rebuild(output.tensors), layout, call.padded)
     run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
     for group in layout.groups[-2:]:
         order, alone = permuted(forward.spec, call, layout, [group])
@@ -46,7 +46,7 @@ def check_eager(forward: Forward, example: Example, limit: float) -> None:
             if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
                 raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{COUNTS}") from error
             raise
-        found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.length)
+        found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
             raise VerificationError(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")

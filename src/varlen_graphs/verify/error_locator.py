@@ -108,4 +108,4 @@ class ErrorLocator:
         return self._forward(rows.clone(), self._table, given, self._statics)
 
     def _exact(self) -> Any:
-        return self._forward.exact(replace(self._active, length=0))
+        return self._forward.exact(replace(self._active, padded=()))

@@ -33,7 +33,8 @@ def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str,
         return {**arguments}  # the call refuses them
     if rows.is_floating_point():
         first, end = packed.rows_dim, packed.rows_dim + len(spec.call_dims)
-        other = rows.flip([dim for dim in range(rows.dim()) if not first <= dim < end]) / 2
+        dims = [1] if spec.layout.pictures else [dim for dim in range(rows.dim()) if not first <= dim < end]
+        other = rows.flip(dims) / 2
     else:
         low, high = rows.long().aminmax()
         other = (low + high - rows.long()).to(rows.dtype)

@@ -12,7 +12,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_rows import pack_rows, pad_rows
+from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.execute import Executor
@@ -69,7 +69,8 @@ class VerifyingExecutor(Executor):
         packed, layout = self.spec.packed, call.layout
         rows = packed.as_argument(call.rows)
         if layout is not None and layout.length:  # rows past the items were never written
-            rows = pad_rows(pack_rows(rows, layout.rows), layout.rows, layout.length)
+            sizes, padded = [(own,) for own in layout.rows], (layout.length,)
+            rows = pad_rows(pack_rows(rows, sizes), sizes, padded)
         rows = rows.clone()
         return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
 
@@ -81,7 +82,7 @@ class VerifyingExecutor(Executor):
     def _verified(self, call: Call, layout: Layout, route: Route, graphs: GraphSet, output: Any) -> Any:
         """Return the output if it is right, else the module's own."""
         try:
-            expected = Expected(self.forward.reference(call), layout, call.length)
+            expected = Expected(self.forward.reference(call), layout, call.padded)
             found = self._differences(expected, call, layout, output)
         except Exception as error:  # of the module's own code, or the device's memory
             if self._options.strict:
@@ -111,7 +112,7 @@ class VerifyingExecutor(Executor):
 
     def _differences(self, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
         parts = flatten(output, self.spec.declared)
-        return expected.differences(parts, layout, range(len(layout)), call.length)
+        return expected.differences(parts, layout, range(len(layout)), call.padded)
 
     def _disable(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
         """Disable wrong budgets and log each once; disable all if graphs are not what is wrong."""

@@ -13,7 +13,7 @@ from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_rows import pad_rows
+from varlen_graphs.layout.packed_batch import item_sizes, pad_rows
 from varlen_graphs.layout.padded import key_padding_mask, real_rows
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
@@ -165,13 +165,16 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     spec, packed = forward.spec, forward.spec.packed
     statics, row_shape, device = inputs
     span, length = Span.of(layout), max(layout.rows)
+    padded = tuple(map(max, zip(*[item[1:3] for item in layout.items], strict=True)))
+    padded = padded if spec.layout.pictures else (length,)
 
     def entries(extent: Extent, shape: Sequence[int], dtype: torch.dtype, ids: range, pad: float, at: int) -> Tensor:
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
         if extent.gaps and (spec.layout.clean_padding or not (dtype.is_floating_point or dtype.is_complex)):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=device), length), pad)
-        return pad_rows(made, layout.rows, length) if spec.packs and extent is spec.row_extent else made
+        pads = spec.packs and extent is spec.row_extent
+        return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded)) if pads else made
 
     tensors = {}
     for at, (one, extent) in enumerate(spec.input_extents, start=1):
@@ -180,7 +183,7 @@ def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make"
     ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
     rows = entries(spec.row_extent, row_shape, forward.row_dtype, ids, packed.pad, 0)
     description = _describe(spec, layout, device)
-    if spec.packs:
+    if spec.mask is not None:
         is_real = real_rows(torch.tensor(layout.rows, device=device), length)
         description[spec.mask.name] = key_padding_mask(is_real, torch.bool, spec.mask.real)
     given = {name: description[name] for name in spec.describing if description[name] is not None}

@@ -264,9 +264,9 @@ class Prover:
                 form = flatten(output, self._spec.declared)
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
-                        own = Expected(run(partial(self._forward.reference, call)), layout, call.length)
+                        own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
                         return Example(call, layout, own, MODULE, form)
             against = MODULE if self._forward.is_module else DECLARATION
-            return Example(call, layout, Expected(output, layout, call.length), against, form)
+            return Example(call, layout, Expected(output, layout, call.padded), against, form)
         except Exception as error:
             return error

@@ -58,13 +58,13 @@ class Example(NamedTuple):
 
         They do in modules that round activations, such as quantised ones. Syncs.
         """
-        rows, length = self.call.rows, self.call.length
+        rows, padded = self.call.rows, self.call.padded
         if not rows.is_floating_point():
             return limit
         noise = torch.randn(rows.shape, generator=torch.Generator(rows.device).manual_seed(1), device=rows.device)
         nudged = (rows * (1 + 2 * torch.finfo(rows.dtype).eps * noise)).to(rows.dtype)
         runs = [forward.exact(replace(self.call, rows=some)) for some in (rows, rows, nudged)]
-        one, again, other = (Expected(output, self.layout, length) for output in runs)
+        one, again, other = (Expected(output, self.layout, padded) for output in runs)
         repeats = one.differs_from(again, form) <= limit  # random numbers are no rounding
         return max(limit, min(MOST_NOISE, NOISE * one.differs_from(other, form))) if repeats else limit
 
@@ -129,7 +129,7 @@ class Trial:
         Torch's convolution of bfloat16 on the CPU, for example, reads memory that nobody wrote at some small sizes.
         """
         call, layout, expected, _, output = self.example
-        again = (Expected(self._forward.reference(call), layout, call.length) for _ in range(3))
+        again = (Expected(self._forward.reference(call), layout, call.padded) for _ in range(3))
         return all(expected.differs_from(one, output) <= self._limit for one in again)
 
     def find_evidence(self) -> None:
@@ -143,13 +143,13 @@ class Trial:
         where = f"wrong in {self.budget}, replaying items {few(layout)}"
         over_nan = self._replay(call)
         limit = self.example.allowed(self._forward, limit, over_nan)
-        found = expected.furthest(over_nan, layout, items, call.length)
+        found = expected.furthest(over_nan, layout, items, call.padded)
         if found.error > limit:
             what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
             raise VerificationError(f"{where}: {what}\n{self._cause(limit)}")
         over_rows = self._replay(call, clean=True)
-        first = Expected(over_nan.rebuild(over_nan.tensors), layout, call.length)
-        found = first.furthest(over_rows, layout, items, call.length)
+        first = Expected(over_nan.rebuild(over_nan.tensors), layout, call.padded)
+        found = first.furthest(over_rows, layout, items, call.padded)
         repeats = all_equal(over_nan.tensors, self._replay(call).tensors)
         repeats &= all_equal(over_rows.tensors, self._replay(call, clean=True).tensors)
         if found.error > (0.0 if repeats else limit):
@@ -158,7 +158,7 @@ class Trial:
         for groups in self._orders():
             order, shuffled = permuted(self._forward.spec, call, layout, groups)
             shuffled_layout = read_layout(self._forward.spec, shuffled)
-            found = expected.furthest(self._replay(shuffled), shuffled_layout, order, call.length)
+            found = expected.furthest(self._replay(shuffled), shuffled_layout, order, call.padded)
             if found.error > limit:
                 what = f"{len(order)} of its items in another order: {found.where} differs by {found.error:.1e}"
                 raise VerificationError(f"{where}: {what} (tolerance {limit:.0e})\n{TOGETHER}")
@@ -177,7 +177,7 @@ class Trial:
         arena.load_rows(call, spans, self.budget)
         items.load(arena, pack)
         collected.take(graphs.replay(self.budget), graphs.extents, spans)
-        tensors = with_padding(collected.tensors, graphs.extents, items.layout.rows, call.length)
+        tensors = with_padding(collected.tensors, graphs.extents, items.layout, call.padded)
         return flatten(graphs.rebuild(tensors), spec.declared)
 
     def _cause(self, limit: float | None) -> str:

@@ -79,7 +79,7 @@ class Verifier:
                     raise InputError(f"no budget holds the items {few(layout_of(call))}: expected calls that fit one")
             for (call, other), routes in zip(self._examples, routes_of, strict=True):
                 expected = self._expected(call, self._over_nan(call, routes[0]))
-                expected_of_other = Expected(self._reference(other), layout_of(other), other.length)
+                expected_of_other = Expected(self._reference(other), layout_of(other), other.padded)
                 for packs in routes:
                     self._verify_replays(call, packs, expected)
                     self._check(other, packs, self._over_nan(other, packs), expected_of_other)
@@ -124,7 +124,7 @@ class Verifier:
         """Return the module's own output, in the form of a replay; check that it is the same whenever it is asked."""
         state = dict([*self._forward.module.named_parameters(), *self._forward.module.named_buffers()])
         versions = {name: tensor._version for name, tensor in state.items() if not tensor.is_inference()}
-        expected, again = [Expected(self._reference(call), layout_of(call), call.length) for _ in range(2)]
+        expected, again = [Expected(self._reference(call), layout_of(call), call.padded) for _ in range(2)]
         changed = [name for name, version in versions.items() if state[name]._version != version]
         if changed:
             raise VerificationError(
@@ -161,7 +161,7 @@ class Verifier:
         """Check the output of a replay of a call, whose items it may have in another order."""
         layout = layout_of(call)
         items = order or range(len(layout))
-        found = expected.furthest(output, layout, items, call.length)
+        found = expected.furthest(output, layout, items, call.padded)
         self._error = max(self._error, found.error)
         if found.error > self._tolerance:
             what = f"{found.where} differs by {found.error:.1e} from the module's own output (tolerance "
@@ -176,8 +176,8 @@ class Verifier:
     def _check_same(self, call: Call, packs: Packs, one: Parts, other: Parts, what: str, why: Why) -> None:
         """Check that two replays of a call gave the same bits."""
         layout = layout_of(call)
-        first = Expected(one.rebuild(one.tensors), layout, call.length)
-        found = first.furthest(other, layout, range(len(layout)), call.length)
+        first = Expected(one.rebuild(one.tensors), layout, call.padded)
+        found = first.furthest(other, layout, range(len(layout)), call.padded)
         if found.error > 0:
             pack = next(pack for pack in packs if found.item in pack.items)
             self._refuse(call, pack, f"{what}: {found.where} differs by {found.error:.1e}", why)

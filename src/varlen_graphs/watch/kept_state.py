@@ -22,6 +22,9 @@ _VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.devic
 HOOKS_INSTALLED = "_output_capturing_hooks_installed"
 """Set by transformers on a module with the hooks that it leaves there: without it, it would add them once more."""
 
+CONSTANTS = "varlen_graphs.buffers.device_constants"
+"""Objects from here follow from the declaration alone, whatever the rows."""
+
 _OF_ANY_MODULE = frozenset({HOOKS_INSTALLED, *vars(nn.Module())}) - {"_parameters", "_buffers"}
 _ABSENT = object()
 
@@ -116,6 +119,8 @@ class KeptState:
     def _read(self, path: str, value: Any, depth: int) -> None:
         self._leaves[path] = _Leaf(value, False)
         if isinstance(value, (*_VALUES, nn.Module, Tensor)) or not depth or id(value) in self._seen or is_ours(value):
+            return
+        if type(value).__module__ == CONSTANTS:
             return
         self._code.meet(value)
         if is_code(value):

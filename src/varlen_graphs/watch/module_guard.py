@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.change_hooks import count_changes
-from varlen_graphs.watch.owners import REGISTERED, reachable_values
+from varlen_graphs.watch.owners import REGISTERED, address_of, reachable_values
 from varlen_graphs.watch.sharded import local_tensor
 from varlen_graphs.watch.slots import Place, Slot, SlotGroup
 from varlen_graphs.watch.unregistered import UnregisteredMemory
@@ -33,7 +33,8 @@ class ModuleGuard:
 
     Memory that graphs read (`read` and `state` as in `ReadMemory`) is guarded wherever the module, or a callable in
     `also`, reaches it: in every view of it, and in modules that lie in lists, closures or globals. Assigning another
-    tensor to a plain attribute is not a change: modules do that with their caches, and graphs read the old tensor.
+    tensor to a plain attribute is not a change: modules do that with their caches, and graphs read the old tensor. Nor
+    is another tensor in a buffer that is not saved and that no graph reads.
     """
 
     def __init__(
@@ -49,17 +50,20 @@ class ModuleGuard:
             for prefix, owner in module.named_modules()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
-        slots = [
+        registered = [
             Slot(f"{prefix}{name}", Place(vars(owner), registry, name), value)
             for prefix, owner in owners
             for registry in REGISTERED
             for name, value in vars(owner)[registry].items()
         ]
-        unregistered = UnregisteredMemory([*reachable_values(module, also)], [*read], [*state], slots)
+        read, state = [*read], [*state]
+        addresses = {*map(address_of, (*read, *state))}
+        slots = [slot for slot in registered if not (_is_cache(slot) and address_of(slot.value) not in addresses)]
+        unregistered = UnregisteredMemory([*reachable_values(module, also)], read, state, slots)
         self.unowned = unregistered.unowned
         outside = unregistered.slots
         slots += outside
-        tensors = [slot.value for slot in slots if isinstance(slot.value, Tensor)]
+        tensors = [slot.value for slot in (*registered, *outside) if isinstance(slot.value, Tensor)]
         self._memory = [local_tensor(tensor).detach() for tensor in tensors]  # keeps it alive
         owners += unregistered.modules
         self._sizes = [
@@ -118,3 +122,9 @@ class ModuleGuard:
 
     def _contents_unchanged(self) -> bool:
         return all(own["_modules"] is parts and len(parts) == size for own, parts, size in self._contents)
+
+
+def _is_cache(slot: Slot) -> bool:
+    """Return True for a buffer that state dicts leave out: modules replace it when they meet larger inputs."""
+    owner, registry, name = slot.place
+    return registry == "_buffers" and isinstance(slot.value, Tensor) and name in owner["_non_persistent_buffers_set"]

@@ -5,7 +5,15 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.gpu import on_gpus
-from tests.support.segments import between_garbage, boundaries, heads_first, naive_attention, relative, unaligned
+from tests.support.segments import (
+    between_garbage,
+    boundaries,
+    heads_first,
+    naive_attention,
+    random_bias,
+    relative,
+    unaligned,
+)
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.timing import measuring
@@ -95,6 +103,33 @@ def test_windows_keys_of_other_lengths_and_several_query_heads(dtype, head_dim, 
             schedule=schedule_of(cu_seqlens, len(q), block, cu_seqlens_k),
         )  # fmt: skip
         assert torch.equal(causal, out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "block", "window", "reach", "kept"),
+    [
+        (BF16, 64, 64, (-1, -1), 128, BF16),
+        (BF16, 64, 64, (-1, 0), 128, FP32),
+        (FP16, 72, 64, (40, 30), 20, FP16),
+        (BF16, 128, 128, (-1, -1), 500, BF16),
+        (FP32, 64, 64, (100, -1), 0, FP32),
+    ],
+    ids=str,
+)
+def test_biases_within_their_reach_and_beyond(dtype, head_dim, block, window, reach, kept):
+    qkv = packed(sum(EDGES) + 100, head_dim, dtype)
+    bias = random_bias(2, reach, kept, "cuda")
+    cu_seqlens = boundaries(EDGES, 5, "cuda")
+    expected = naive_attention(*qkv.unbind(1), EDGES, EDGES, head_dim**-0.5, *window, bias)
+    qkv[sum(EDGES) :] = torch.nan
+    out = attend(*qkv.unbind(1), cu_seqlens, block, window=window, bias=bias)
+    assert relative(out, expected) <= TOLERANCE[dtype]
+    assert not out[sum(EDGES) :].any()
+    assert (
+        torch.equal(vg.varlen_attention(*qkv.unbind(1), cu_seqlens, 300, window=window, bias=bias), out) or block > 64
+    )
+    with pytest.raises(vg.InputError, match="'torch' got a bias: expected none"):
+        vg.varlen_attention(*qkv.unbind(1), cu_seqlens, 300, bias=bias, backend="torch")
 
 
 def channels_apart(x):

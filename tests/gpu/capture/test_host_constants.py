@@ -18,7 +18,7 @@ from tests.support.host_constants import (
 )
 from tests.support.towers import distance
 
-pytestmark = [on_gpus(), pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")]
+pytestmark = [*on_gpus(), pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")]
 
 
 def encoder_of(function, **options):

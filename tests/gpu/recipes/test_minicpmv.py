@@ -34,9 +34,13 @@ def test_graphs_equal_the_padded_original(version, dtype, tolerance):
     encoder = vg.recipes.minicpmv(*modules, [vg.Budget(2048, items=4), vg.Budget(4608, items=6)]).capture()
     for seed, layout in enumerate(LAYOUTS[version]):
         slices = [one.to(dtype) for one in slices_of(layout[0], seed, patch=14)]
-        expected = original(*exact, [one.float() for one in slices], *layout)
+        if version == "2.5":  # whose positions may depend on device and dtype
+            expected = original(*modules, [one.cuda() for one in slices], *layout).cpu()
+        else:
+            expected = original(*exact, [one.float() for one in slices], *layout)
         rows = vg.recipes.pack_slices(slices).cuda()
-        times = {"temporal_ids": layout[1]} if len(layout) > 1 else {}
+        groups = [[torch.tensor(time, device="cuda") for time in group] for group in layout[1:] and layout[1]]
+        times = {"temporal_ids": groups} if groups else {}
         encoder.poison()
         on_the_host = encoder(rows, tgt_sizes=layout[0], **times)
         assert distance(on_the_host.cpu(), expected) < tolerance

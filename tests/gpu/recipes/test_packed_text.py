@@ -14,7 +14,8 @@ pytestmark = on_gpus()
 
 @pytest.mark.parametrize("name", [*PACKED, *PADDED])
 def test_texts_are_as_the_model_has_them(name):
-    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda")
+    # The scores of T5 are not scaled: weights at random make of rounding more than the proof allows by default.
+    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", verify=vg.Verify(tolerance=1e-4))
     check_texts(encoder, 1e-4)
     assert (encoder.why_padded is None) == (name in PACKED)
 
@@ -26,16 +27,17 @@ def test_models_that_no_graph_can_run_are_refused(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5", "mpnet"])
 def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     exact, model = text_model(name).cuda(), text_model(name, dtype).cuda()
     encoder = text_encoder(name, model, backend="cuda", verify=0)
+    outs = []
     for seed, lengths in enumerate(LENGTHS):
         call = texts(model, lengths, seed)
         real = call["attention_mask"].bool()
         with torch.no_grad():
-            outs = [run(**call).last_hidden_state[real] for run in (encoder, model, exact)]
-        check_half_precision(*outs, dtype)
+            outs.append([run(**call).last_hidden_state[real] for run in (encoder, model, exact)])
+    check_half_precision(*map(torch.cat, zip(*outs, strict=True)), dtype)
     assert not encoder.stats.eager
 
 

@@ -115,7 +115,33 @@ def learned_queries(device):
     return Case(encoder, calls(), alone(encoder, "x", ["sizes"]))
 
 
+def of_sizes(device):
+    class Tower(Attending):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            return self.attend(x.flatten(1), cu_seqlens, max_seqlen)
+
+    rows = vg.PackedRows("x", (2, 4, 4))
+    encoder = graphed(
+        Tower(), BUDGETS, vg.BufferSpec(rows, vg.layout.PictureSizes("sizes", patch=4), ATTENTION), device
+    )
+
+    def run(x, sizes):
+        out = x.new_zeros(len(x), x.shape[2] // 4, x.shape[3] // 4, 32)
+        for own, picture, (h, w) in zip(out, x, sizes, strict=True):
+            own[: h // 4, : w // 4] = encoder.eager(picture[None, :, :h, :w], [(h, w)]).unflatten(1, (h // 4, w // 4))[
+                0
+            ]
+        return out.flatten(1, 2)
+
+    def call(sizes):
+        height, width = map(max, zip(*sizes, strict=True))
+        return {"x": torch.randn(len(sizes), 2, 4 * height, 4 * width), "sizes": [(4 * h, 4 * w) for h, w in sizes]}
+
+    return Case(encoder, [call(sizes) for sizes in SIZES], run)
+
+
 PACKED_IMAGES = {
+    "pictures of several sizes, padded to one (Pixtral)": of_sizes,
     "images of any size, with rotary positions (Qwen-VL)": rotary,
     "a learned table of positions, resampled (SigLIP 2)": resampled,
     "a class token and registers before patches of any size (DINOv2 with packed images)": class_token,

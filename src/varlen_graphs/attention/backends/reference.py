@@ -14,5 +14,6 @@ def refusal(inputs: AttentionInputs) -> str | None:
 def run(inputs: AttentionInputs) -> Tensor:
     """Run the reference. Padding rows affect no other row, and are zero in the output."""
     return varlen_attention(
-        inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.scale, inputs.left, inputs.right
-    )
+        inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.scale, inputs.left, inputs.right,
+        inputs.bias,
+    )  # fmt: skip

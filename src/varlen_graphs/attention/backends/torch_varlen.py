@@ -12,6 +12,8 @@ from varlen_graphs.attention.inputs import AttentionInputs
 def refusal(inputs: AttentionInputs) -> str | None:
     """Return why FlashAttention does not support these inputs, or `None`."""
     q = inputs.q
+    if inputs.bias is not None:
+        return "a bias: expected none"
     if q.shape[1] != inputs.k.shape[1]:
         return f"{q.shape[1]} query heads and {inputs.k.shape[1]} key heads: expected as many of each"
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] % 8 == 0 and q.shape[2] <= 256:

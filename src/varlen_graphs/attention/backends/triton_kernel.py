@@ -24,7 +24,7 @@ def run(inputs: AttentionInputs) -> Tensor:
 
     tiles, block = inputs.schedule
     q, k, v = map(_row_by_row, (inputs.q, inputs.k, inputs.v))
-    return triton.attention(q, k, v, tiles, block, inputs.scale, inputs.left, inputs.right)
+    return triton.attention(q, k, v, tiles, block, inputs.scale, inputs.left, inputs.right, inputs.bias)
 
 
 def _row_by_row(x: Tensor) -> Tensor:

@@ -56,10 +56,12 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     return 128 if large and longest > 64 else 64
 
 
-def configuration(head_dim: int, block: int, dtype: torch.dtype) -> Config:
+def configuration(head_dim: int, block: int, dtype: torch.dtype, biased: bool) -> Config:
     """Return the launch parameters for tiles of `block` query rows."""
     table = _FLOAT32 if dtype == torch.float32 else _TABLE
-    return next(configs[block] for most, configs in table if head_dim <= most)
+    config = next(configs[block] for most, configs in table if head_dim <= most)
+    # Biases take shared memory, of which blocks of 128 keys in tiles of 128 rows leave too little for three stages.
+    return config._replace(stages=2) if biased and config.keys == block == 128 else config
 
 
 def split(head_dim: int) -> tuple[int, int]:

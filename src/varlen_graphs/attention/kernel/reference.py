@@ -11,23 +11,28 @@ MAX_SCORES = 2**26
 
 
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute softmax attention of each query row over the key rows of its segment. No host sync, on any device.
 
     Arguments as in the public `varlen_attention`, with `window=(left, right)`; segments may be empty. The result is
     contiguous, in the dtype of `q`. Rows after the last boundary belong to no segment: their content, NaN included,
     affects no other row, and their output is zero. The output of a query that sees no key is zero, too. A value that is
     not finite affects only its own segment. The arithmetic is float32 (float64 for float64).
+
+    `bias[:, reach + offset]` is added to the scaled scores of keys `offset` positions after the query; offsets are
+    clamped to `-reach..reach`. Positions are those of windows: a segment's last query is aligned with its last key.
     """
     # The CPU can read the boundaries; on other devices that would sync.
     implementation = by_segment if q.device.type == "cpu" else dense
-    return implementation(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, left, right)
+    return implementation(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, left, right, bias)
 
 
 def by_segment(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute one segment after the other. Arguments as in `varlen_attention`."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -38,11 +43,14 @@ def by_segment(
             queries = q[start:end].to(wide).transpose(0, 1)
             keys, values = (x[start_k:end_k].to(wide).repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
             mask, blind = None, None
-            if left >= 0 or right >= 0:
+            if left >= 0 or right >= 0 or bias is not None:
                 row, key = torch.arange(start, end, device=q.device), torch.arange(start_k, end_k, device=q.device)
-                mask = _in_window(row[:, None] - end, key - end_k, left, right)
+                distance = key - end_k - (row[:, None] - end)
+                mask = _in_window(distance, left, right)
                 blind = ~mask.any(1)
                 mask = mask | blind[:, None]
+                if bias is not None:
+                    mask = _at(bias, distance).to(wide).masked_fill(~mask, -torch.inf)
             attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], mask, scale=scale)[0]
             if blind is not None:
                 attended = torch.where(blind[:, None], 0, attended)
@@ -51,8 +59,9 @@ def by_segment(
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int, right: int,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute all rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -72,8 +81,12 @@ def dense(
     for start in range(0, q.shape[0], block):
         at = slice(start, start + block)
         visible = (segment[at, None] == segment_k) & active[at, None] & active_k  # [block, rows_k]
-        visible = visible & _in_window(place[at, None], place_k, left, right)
-        scores = (queries[:, at] @ keys.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
+        distance = place_k - place[at, None]
+        visible = visible & _in_window(distance, left, right)
+        scores = queries[:, at] @ keys.transpose(1, 2) * scale
+        if bias is not None:
+            scores = scores + _at(bias, distance)
+        scores = scores.masked_fill(~visible, -torch.inf)
         weights = torch.where(visible, scores.softmax(-1), 0)  # the softmax of a row that sees no key is NaN
         result = (weights @ values).transpose(0, 1)  # [block, heads, head_dim]
         sees_taint = (visible & tainted).any(1)[:, None, None]
@@ -89,9 +102,14 @@ def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return segment, row < cu_seqlens[-1:], row - cu_seqlens[(segment + 1).clamp(max=ends.shape[0])]
 
 
-def _in_window(place: Tensor, place_k: Tensor, left: int, right: int) -> Tensor:
-    """Return a mask of the keys that each query sees, from places relative to the ends of their segments."""
-    distance = place_k - place
+def _at(bias: Tensor, distance: Tensor) -> Tensor:
+    """Return the biases `[heads, ...]` of pairs whose keys lie `distance` after their queries."""
+    reach = bias.shape[1] // 2
+    return bias[:, distance.clamp(-reach, reach) + reach]
+
+
+def _in_window(distance: Tensor, left: int, right: int) -> Tensor:
+    """Return a mask of the pairs whose query sees the key, which lies `distance` after it."""
     inside = torch.ones_like(distance, dtype=torch.bool)
     if left >= 0:
         inside = inside & (distance >= -left)

@@ -11,6 +11,7 @@ from torch import Tensor
 from varlen_graphs.attention.kernel.config import configuration, split
 
 LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
 SECTOR = 32
 """Bytes of a memory sector, the unit of a load."""
 HALF = 64
@@ -30,16 +31,17 @@ def _own(columns, shift, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _attend(
     acc0, acc1, total, largest, q0, q1, k, v, k0_desc, k1_desc, v0_desc, v1_desc, k_column, v_column,
-    shift, rows, offset, start, stop, k_end, scale,
+    shift, rows, offset, start, stop, k_end, scale, bias,
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from `start` to `stop`, block by block, to the running softmax of one tile of queries."""
     columns = tl.arange(0, BLOCK_N)
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
     own0, own1 = _own(dims0, shift, HEAD_DIM), _own(dims1, shift, HEAD_DIM)
+    factor = scale if REACH is None else 1.0  # a bias is added to scaled scores
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         key = block + columns
         inside = key < k_end
@@ -63,6 +65,9 @@ def _attend(
             else:
                 k1 = tl.load(k_at + dims1[:, None], mask=own1[:, None], other=0.0)
             scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
+        if REACH is not None:
+            beyond = tl.minimum(tl.maximum(key[None, :] - rows[:, None] - offset, -REACH), REACH)
+            scores = scores * scale + tl.load(bias + beyond).to(tl.float32) * _LOG2E
         if MASKED:
             visible = inside[None, :]
             distance = key[None, :] - rows[:, None] - offset
@@ -71,11 +76,11 @@ def _attend(
             if RIGHT >= 0:
                 visible = visible & (distance <= RIGHT)
             scores = tl.where(visible, scores, float("-inf"))
-        larger = tl.maximum(largest, tl.max(scores, 1) * scale)
+        larger = tl.maximum(largest, tl.max(scores, 1) * factor)
         bound = larger
         if MASKED and (LEFT >= 0 or RIGHT >= 0):
             bound = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
-        weights = tl.exp2(scores * scale - bound[:, None])
+        weights = tl.exp2(scores * factor - bound[:, None])
         decay = tl.exp2(largest - bound)
         total = total * decay + tl.sum(weights, 1)
         largest = larger
@@ -102,14 +107,14 @@ def _attend(
 # 72 would not be vectorized.
 @triton.jit
 def _attention(
-    q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale,
+    q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale, bias,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
     AHEAD: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HALF: tl.constexpr, TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
@@ -142,6 +147,10 @@ def _attention(
         if D1:
             q1 = tl.load(q_at + dims1[None, :], mask=present & _own(dims1, shift, HEAD_DIM)[None, :], other=0.0)
 
+        bias_head = bias
+        if REACH is not None:
+            bias_head = bias + head * (2 * REACH + 1) + REACH
+
         largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc0 = tl.zeros([BLOCK_M, D0], tl.float32)
@@ -164,35 +173,35 @@ def _attention(
             all_low = tl.minimum(low + tl.cdiv(tl.maximum(all_low - low, 0), TAIL) * TAIL, tl.maximum(high, low))
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale,
-                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
+                k_column, v_column, shift, rows, offset, low, all_low, tl.minimum(all_low, high), scale, bias_head,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION, REACH,
             )  # fmt: skip
         all_seen = tl.maximum(all_high, all_low)
         all_high = all_low + (all_seen - all_low) // BLOCK_N * BLOCK_N
         acc0, acc1, total, largest = _attend(
             acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-            k_column, v_column, shift, rows, offset, all_low, all_high, k_end, scale,
-            K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION,
+            k_column, v_column, shift, rows, offset, all_low, all_high, k_end, scale, bias_head,
+            K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, BLOCK_N, STAGES, False, DESCRIBED, PRECISION, REACH,
         )  # fmt: skip
         if BLOCK_N > HALF:
             half_high = all_high + (all_seen - all_high) // HALF * HALF
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, half_high, k_end, scale,
-                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, HALF, 1, False, False, PRECISION,
+                k_column, v_column, shift, rows, offset, all_high, half_high, k_end, scale, bias_head,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, HALF, 1, False, False, PRECISION, REACH,
             )  # fmt: skip
             all_high = half_high
         if high - all_high <= SHORT_TAIL:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
-                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, SHORT_TAIL, STAGES, True, DESCRIBED, PRECISION,
+                k_column, v_column, shift, rows, offset, all_high, high, high, scale, bias_head,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, SHORT_TAIL, STAGES, True, DESCRIBED, PRECISION, REACH,
             )  # fmt: skip
         else:
             acc0, acc1, total, largest = _attend(
                 acc0, acc1, total, largest, q0, q1, k_head, v_head, k0_desc, k1_desc, v0_desc, v1_desc,
-                k_column, v_column, shift, rows, offset, all_high, high, high, scale,
-                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION,
+                k_column, v_column, shift, rows, offset, all_high, high, high, scale, bias_head,
+                K_ROW, V_ROW, LEFT, RIGHT, HEAD_DIM, D0, D1, TAIL, STAGES, True, DESCRIBED, PRECISION, REACH,
             )  # fmt: skip
 
         norm = (1 / tl.where(total == 0, 1.0, total))[:, None]  # a query that sees no key keeps its zeros
@@ -206,8 +215,9 @@ def _attention(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute `reference.varlen_attention` over the tile schedule of its segments, for contiguous channels.
 
     A persistent grid reads the number of tiles on the device: the cost follows the active rows, and depends neither on
@@ -217,7 +227,7 @@ def attention(
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
     if rows == 0:
         return out
-    config = configuration(head_dim, block, q.dtype)
+    config = configuration(head_dim, block, q.dtype, bias is not None)
     first, rest = split(head_dim)
     described = all(_describable(x, first + rest) for x in (k, v))
     descriptors: list[Any] = [None] * 4
@@ -228,13 +238,13 @@ def attention(
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
     _attention[(programs,)](
-        q, k, v, out, tiles, *descriptors, scale * LOG2E,
+        q, k, v, out, tiles, *descriptors, scale * LOG2E, bias,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         min(elements_ahead(x, first + rest) for x in (k, v)) if described else 0,
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,
         BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
-        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", REACH=None if bias is None else bias.shape[1] // 2,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out

@@ -1,0 +1,287 @@
+"""Wall milliseconds of encoders that `vg.wrap` understands by itself: eager, compiled, exact graph, and wrapped.
+
+Run with `python -m benchmarks.encoders`. Real sizes, random weights, bfloat16, inputs on the GPU, a synchronize on both
+sides of every call, systems in turn. A system is timed only if it is about as close to a float32 copy of the model as
+the model's own run. Texts have lognormal lengths of 40 tokens on average; their batches come padded, with a mask.
+
+- *eager*: the model of transformers on sdpa.
+- *compiled*: `torch.compile(model, dynamic=True)`, after a call of another shape.
+- *exact*: eager captured at the exact shape, the replay alone. Where that fails, the reason stands in its place.
+- *padded*: of texts, graphs of padded batches, with a mask computed in the graph.
+- *wrapped*: `vg.wrap(model)` with the default budgets, each captured when it is first needed.
+- *fused*: of the largest batch of texts, the same with `capture=vg.Capture(compile=True)`.
+"""
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+
+import varlen_graphs as vg
+from benchmarks.common import (
+    capture,
+    check,
+    distance,
+    facts,
+    gpu_microseconds,
+    grow_cache,
+    headline,
+    measure_in_turn,
+    reason,
+    table,
+    write_json,
+)
+
+MEAN_TOKENS, SPREAD = 40, 0.8
+LONGEST = 512
+
+Call = dict[str, Tensor]
+
+
+class Model(NamedTuple):
+    """A model of transformers at its real size: its class, its configuration, and what makes a call of a batch."""
+
+    kind: str
+    config: str
+    sizes: dict[str, Any]
+    call: Callable[[Any, int], Call]
+    batches: tuple[int, ...]
+
+
+def images(config: Any, batch: int) -> Call:
+    """Square images of the model's own size."""
+    size = config.image_size
+    side = size if isinstance(size, int) else size[0]
+    return {"pixel_values": torch.randn(batch, 3, side, side, device="cuda")}
+
+
+def pictures(config: Any, batch: int) -> Call:
+    """Images of several sizes, padded to the largest."""
+    sizes = [(336, 448), (512, 512), (1024, 768), (256, 640)]
+    own = [sizes[at % len(sizes)] for at in range(batch)]
+    height, width = (max(side) for side in zip(*own, strict=True))
+    return {
+        "pixel_values": torch.randn(batch, 3, height, width, device="cuda"),
+        "image_sizes": torch.tensor(own, device="cuda"),
+    }
+
+
+def sounds(config: Any, batch: int) -> Call:
+    """Spectrograms of 30 seconds."""
+    return {"input_features": torch.randn(batch, config.num_mel_bins, 3000, device="cuda")}
+
+
+def texts(config: Any, batch: int) -> Call:
+    """Token ids of texts of lognormal lengths, padded to the longest, and their mask."""
+    generator = torch.Generator().manual_seed(batch)
+    mean = torch.tensor(float(MEAN_TOKENS)).log() - SPREAD**2 / 2
+    lengths = (torch.randn(batch, generator=generator) * SPREAD + mean).exp().round().clamp(3, LONGEST).long()
+    if batch == 1:
+        lengths[:] = MEAN_TOKENS
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    ids = torch.randint(1000, 20000, mask.shape, generator=generator) * mask
+    return {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+
+
+TILES, FEW, TEXTS = (1, 4, 8, 32), (1, 4), (1, 8, 32)
+
+MODELS = {
+    "SigLIP so400m": Model(
+        "SiglipVisionModel", "SiglipVisionConfig",
+        {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "image_size": 384, "patch_size": 14,
+        },
+        images, TILES,
+    ),
+    "InternVL 300M": Model("InternVLVisionModel", "InternVLVisionConfig", {}, images, TILES),
+    "Pixtral 12B": Model("PixtralVisionModel", "PixtralVisionConfig", {}, pictures, FEW),
+    "Whisper large v3": Model(
+        "WhisperEncoder", "WhisperConfig",
+        {
+            "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+            "num_mel_bins": 128,
+        },
+        sounds, FEW,
+    ),
+    "MiniLM-L6": Model(
+        "BertModel", "BertConfig",
+        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+        texts, TEXTS,
+    ),
+    "BERT-base": Model("BertModel", "BertConfig", {}, texts, TEXTS),
+    "ModernBERT-base": Model("ModernBertModel", "ModernBertConfig", {}, texts, TEXTS),
+    "Qwen3-Embedding-0.6B": Model(
+        "Qwen3Model", "Qwen3Config",
+        {
+            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151669, "use_cache": False,
+        },
+        texts, TEXTS,
+    ),
+}  # fmt: skip
+
+
+def build(model: Model, dtype: torch.dtype) -> Any:
+    """The model with random weights, on the GPU."""
+    torch.manual_seed(0)
+    config = getattr(transformers, model.config)(**model.sizes)
+    kind = getattr(transformers, model.kind, None) or _encoder_of(model.kind)
+    return kind._from_config(config, dtype=dtype).cuda().eval()
+
+
+def _encoder_of(name: str) -> Any:
+    from transformers.models.whisper import modeling_whisper
+
+    return getattr(modeling_whisper, name)
+
+
+def real_rows(output: Any, call: Call) -> list[Tensor]:
+    """The output of a call without padding."""
+    rows = output.last_hidden_state
+    return [rows[call["attention_mask"].bool()] if "attention_mask" in call else rows]
+
+
+def padded_encoder(model: Any) -> vg.GraphedEncoder:
+    """Graphs of padded batches of texts, with a mask computed in the graph."""
+
+    def forward(model: Any, input_ids: Tensor, mask: Tensor) -> Any:
+        return model(input_ids, attention_mask=mask)
+
+    causal = bool(getattr(model.config, "use_cache", False) or "Qwen3" in type(model).__name__)
+    fields = {"last_hidden_state": vg.Rows()}
+    if getattr(model, "pooler", None) is not None:
+        fields["pooler_output"] = vg.Items()  # type: ignore[assignment]
+    spec = vg.BufferSpec(
+        vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
+        vg.PaddedMask("attention_mask"),
+        [vg.AttentionMask("mask", causal=causal, dtype=torch.bool)],
+        vg.Outputs(**fields),
+    )
+    return vg.GraphedEncoder(model, vg.PaddedLadder(length=LONGEST, min_length=32), spec, forward=forward)
+
+
+def in_dtype(call: Call, dtype: torch.dtype) -> Call:
+    """A call with its numbers, not its token ids, in a dtype."""
+    return {name: part.to(dtype) if part.is_floating_point() else part for name, part in call.items()}
+
+
+def run(name: str, repeats: int) -> list[dict[str, Any]]:
+    """The rows of a model."""
+    about = MODELS[name]
+    model = build(about, torch.bfloat16)
+    reference = copy.deepcopy(model).float()
+    is_text = about.call is texts
+    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.Capture(lazy=True))
+    encoder = next(iter(vg.encoders(wrapped).values()))
+    padded = padded_encoder(copy.deepcopy(model)) if is_text and name != "ModernBERT-base" else None
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(model), dynamic=True)
+    with torch.no_grad():
+        compiled(**in_dtype(about.call(model.config, 3), torch.bfloat16))
+    rows = []
+    for batch in about.batches:
+        call = in_dtype(about.call(model.config, batch), torch.bfloat16)
+        with torch.no_grad():
+            expected = real_rows(reference(**in_dtype(call, torch.float32)), call)
+        systems = {"eager": model, "compiled": compiled, "padded": padded, "wrapped": wrapped}
+        if is_text and batch == max(about.batches):
+            budget = vg.Budget(-(-int(call["attention_mask"].sum()) // 128) * 128, items=2 * batch)
+            systems["fused"] = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
+        row = {"model": name, "batch": batch, "tokens": tokens(call)}
+        rows.append(row | run_call({n: s for n, s in systems.items() if s is not None}, call, expected, repeats))
+        rows[-1]["eager_calls"] = dict(encoder.stats.eager)
+    return rows
+
+
+def tokens(call: Call) -> str | None:
+    """Real tokens and all tokens of a batch of texts."""
+    mask = call.get("attention_mask")
+    return None if mask is None else f"{int(mask.sum())} of {mask.numel()}"
+
+
+def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeats: int) -> dict[str, Any]:
+    """Check and time the systems on one call."""
+    row: dict[str, Any] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+
+    def caller(system: Any) -> Callable[[], Any]:
+        def one() -> Any:
+            with torch.no_grad():
+                return system(**call)
+
+        return one
+
+    def checked(name: str, once: Callable[[], Any]) -> None:
+        try:
+            row[f"{name}_error"] = distance(real_rows(once(), call), expected)
+            check(row[f"{name}_error"], row["eager_error"])
+        except Exception as failure:
+            row[f"{name}_failed"] = reason(failure)
+        else:
+            runs[name] = once
+
+    def exact() -> Callable[[], Any]:
+        graph, output = capture(caller(systems["eager"]))
+
+        def replay() -> Any:
+            graph.replay()
+            return output
+
+        return replay
+
+    for name, system in systems.items():
+        checked(name, caller(system))
+    try:
+        checked("exact", exact())
+        row["kernels_ms"] = gpu_microseconds(caller(systems["eager"]), launches=3) / 1e3
+    except Exception as failure:  # the model cannot be captured
+        row["exact_failed"] = reason(failure)
+    grow_cache()
+    for each in runs.values():
+        for _ in range(3):
+            each()
+    for (name, _), (walls, hosts) in zip(runs.items(), measure_in_turn([*runs.values()], repeats, 20), strict=True):
+        row[f"{name}_ms"] = statistics.median(walls)
+        row[f"{name}_host_ms"] = statistics.median(hosts)
+    return row
+
+
+def main() -> None:
+    """Run the benchmark, print it, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    about = facts()
+    print(f"{headline(about)}, bfloat16\n")
+    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
+    for name in options.models:
+        for row in run(name, options.repeats):
+            result["rows"].append(row)
+            write_json(options.json, result)
+        torch.cuda.empty_cache()
+    header = (
+        "model",
+        "batch",
+        "tokens",
+        "kernels_ms",
+        "eager_ms",
+        "compiled_ms",
+        "exact_ms",
+        "padded_ms",
+        "wrapped_ms",
+    )
+    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+
+
+if __name__ == "__main__":
+    main()
