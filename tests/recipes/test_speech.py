@@ -156,3 +156,18 @@ def test_default_budgets_hold_clips_of_30_seconds():
         budgets = vg.recipes.speech(speech_model(name), backend="eager").budgets
         assert {budget.max_seqlen for budget in budgets} >= {longest}
         assert len(budgets) < 50
+
+
+@pytest.mark.filterwarnings("ignore:graphs read")  # tables of sizes that the model no longer keeps
+def test_tables_that_a_model_keeps_of_its_last_length_are_its_own_beside_graphs():
+    encoder, model = speech_encoder("wav2vec2 rotary"), speech_model("wav2vec2 rotary")
+    check_clips(encoder)
+    for samples in (160, 400, 90, 400):  # 160 and 400 are the lengths of graphs, whose tables the model finds
+        batch = torch.randn(2, samples)
+        with torch.no_grad():
+            expected = model(batch).last_hidden_state
+            encoder.poison()
+            torch.testing.assert_close(encoder(batch).last_hidden_state, expected)
+            encoder.poison()
+            assert torch.equal(encoder.module(batch).last_hidden_state, expected)
+    assert not encoder.stats.eager
