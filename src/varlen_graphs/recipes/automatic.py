@@ -1,8 +1,8 @@
 """The ways to understand a tower that no recipe is for, in order, and which modules they are tried on."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -33,6 +33,12 @@ OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 LOSSES = ("labels", "mask_labels", "start_positions")
 """Arguments of models with a head."""
 
+CACHES = ("padding_cache", "past_key_values")
+"""Arguments by which encoders of streams carry state from one chunk of sound to the next."""
+
+READING_PADDING = ("NemotronH_Omni_Reasoning_V3",)
+"""Models that read a frame past the end of each clip, as their towers leave it."""
+
 EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
 """The argument of models that merge embeddings, and the method of those that generate."""
 
@@ -51,10 +57,13 @@ def is_model(module: nn.Module) -> bool:
     return hasattr(module, MAIN_INPUT)
 
 
-def is_encoder(module: nn.Module) -> bool:
-    """Return True unless a module is a language model, or has one inside, or takes labels."""
+def is_encoder(module: nn.Module, but: Sequence[str] = ()) -> bool:
+    """Return True unless a module is a language model, or has one inside, or takes labels.
+
+    Arguments of the names `but` may be there.
+    """
     models = (part for part in module.modules() if is_model(part))
-    names = {name for part in (module, *models) for name in arguments_of(part)}
+    names = {name for part in (module, *models) for name in arguments_of(part)} - {*but}
     return not any(name in OF_LANGUAGE_MODELS or name.startswith("decoder_") for name in names)
 
 
@@ -72,10 +81,43 @@ def takes_batch(module: nn.Module) -> bool:
 
 
 def hears_clips(module: nn.Module) -> bool:
-    """Return True for models of sound that take a mask."""
+    """Return True for models of sound that take a mask, or sound alone."""
+    names, modalities = arguments_of(module), getattr(module, MODALITIES, None) or ()
+    of_sound = next(iter(names), "") in SOUND or "audio" in modalities
+    takes_clips = any(MASK_OF in name for name in names) or modalities == "audio"
+    return is_model(module) and of_sound and takes_clips and is_encoder(module)
+
+
+def hears_streams(module: nn.Module) -> bool:
+    """Return True for models of sound that carry state from one chunk to the next."""
     names = arguments_of(module)
-    of_sound = next(iter(names), "") in SOUND or "audio" in (getattr(module, MODALITIES, None) or ())
-    return is_model(module) and of_sound and any(MASK_OF in name for name in names) and is_encoder(module)
+    of_sound = next(iter(names), "") in SOUND or getattr(module, MAIN_INPUT, None) in SOUND
+    return is_model(module) and of_sound and any(name in CACHES for name in names) and is_encoder(module, but=CACHES)
+
+
+def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse an encoder of streams that no other recipe graphs.
+
+    Raises:
+        SpecError: Always.
+    """
+    carried = " and ".join(name for name in CACHES if name in arguments_of(tower))
+    raise SpecError(
+        f"{type(tower).__name__} takes {carried}: it carries state from one chunk of sound to the next, in tensors of "
+        "the caller that a graph cannot follow"
+    )
+
+
+def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse an encoder of clips inside of a model of `READING_PADDING`.
+
+    Raises:
+        SpecError: Always.
+    """
+    raise SpecError(
+        f"the model around {type(tower).__name__} reads a frame past the end of each clip (`mask.sum(-1) + 1`), where "
+        "graphs leave zeros"
+    )
 
 
 def reads_texts(module: nn.Module) -> bool:
@@ -94,9 +136,11 @@ def merges_texts(module: nn.Module) -> bool:
 Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
-WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch), (hears_clips, speech)]
+WAYS: Ways = [(describes_items, generic), (takes_batch, by_batch), (hears_clips, speech), (hears_streams, streamed)]
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
+
+READ_PADDING: Ways = [(applies, padding_read if recipe is speech else recipe) for applies, recipe in WAYS]
 
 
 def is_candidate(module: nn.Module, ways: Ways) -> bool:
