@@ -27,6 +27,10 @@ SMALL = {
 DEPTH, HEAD_COUNT = 3, 2
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "AlignModel": {
+        "vision_config.image_size": 64, "vision_config.width_coefficient": 1.0, "vision_config.depth_coefficient": 0.5,
+        "vision_config.hidden_dim": 1280,
+    },
     "AriaForConditionalGeneration": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 9}},
