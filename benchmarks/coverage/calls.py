@@ -226,6 +226,8 @@ def patches(
             calls.append(call | ({merge: torch.full((len(items),), frames)} if merge else {}))
         yield calls
         yield [{**call, rows: call[rows][None]} for call in calls]
+        if len(shape) == 3:  # side by side, as MiniCPM-V takes them
+            yield [{**call, rows: call[rows].permute(1, 2, 0, 3).flatten(2)[None]} for call in calls]
         if "pixel_attention_mask" in takes:
             yield [padded(call[rows], call[grid], rows, grid) for call in calls]
 

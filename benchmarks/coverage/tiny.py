@@ -62,6 +62,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config.intermediate_size": 384, "vision_config.projector_input_dim": 64,
         "vision_config.projector_output_dim": 64, "vision_config.vision_output_dim": 64,
     },
+    "MiniCPMOcrForConditionalGeneration": {"vision_config.insert_layer_id": 0},
+    "MiniCPMV4_6ForConditionalGeneration": {"vision_config.insert_layer_id": 0},
+    "MiniCPMV4_7ForConditionalGeneration": {"vision_config.insert_layer_id": 1},
     "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
     "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
     "MllamaForConditionalGeneration": {"vision_config.intermediate_layers_indices": [0, 1]},
@@ -77,6 +80,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Step3p7ForConditionalGeneration": {"vision_config.image_size": 112},
     "T5Gemma2ForConditionalGeneration": {
         "encoder.vision_config.image_size": 896, "encoder.vision_config.patch_size": 14,
+    },
+    "UnlimitedOcrForConditionalGeneration": {
+        "vision_config.sam_config.image_size": 256, "vision_config.sam_config.mlp_dim": 256,
+        "vision_config.sam_config.downsample_channels": [64, 128], "vision_config.encoder_config.image_size": 56,
     },
     "XmodModel": {"default_language": "en_XX"},
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Vision towers of whole models that take batches: Step 3.7, Phi-4-multimodal, Idefics."""
+"""Vision towers of whole models that take batches: Step 3.7, Unlimited-OCR, Phi-4-multimodal, Idefics."""
+
+import functools
 
 import pytest
 import torch
@@ -9,22 +11,33 @@ from benchmarks.coverage import tiny
 from tests.support.multimodal import random
 from tests.support.towers import distance
 
-PHI = "model.embed_tokens_extend.image_embed.img_processor"
 SIDE = 56
 """Side of the images of Phi-4-multimodal, with patches of 14."""
 
 
+@functools.cache
 def whole_model(name):
+    """Return a model, for tests that leave it as it was."""
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
     return tiny.make(name)
 
 
-def wrapped(model):
-    return vg.wrap(model, [1, 4], backend="tape")
+@pytest.fixture
+def wrapped():
+    """Wrap a model until the test ends."""
+    models = []
+
+    def wrap(model):
+        models.append(vg.wrap(model, [1, 4], backend="tape"))
+        return model
+
+    yield wrap
+    for model in models:
+        vg.unwrap(model)
 
 
-def test_step_reads_back_the_grid_that_it_has_made_of_sizes():
+def test_step_reads_back_the_grid_that_it_has_made_of_sizes(wrapped):
     model = whole_model("Step3p7ForConditionalGeneration")
     calls = [
         {
@@ -47,10 +60,27 @@ def test_step_reads_back_the_grid_that_it_has_made_of_sizes():
     encoder.verify([{"pixel_values": calls[0]["pixel_values"]}])
 
 
+def test_unlimited_ocr_replays_graphs_of_whole_pages_and_their_parts(wrapped):
+    model, x, parts = (
+        whole_model("UnlimitedOcrForConditionalGeneration"),
+        random(2, 3, 256, 256),
+        random(3, 3, 128, 128),
+    )
+    call = {"pixel_values_local": parts, "num_local_patches": [2, 1], "patches_grid": [[2, 1], [1, 1]]}
+    expected = model.model.get_image_features(x, **call)
+    wrapped(model)
+    assert distance(model.model.get_image_features(x, **call), expected) < 1e-5
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.spec.layout.usual == (3, 256, 256)
+    assert encoder.stats.replays.total() == 2
+    assert not encoder.stats.eager
+
+
 def phi(attention):
-    model = whole_model("Phi4MultimodalForCausalLM")
-    model.get_submodule(PHI).config._attn_implementation = attention
-    return model
+    """Return the part of Phi-4-multimodal that sees images."""
+    part = whole_model("Phi4MultimodalForCausalLM").model.embed_tokens_extend.image_embed
+    part.img_processor.config._attn_implementation = attention
+    return part
 
 
 def masks(*sizes):
@@ -60,14 +90,13 @@ def masks(*sizes):
 
 
 @pytest.mark.parametrize("sizes", [[(4, 4)] * 5, [(4, 4), (2, 4), (1, 3), (4, 1), (3, 3)]])
-def test_phi_replays_graphs_with_masks_of_patches(sizes):
-    model = phi("eager")
-    part, calls = model.get_submodule(PHI.rpartition(".")[0]), [(random(5, 3, SIDE, SIDE), masks(*sizes))]
+def test_phi_replays_graphs_with_masks_of_patches(sizes, wrapped):
+    part, calls = phi("eager"), [(random(5, 3, SIDE, SIDE), masks(*sizes))]
     calls.append((random(3, 3, SIDE, SIDE, seed=1), masks(*sizes[2:])))
     with torch.no_grad():
         expected = [part.get_img_features(*call) for call in calls]
-        wrapped(model)
-        encoder = vg.encoders(model)[PHI]
+        wrapped(part)
+        encoder = vg.encoders(part)["img_processor"]
         encoder.capture()
         for call, one in zip(calls, expected, strict=True):
             encoder.poison()
@@ -77,8 +106,7 @@ def test_phi_replays_graphs_with_masks_of_patches(sizes):
 
 
 def test_a_mask_of_another_size_and_none_at_all():
-    model = phi("eager")
-    tower, x = model.get_submodule(PHI), random(2, 3, SIDE, SIDE)
+    tower, x = phi("eager").img_processor, random(2, 3, SIDE, SIDE)
     expected = tower(x, output_hidden_states=True)
     encoder = vg.recipes.by_batch(tower, [2], backend="tape")
     output = encoder(x, output_hidden_states=True)
@@ -93,7 +121,7 @@ def test_a_mask_of_another_size_and_none_at_all():
     assert not encoder.stats.eager
 
 
-def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason():
+def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason(wrapped):
     """For SDPA, transformers passes no mask where all patches of a call are real."""
     with pytest.raises(
         vg.SpecError, match=r"(?s)its attention is causal without one; .*_attn_implementation = 'eager'"
@@ -101,7 +129,7 @@ def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason():
         wrapped(phi("sdpa"))
 
 
-def test_layers_may_be_deeper_inside_a_tower_that_is_no_model():
+def test_layers_may_be_deeper_inside_a_tower_that_is_no_model(wrapped):
     model = whole_model("IdeficsForVisionText2Text")
     tower = model.model.vision_model
     side = tower.config.image_size

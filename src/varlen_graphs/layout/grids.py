@@ -67,11 +67,7 @@ class GridTHW(LayoutArgument):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected three integers (t, h, w)")
             t, h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
-            if h % self.merge or w % self.merge:
-                raise LayoutError(
-                    f"{self.name}[{index}] is {(t, h, w)}: h and w must be divisible by the merge size {self.merge}; "
-                    f"resize the input to a multiple of {self.merge} patches a side"
-                )
+            _check_merge(f"{self.name}[{index}]", (t, h, w), self.merge)
             items.append((t, h, w))
         return items
 
@@ -115,27 +111,43 @@ class GridHW(LayoutArgument):
         name: Name of the argument, such as `spatial_shapes` or `tgt_sizes`. A call may bring a list of pairs, or a
             tensor `[items, 2]` on the CPU or the GPU. A tensor on the GPU costs one copy to the host unless the
             smallest budget fits any items that it could describe.
+        merge: Side of the square of patches that becomes one token; `h` and `w` must be divisible by it.
         columns: Extra integers that each item carries.
         prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
             Calls do not bring them, and budgets do not count them.
+
+    Raises:
+        SpecError: As for `GridTHW`.
     """
 
     name: str = "spatial_shapes"
+    merge: int = 1
     columns: tuple[Column, ...] = ()
     prefix: int = 0
     has_sides = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "merge")
+
+    @cached_property
+    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
+        """Divisor of the number of rows of every item."""
+        return self.merge**2
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, h, w)`.
 
         Raises:
-            LayoutError: `value` is not integers `[items, 2]`, is empty, or has a size below 1.
+            LayoutError: `value` is not integers `[items, 2]`, is empty, or has a size below 1 or a side that `merge`
+                does not divide.
         """
         items = []
         for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
             if not isinstance(entry, list | tuple) or len(entry) != 2:
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected two integers (h, w)")
             h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            _check_merge(f"{self.name}[{index}]", (h, w), self.merge)
             items.append((1, h, w))
         return items
 
@@ -197,6 +209,15 @@ class Lengths(LayoutArgument):
         """
         values[:, :2].fill_(1)
         values[:, 2].copy_(value)
+
+
+def _check_merge(name: str, entry: tuple[int, ...], merge: int) -> None:
+    """Check that the sides of an item, `(h, w)` or `(t, h, w)`, are divisible by the merge size."""
+    if any(side % merge for side in entry[-2:]):
+        raise LayoutError(
+            f"{name} is {entry}: h and w must be divisible by the merge size {merge}; resize the input to a multiple "
+            f"of {merge} patches a side"
+        )
 
 
 def parse_lengths(name: str, value: Any) -> list[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from varlen_graphs.recipes.idefics import idefics
 from varlen_graphs.recipes.inkling import inkling, inkling2
 from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
+from varlen_graphs.recipes.minicpmv4_6 import minicpmv4_6
 from varlen_graphs.recipes.minicpmv_model import minicpmv_model
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.pixtral import pixtral
@@ -47,6 +48,7 @@ __all__ = [
     "inkling2",
     "lfm3_vl",
     "minicpmv",
+    "minicpmv4_6",
     "minicpmv_model",
     "pack_slices",
     "packed_text",

@@ -89,16 +89,26 @@ class Alone(TorchFunctionMode):
         return func(x.masked_fill(~real, 0), *others, **kwargs)
 
 
-def keeps_masks(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a tower, with the arguments of its own forward, that runs it with all of its masks."""
+def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tower that calls it, with the arguments of its forward."""
 
     def function(tower: nn.Module, **arguments: Any) -> Any:
-        with Alone():
-            return tower(**arguments)
+        return tower(**arguments)
 
     own = inspect.signature(forward).parameters.values()
     tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_ONLY)
     function.__signature__ = inspect.Signature([tower, *own])  # type: ignore[attr-defined]
+    return function
+
+
+def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tower as `run` is, in which transformers leaves out no masks."""
+
+    def function(tower: nn.Module, **arguments: Any) -> Any:
+        with Alone():
+            return run(tower, **arguments)
+
+    function.__signature__ = inspect.signature(run)  # type: ignore[attr-defined]
     return function
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,10 @@ from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.alone import keeps_masks
+from varlen_graphs.recipes.alone import itself, keeps_masks
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare, without_new_hooks
+from varlen_graphs.recipes.kept_tables import kept_tables, reads_copies, why_changed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -78,6 +79,8 @@ def by_batch(
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     finally:
         before.restore()  # the tower may have kept something of the random inputs
+    if batched.tables:
+        options = {"off": partial(why_changed, batched.tables)} | options
     return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, forward=batched.function, **options)
 
 
@@ -85,6 +88,7 @@ class _Batched:
     """A tower, its forward at this time, and what it is to be called with.
 
     Attributes:
+        tables: Host tensors that the tower keeps.
         function: Function to capture in place of the tower; `None` for the tower itself.
         rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared.
     """
@@ -92,8 +96,9 @@ class _Batched:
     def __init__(self, tower: nn.Module, shape: Sequence[int] | None, inputs: Sequence[PerItem]) -> None:
         self.tower = tower
         self.forward = tower.forward
-        self.function: Callable[..., Any] | None = None
         self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
+        self.tables = [*kept_tables(tower, self.device)]
+        self.function = reads_copies(self.tables, itself(self.forward)) if self.tables else None
         self.dtype = module_dtype(tower)
         parameters = inspect.signature(self.forward).parameters
         self.takes_hidden_states = OUTPUT_HIDDEN_STATES in parameters or any(
@@ -179,7 +184,8 @@ def _declare(tower: _Batched) -> BufferSpec:
     try:
         _check_capture(tower, {})
     except CaptureError:
-        tower.function = keeps_masks(tower.forward)
+        run = keeps_masks(itself(tower.forward))
+        tower.function = reads_copies(tower.tables, run) if tower.tables else run
         _check_capture(tower, {})
         _check_masks(tower, outputs)
     if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
@@ -239,6 +245,9 @@ def _check_capture(tower: _Batched, asked: Mapping[str, Any]) -> None:
     """Check a run against the rules of CUDA graph capture."""
     example = tower.example(FEW)
     run = tower.forward if tower.function is None else partial(tower.function, tower.tower)
+    if tower.tables:
+        with torch.no_grad():
+            run(**example, **asked)  # which copies them
     rules = CaptureRulesMode(tower.device, "it")
     rules.watch(lambda: run(**example, **asked))
 

@@ -74,7 +74,9 @@ def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
 
 
 def _sides(config: Any) -> tuple[int, int]:
-    size = next((found for name in ("image_size", "crop_size") if (found := getattr(config, name, None))), 224)
+    inner = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    sizes = (getattr(part, name, None) for part in (config, *inner) for name in ("image_size", "crop_size"))
+    size = next(filter(None, sizes), 224)
     if isinstance(size, Mapping):
         size = [size.get(side) or size.get("shortest_edge") or 224 for side in ("height", "width")]
     if isinstance(size, list | tuple):

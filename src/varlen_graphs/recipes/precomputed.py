@@ -28,6 +28,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Order
 from varlen_graphs.layout.segments import Per, Windows
 from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.recipes.towers import block_places
 from varlen_graphs.spec.entries import Entries, FrameRows, Rows
 
 
@@ -93,14 +94,7 @@ def window_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precompute
 def pixel_shuffle_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     """Return a buffer for `pixel_shuffle_index`, int64 `[rows]`: rows in raster order, taken block by block."""
     merge = call.settings["merge_size"]
-
-    def index(table: ItemTable) -> Tensor:
-        t, h, w = table.positions("merge_block")
-        height, width = table.row_size
-        rows: Tensor = table.item_starts[table.row_item] + (t * height + h) * width + w
-        return rows.clamp(0, table.budget.rows - 1)
-
-    buffer = DeviceBuffer("pixel_shuffle_index", index, any_segments=False)
+    buffer = DeviceBuffer("pixel_shuffle_index", block_places, any_segments=False)
     return Precomputed((buffer,), merge, (Rows(every=merge**2),))
 
 

@@ -4,8 +4,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
 
@@ -31,3 +34,11 @@ def attention_buffers(attn: Any, per: Per) -> list[Buffer]:
 def item_table() -> DeviceBuffer:
     """Return a buffer that passes the item table itself to the forward, as `table`."""
     return DeviceBuffer("table", lambda table: table, any_segments=False)
+
+
+def block_places(table: ItemTable) -> Tensor:
+    """Return the places of rows in raster order, block by block, int64 `[rows]`."""
+    t, h, w = table.positions("merge_block")
+    height, width = table.row_size
+    places: Tensor = table.item_starts[table.row_item] + (t * height + h) * width + w
+    return places.clamp(0, table.budget.rows - 1)

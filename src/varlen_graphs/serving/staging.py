@@ -117,6 +117,8 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
             f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in "
             "place; call the encoder with it"
         )
+    if packed.strip:
+        raise InputError(f"{packed.name} is a strip, which graphs read row by row; call the encoder with it")
     if packed.name in arguments:
         raise InputError(f"{packed.name} came with a stage, which hands out the rows to write; leave it out")
     example = packed.as_argument(no_rows(executor.store))

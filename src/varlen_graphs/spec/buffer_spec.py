@@ -130,6 +130,13 @@ class BufferSpec:
         row, first = self.packed.shape, self.packed.rows_dim
         if self.layout.pictures and row is not None:
             return len(shape) == 4 and shape[1] == row[0] and min(shape[2:]) >= row[1]
+        if self.packed.strip and row is not None:
+            width = row[first]
+            return (
+                len(shape) == len(row)
+                and not shape[first] % width
+                and (*shape[:first], width, *shape[first + 1 :]) == row
+            )
         end = first + len(self.call_dims)
         return len(shape) >= end and (row is None or tuple(shape[:first]) + tuple(shape[end:]) == row)
 

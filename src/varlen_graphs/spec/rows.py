@@ -46,6 +46,7 @@ class PackedRows:
     dtype: torch.dtype | None = None
     pad: bool | float = 0
     rows_dim: int = 0
+    strip: bool = False
     normalize: Normalize | None = None
     padded_by: str | None = None
 
@@ -66,6 +67,8 @@ class PackedRows:
         most = math.inf if self.shape is None else len(self.shape)
         if not 0 <= self.rows_dim <= most:
             raise SpecError(f"{self!r}: expected rows_dim to be at least 0, and at most the dimensions of shape")
+        if self.strip and (not self.rows_dim or self.shape is None or [*self.shape, 0][self.rows_dim] < 1):
+            raise SpecError(f"{self!r}: expected rows_dim and shape, with the width of a row in shape[rows_dim]")
 
     @classmethod
     def pixels(cls, name: str, width: int, normalize: Normalize | None) -> "PackedRows":
@@ -74,15 +77,22 @@ class PackedRows:
 
     def rows_first(self, argument: Tensor) -> Tensor:
         """Return a view of the argument with the rows first, `[rows, *shape]`."""
+        if self.strip and self.shape:
+            argument = argument.unflatten(self.rows_dim, (-1, self.shape[self.rows_dim]))
         return argument if self.rows_dim == 0 else argument.movedim(self.rows_dim, 0)
 
     def as_argument(self, rows: Tensor) -> Tensor:
-        """Return a view of rows `[rows, *shape]` with the dimensions of the argument."""
-        return rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
+        """Return rows `[rows, *shape]` with the dimensions of the argument: a view, except for a strip."""
+        argument = rows if self.rows_dim == 0 else rows.movedim(0, self.rows_dim)
+        return argument.flatten(self.rows_dim, self.rows_dim + 1) if self.strip else argument
 
     def argument_shape(self, rows: Sequence[Any], shape: Sequence[Any]) -> list[Any]:
         """Return the shape of the argument for these sizes, or names, of its rows."""
-        return [*shape[: self.rows_dim], *rows, *shape[self.rows_dim :]]
+        first, rest = shape[: self.rows_dim], shape[self.rows_dim :]
+        if self.strip:
+            count, width = rows[0], rest[0]
+            rows, rest = [count * width if is_integer(count) else f"{count} * {width}"], rest[1:]
+        return [*first, *rows, *rest]
 
     def describe(self, dims: Sequence[str], shape: Sequence[int] | None) -> str:
         """Format the expected shape of the argument for an error message; `dims` names the dimensions of its rows."""
