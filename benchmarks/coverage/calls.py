@@ -13,7 +13,7 @@ from varlen_graphs.recipes.speech import CLIP_MASK, ClipMask
 
 GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
 COUNTS = [1, 2, 3, 5, 7, 4]
-LENGTHS = [[30], [30, 7], [5, 60, 33], [100], [9] * 5, [64, 1, 17, 40]]
+LENGTHS = [[30], [30, 7], [5, 60, 33], [50], [9] * 5, [64, 1, 17, 40]]
 CLIPS = [[100], [100, 60], [80, 37, 100], [33], [100] * 5, [64, 96]]
 TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower", "encoder", "speech_encoder")
 

@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "AriaForConditionalGeneration": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
+    "BigBirdModel": {"attention_type": "original_full"},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 9}},
     "CohereCompassForConditionalGeneration": {
         "text_config.rope_parameters": {

@@ -13,9 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.padded import real_rows
-
-MASK_FILES = ("masking_utils.py", "modeling_attn_mask_utils.py")
-"""Files of transformers that ask on the host whether a mask may be left out."""
+from varlen_graphs.recipes.host_questions import is_question
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
@@ -42,9 +40,9 @@ class FrameCount:
 class Alone(TorchFunctionMode):
     """Function mode of the forward of a speech encoder.
 
-    Transformers leaves out masks that mask nothing, which takes a look on the host; here it is told to keep them. With
-    `counts`, padded convolutions see zeros past the end of each clip, and group norms see its frames alone. With
-    `keys`, so does attention, be it over all frames or in blocks of frames.
+    What transformers asks about masks on the host gets the answer no, as under `HostQuestions`. With `counts`, padded
+    convolutions see zeros past the end of each clip, and group norms see its frames alone. With `keys`, so does
+    attention, be it over all frames or in blocks of frames.
 
     Args:
         rows: Number of rows of each clip, int64 `[clips]`.
@@ -67,7 +65,7 @@ class Alone(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         kwargs = kwargs or {}
-        if func in (Tensor.all, torch.all) and sys._getframe(1).f_code.co_filename.endswith(MASK_FILES):
+        if is_question(func, sys._getframe(1)):
             return False
         if func is F.scaled_dot_product_attention and self._rows is not None and self._keys is not None:
             return _attention(self._rows, self._keys, *args, **kwargs)
