@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-kernels coverage plots docs clean
+.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -79,11 +79,15 @@ bench: $(DEV_ENV)
 	    $(RUN) -m benchmarks.qwen3_vl --size $$size --json $(RESULTS)/qwen3_vl_$$size.json $(ARGS) || exit; \
 	done
 
+bench-encoders: $(DEV_ENV)
+	for name in encoders sentences; do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
+
 bench-kernels: $(DEV_ENV)
 	for name in $(KERNELS); do $(RUN) -m benchmarks.$$name --json $(RESULTS)/$$name.json $(ARGS) || exit; done
 
+# What vg.wrap makes of every multimodal, speech, vision and text class of transformers; an hour on two cores.
 coverage: $(DEV_ENV)
-	$(RUN) -m benchmarks.coverage $(ARGS)
+	$(RUN) -m benchmarks.coverage --json $(RESULTS)/coverage.json $(ARGS)
 
 plots: $(DEV_ENV)
 	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_?b.json) --out $(RESULTS)

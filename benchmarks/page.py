@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md and docs/benchmarks-history.md from the JSON beside them: `make plots`.
+"""Write the tables of the pages of benchmarks from the JSON beside them: `make plots`.
 
 A table stands between `<!-- table: NAME RESULT -->` and `<!-- end -->`, where RESULT is the name of a JSON file. So the
 pages say what was measured, and nothing is copied by hand.
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import percentile, table
+from benchmarks.coverage import page as coverage
 from benchmarks.traces import SINGLES, TRACES
 
-PAGES = [Path("docs/benchmarks.md"), Path("docs/benchmarks-history.md")]
-"""The newest commit's figures, and those of earlier ones."""
+PAGES = [Path("docs/benchmarks.md"), Path("docs/benchmarks-history.md"), Path("docs/appendix-coverage.md")]
+"""The newest commit's figures, those of earlier ones, and what `vg.wrap` makes of the models of transformers."""
 
 PLACE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -215,10 +216,25 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "row_counts": row_counts,
     "breakdown": breakdown,
     "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
+    "encoders": plain(
+        "model",
+        "batch",
+        "tokens",
+        "kernels_ms",
+        "eager_ms",
+        "compiled_ms",
+        "exact_ms",
+        "padded_ms",
+        "wrapped_ms",
+        "fused_ms",
+    ),
+    "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "plan": plan,
     "parallel": parallel,
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
+    "coverage": coverage.rows,
+    "coverage_counts": coverage.counts,
     "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
 

@@ -1,7 +1,7 @@
 """Seconds of `SentenceTransformer.encode` for 1,000 short texts: eager and wrapped, tokenizer included.
 
-Run with `python -m benchmarks.sentences`. A model of MiniLM-L6's size with random weights and a tokenizer trained on the
-spot; batches of 32; the models in turn. The texts are sentences of Python's own help.
+Run with `python -m benchmarks.sentences`. A model of MiniLM-L6's size with random weights and a tokenizer trained on
+the spot; batches of 32; the models in turn. The texts are sentences of Python's own help.
 """
 
 import argparse

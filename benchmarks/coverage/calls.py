@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
+from varlen_graphs.recipes.speech import CLIP_MASK, ClipMask
 
 GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
 COUNTS = [1, 2, 3, 5, 7, 4]
-LENGTHS = [[30], [30, 7], [5, 60, 33], [100], [9] * 5, [64, 1, 17, 40]]
+LENGTHS = [[30], [30, 7], [5, 60, 33], [50], [9] * 5, [64, 1, 17, 40]]
 CLIPS = [[100], [100, 60], [80, 37, 100], [33], [100] * 5, [64, 96]]
 TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower", "encoder", "speech_encoder")
 
@@ -45,7 +46,7 @@ def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[F
             yield path, [Form(path, calls) for calls in make(model, module.forward, first)]
 
 
-def direct_calls(spec: vg.BufferSpec) -> list[dict[str, Any]]:
+def direct_calls(tower: nn.Module, spec: vg.BufferSpec) -> list[dict[str, Any]]:
     """Calls of a tower itself, by its declaration: batches, texts, or items of some sizes."""
     packed, layout = spec.packed, spec.layout
     if layout.one_row:
@@ -57,12 +58,17 @@ def direct_calls(spec: vg.BufferSpec) -> list[dict[str, Any]]:
         return [
             call | {one.name: required(one, n) for one in spec.inputs} for call, n in zip(calls, sizes, strict=True)
         ]
+    if isinstance(layout, ClipMask):
+        unit, shape = 1 if packed.shape else 64, packed.shape or ()
+        mask = None if layout.name == CLIP_MASK else layout.name
+        left = {n: None for n, p in parameters(tower.forward).items() if mask is None and n.endswith("mask")}
+        return [clips(packed.name, mask, [unit * rows for rows in own], shape) | left for own in CLIPS]
     if layout.name.endswith("mask"):
         return batches(packed.name, layout.name)
-    clips = layout.name.endswith(("lens", "lengths"))
+    has_lengths = layout.name.endswith(("lens", "lengths"))
     calls = []
-    for seed, own in enumerate(CLIPS if clips else GRIDS):
-        items = own if clips else [(1, h, w) for h, w in own] if layout.name.endswith("thw") else own
+    for seed, own in enumerate(CLIPS if has_lengths else GRIDS):
+        items = own if has_lengths else [(1, h, w) for h, w in own] if layout.name.endswith("thw") else own
         count = sum(math.prod(item) if isinstance(item, tuple) else item for item in items)
         shape = packed.argument_shape((count,), packed.shape or ())
         calls.append({packed.name: seeded(*shape, seed=seed), layout.name: torch.tensor(items)})
@@ -263,11 +269,14 @@ def sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     """Yield the calls of a function of sound: spectrograms, batches with a mask, or waveforms."""
     takes = parameters(function)
     rows = next((n for n in takes if n.startswith("input_")), rows)
-    mels = config_value(model, ("num_mel_bins", "n_mels", "input_dim", "feature_size"), AUDIO, 128)
+    mels = config_value(model, ("num_mel_bins", "n_mels", "input_dim", "feature_size", "input_size"), AUDIO, 128)
     whole = config_value(model, ("max_length",), ("",), 0) or 2 * config_value(
         model, ("max_source_positions",), AUDIO, 1500
     )
     mask = next((n for n in takes if n.endswith("mask")), None)
+    if mask and getattr(model.config, "feat_extract_norm", None) != "group":  # for which processors make no mask
+        yield [clips(rows, mask, own, (mels,)) for own in CLIPS]
+        yield [clips(rows, mask, [64 * length for length in own], ()) for own in CLIPS]
     for length in dict.fromkeys([whole, 3000, 200]):
         for form in (lambda n, length=length: (n, mels, length), lambda n, length=length: (n, length, mels)):
             calls = [{rows: seeded(*form(n), seed=n)} for n in COUNTS]
@@ -279,5 +288,12 @@ def sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
         real = (torch.arange(max(own)) < torch.tensor(own)[:, None]).long()
         batches.append({rows: seeded(len(own), mels, max(own), seed=seed), (mask or "attention_mask"): real})
     yield batches
-    for form in (lambda n, length: (n, length), lambda n, length: (n, 1, length)):
-        yield [{rows: seeded(*form(n, 3840), seed=n)} for n in COUNTS]
+    yield [clips(rows, None, [64 * length for length in own], ()) for own in CLIPS]
+    yield [{rows: seeded(n, 1, 3840, seed=n)} for n in COUNTS]
+
+
+def clips(rows: str, mask: str | None, lengths: list[int], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """A batch of clips of some lengths, padded with zeros to a multiple of 8, and its mask."""
+    real = torch.arange(-(-max(lengths) // 8) * 8) < torch.tensor(lengths)[:, None]
+    batch = seeded(*real.shape, *shape, seed=sum(lengths)) * real.view(*real.shape, *[1] * len(shape))
+    return {rows: batch, mask: real.long()} if mask else {rows: batch}

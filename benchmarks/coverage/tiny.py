@@ -9,13 +9,14 @@ import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig
+from transformers.models.whisper import modeling_whisper
 
 from benchmarks.generic import enlarge
 
 HEADS = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads", "n_heads", "n_head")
 WIDTHS = ("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "hidden_dim", "width")
 LAYERS = re.compile(r"(num_(hidden_|encoder_|decoder_|global_)?layers|depth|n_layers?|(en|de)coder_layers|layers)$")
-OF_WIDTH = re.compile(r"(size|dim|width|channels|features|output_dim|d_model|embd)")
+OF_WIDTH = re.compile(r"(size|dim|width|channel|features|output_dim|d_model|embd)")
 NOT_WIDTHS = re.compile(
     r"(image|patch|vocab|window|kernel|crop|tile|pool|max_|merge|position|batch|input_size|num_chan|in_chan)"
 )
@@ -26,8 +27,13 @@ SMALL = {
 DEPTH, HEAD_COUNT = 3, 2
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "AlignModel": {
+        "vision_config.image_size": 64, "vision_config.width_coefficient": 1.0, "vision_config.depth_coefficient": 0.5,
+        "vision_config.hidden_dim": 1280,
+    },
     "AriaForConditionalGeneration": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
+    "BigBirdModel": {"attention_type": "original_full"},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 9}},
     "CohereCompassForConditionalGeneration": {
         "text_config.rope_parameters": {
@@ -69,6 +75,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen3OmniMoeForConditionalGeneration": {
         "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
     },
+    "SamModel": {
+        "vision_config.image_size": 64, "vision_config.patch_size": 8, "vision_config.window_size": 4,
+        "vision_config.global_attn_indexes": [1], "vision_config.num_hidden_layers": 2,
+    },
     "SmolVLMForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "Step3p7ForConditionalGeneration": {"vision_config.image_size": 112},
     "T5Gemma2ForConditionalGeneration": {
@@ -78,9 +88,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config.sam_config.image_size": 256, "vision_config.sam_config.mlp_dim": 256,
         "vision_config.sam_config.downsample_channels": [64, 128], "vision_config.encoder_config.image_size": 56,
     },
+    "XmodModel": {"default_language": "en_XX"},
 }  # fmt: skip
 """Settings by their paths, where the defaults of a class do not fit each other, or are large."""
 
+PARTS = {
+    "Gemma4ForConditionalGeneration": {"audio_config": ("Gemma4AudioConfig", {})},
+    "NemotronH_Omni_Reasoning_V3": {
+        "audio_config": ("ParakeetEncoderConfig", {"projection_hidden_size": 64, "projection_bias": False}),
+    },
+}
+"""Configurations of towers that the defaults of a class leave out: their classes and settings, by their names."""
 
 INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "ffn_hidden_size")
 
@@ -126,7 +144,7 @@ def _shrink(part: Any, widths: dict[int, int]) -> None:
             setattr(part, name, SMALL[name])
         elif isinstance(value, bool) or not isinstance(value, int):
             continue
-        elif LAYERS.search(name) and value > DEPTH:
+        elif LAYERS.search(name) and "extract" not in name and value > DEPTH:
             depth = value
             setattr(part, name, DEPTH)
         elif OF_WIDTH.search(name) and not NOT_WIDTHS.search(name) and value in widths:
@@ -140,6 +158,8 @@ def _shrink(part: Any, widths: dict[int, int]) -> None:
             setattr(part, name, 200 + sum(map(ord, name)) % 100)
         elif name.endswith(("token_id", "token_ids")) and isinstance(value, list):
             setattr(part, name, [299])
+        elif name == "conv_dim" and isinstance(value, list | tuple):
+            setattr(part, name, type(value)([32] * len(value)))
         elif isinstance(value, list) and depth and len(value) == depth:
             setattr(part, name, value[:DEPTH])
         elif isinstance(value, list) and depth and "ind" in name and all(isinstance(v, int) for v in value):
@@ -148,8 +168,9 @@ def _shrink(part: Any, widths: dict[int, int]) -> None:
 
 def make(name: str) -> nn.Module:
     """Return a tiny model of a class, from its default configuration."""
-    kind = getattr(transformers, name)
-    config = kind.config_class()
+    kind = getattr(transformers, name, None) or getattr(modeling_whisper, name)
+    inner = {part: getattr(transformers, own)(**given) for part, (own, given) in PARTS.get(name, {}).items()}
+    config = kind.config_class(**inner)
     shrink(config)
     for path, value in SETTINGS.get(name, {}).items():
         *parts, setting = path.split(".")

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import types
+import warnings
 
 import pytest
 import torch
@@ -326,3 +328,34 @@ def test_the_example_of_packed_texts_serves_as_a_recipe(monkeypatch):
     out = vg.wrap(model, backend="tape")(torch.cat(documents), lengths=[17, 5])
     assert distance(out, expected) < 1e-5
     assert not vg.encoders(model)[""].stats.eager
+
+
+class Fickle(nn.Module):
+    """Layers that read the host, once told to."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16)])
+        self.reads = False
+        self.config = types.SimpleNamespace(image_size=16, num_channels=3)
+
+    def forward(self, pixel_values):
+        rows = self.layers[0](pixel_values).flatten(1)
+        return rows * (1 if not self.reads or rows.isfinite().all().item() else 2)
+
+
+def test_a_tower_whose_capture_fails_is_not_captured_at_every_call():
+    model = nn.Sequential(Fickle()).eval()
+    x = random(2, 3, 16, 16)
+    expected = model(x)
+    wrapped(model)
+    encoder = vg.encoders(model)["0"]
+    model[0].reads = True
+    with pytest.warns(UserWarning, match=r"every call of Fickle, .*(?s:.*)isfinite"):
+        assert distance(model(x), expected) == 0
+    with warnings.catch_warnings(action="error"):
+        model(x)
+        model(x)
+    assert encoder.stats.eager == {"its capture failed": 3}

@@ -69,3 +69,44 @@ def test_the_encoder_of_a_model_that_generates():
     vg.wrap(model, {"model.encoder": [vg.Budget.padded(1, 3000)]}, backend="tape", verify=vg.Verify(prove=False))
     assert torch.equal(model.generate(**call, do_sample=False), expected)
     assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1
+
+
+def test_the_encoder_of_a_model_whose_clips_have_no_mask():
+    sizes = {"num_layers": 2, "num_heads": 2, "dim_head": 16, "hidden_dim": 32, "output_dim": 20, "context_size": 24}
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GraniteSpeechConfig(
+        encoder_config=transformers.GraniteSpeechEncoderConfig(**sizes),
+        projector_config=transformers.Blip2QFormerConfig(**small, encoder_hidden_size=32),
+        text_config=transformers.GraniteConfig(**small, vocab_size=60),
+        audio_token_id=59,
+    )
+    model, clip = model_of("GraniteSpeechForConditionalGeneration", config), torch.randn(2, 70, 160)
+    expected = model.get_audio_features(clip).pooler_output
+    vg.wrap(model, {"model.encoder": BUDGET}, backend="tape", verify=vg.Verify(prove=False))
+    out = model.get_audio_features(clip).pooler_output
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1
+
+
+def test_encoders_of_streams_are_refused_by_the_state_that_they_carry():
+    class Streaming(torch.nn.Module):
+        main_input_name = "input_features"
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, input_features, padding_cache):
+            return self.layer(input_features)
+
+    with pytest.raises(vg.SpecError, match="Streaming takes padding_cache: it carries state from one chunk"):
+        vg.wrap(Streaming().eval())
+
+
+def test_the_clips_of_a_model_that_reads_padding_stay_eager():
+    config = transformers.ParakeetCTCConfig(encoder_config=FAST, vocab_size=20)
+    kind = type("NemotronH_Omni_Reasoning_V3", (torch.nn.Module,), {})
+    model = kind()
+    model.audio_tower = model_of("ParakeetForCTC", config).encoder
+    with pytest.raises(vg.SpecError, match="around ParakeetEncoder reads a frame past the end of each clip"):
+        vg.wrap(model.eval())

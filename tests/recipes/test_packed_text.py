@@ -15,6 +15,7 @@ from varlen_graphs.huggingface.installed import Shared, Understood, install
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from tests.support.text_encoders import (  # noqa: E402
+    OF_ONE_LENGTH,
     PACKED,
     PADDED,
     REFUSED,
@@ -61,17 +62,20 @@ def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
         text_encoder(name)
 
 
-def test_a_model_that_pools_the_last_token_of_the_batch_takes_texts_of_one_length():
-    encoder = text_encoder("siglip text")
+@pytest.mark.parametrize("name", OF_ONE_LENGTH)
+def test_a_model_whose_output_depends_on_the_padding_takes_texts_of_one_length(name):
+    encoder = text_encoder(name)
     model = encoder.module
-    for seed, (texts_, length) in enumerate([(3, 20), (70, 20), (1, 64)]):
+    for seed, (texts_, length) in enumerate([(3, 20), (9, 20)]):
         ids = texts(model, [length] * texts_, seed)["input_ids"]
-        out, expected = encoder(ids), model(ids)
-        assert error_of(out, expected, torch.ones_like(ids)) < 1e-5
+        mask = torch.ones_like(ids)
+        expected = model(ids)
+        assert error_of(encoder(ids), expected, mask) < 1e-5
+        assert error_of(encoder(ids, attention_mask=mask), expected, mask) < 1e-5
     assert not encoder.stats.eager
     assert encoder.why_padded
     call = texts(model, [9, 5])
-    torch.testing.assert_close(encoder(**call).pooler_output, model(**call).pooler_output)
+    torch.testing.assert_close(encoder(**call)[0], model(**call)[0])
     assert encoder.stats.eager == {"argument 'attention_mask'": 1}
 
 

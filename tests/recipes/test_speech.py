@@ -104,6 +104,38 @@ def test_a_model_that_lets_padding_reach_real_frames_takes_a_mask_of_ones_and_ru
         encoder(whole["input_values"], attention_mask=[[1] * 200] * 2)
 
 
+def test_attention_that_sees_padding_is_kept_from_it_in_blocks_of_frames():
+    encoder = speech_encoder("granite 3")  # whose blocks have 24 frames
+    check_clips(encoder)
+    with pytest.raises(vg.InputError, match="unknown argument 'clip_mask'"):
+        encoder(torch.zeros(1, 30, 160), clip_mask=torch.ones(1, 30))
+
+
+def test_a_tower_that_returns_a_tensor_and_requires_its_mask():
+    encoder = speech_encoder("phi 4")
+    check_clips(encoder)
+    encoder(**clips(encoder, [200, 90]))
+    assert encoder.stats.eager == {"mask of clips of several lengths": 1}
+
+
+def test_a_tower_that_cuts_long_clips_refuses_budgets_of_these():
+    encoder = vg.recipes.speech(speech_model("phi 4"), [vg.Budget.padded(1, 4200)], backend="tape")
+    with pytest.raises(vg.SpecError, match="sees 2 blocks of 1 clips of 500 frames: expected whole clips"):
+        encoder.capture()
+
+
+@pytest.mark.parametrize("name", ["wav2vec2 base", "wav2vec2 large"])
+def test_arguments_that_the_tower_does_not_take_raise(name):
+    encoder = speech_encoder(name, backend="eager")
+    batch = torch.zeros(1, 100)
+    with pytest.raises(vg.InputError, match="unknown argument 'clip_mask'"):
+        encoder(batch, clip_mask=torch.ones(1, 100))
+    with pytest.raises(vg.InputError, match="'input_values' came twice"):
+        encoder(batch, input_values=batch)
+    with pytest.raises(vg.InputError, match="got 9 positional arguments"):
+        encoder(batch, *[None] * 8)
+
+
 def test_fields_that_only_calls_with_a_mask_get():
     encoder = speech_encoder("parakeet", proven=False)
     check_clips(encoder)
@@ -124,3 +156,18 @@ def test_default_budgets_hold_clips_of_30_seconds():
         budgets = vg.recipes.speech(speech_model(name), backend="eager").budgets
         assert {budget.max_seqlen for budget in budgets} >= {longest}
         assert len(budgets) < 50
+
+
+@pytest.mark.filterwarnings("ignore:graphs read")  # tables of sizes that the model no longer keeps
+def test_tables_that_a_model_keeps_of_its_last_length_are_its_own_beside_graphs():
+    encoder, model = speech_encoder("wav2vec2 rotary"), speech_model("wav2vec2 rotary")
+    check_clips(encoder)
+    for samples in (160, 400, 90, 400):  # 160 and 400 are the lengths of graphs, whose tables the model finds
+        batch = torch.randn(2, samples)
+        with torch.no_grad():
+            expected = model(batch).last_hidden_state
+            encoder.poison()
+            torch.testing.assert_close(encoder(batch).last_hidden_state, expected)
+            encoder.poison()
+            assert torch.equal(encoder.module(batch).last_hidden_state, expected)
+    assert not encoder.stats.eager

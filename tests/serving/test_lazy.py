@@ -939,9 +939,9 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
+@pytest.fixture(scope="module")
+def warm_file(tmp_path_factory):
+    """A file with costs, used budgets and timings of attention; its path and its text."""
     path = tmp_path_factory.mktemp("warm") / "warm.json"
     timing.results.clear()
     key = torch.device("cpu"), torch.float32, torch.Size([4, 2, 8]), torch.Size([4, 2, 8]), 4, 4, None, None, "a", "b"
@@ -950,9 +950,15 @@ def test_a_damaged_file_raises_and_touches_nothing(tmp_path_factory, data):
     check(encoder, [20])
     encoder.save_warmup(path)
     timing.results.clear()
-    value, place = json.loads(path.read_text()), data.draw(st.sampled_from(["costs", "used", "attention", "identity"]))
+    return path, path.read_text()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_file_raises_and_touches_nothing(warm_file, data):
+    path, text = warm_file
+    value, place = json.loads(text), data.draw(st.sampled_from(["costs", "used", "attention", "identity"]))
     if data.draw(st.booleans()):
-        text = path.read_text()
         path.write_text(text[: data.draw(st.integers(0, len(text) - 3))])
     else:
         value[place] = data.draw(

@@ -72,10 +72,18 @@ PADDED = {
         },
     ),
     "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
+    "mobilebert": (
+        "MobileBert",
+        {**ABSOLUTE, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    ),
+    "big bird": ("BigBird", {**ABSOLUTE, "attention_type": "original_full"}),
 }
 """Models that stay padded."""
 
-OF_ONE_LENGTH = {"siglip text": ("SiglipText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98})}
+OF_ONE_LENGTH = {
+    "siglip text": ("SiglipText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
+    "convbert": ("ConvBert", {**ABSOLUTE, "embedding_size": 16, "num_attention_heads": 4}),
+}  # fmt: skip
 """Models whose output depends on the padding."""
 
 REFUSED = {
@@ -119,7 +127,8 @@ def texts(model, lengths, seed=0, length=None):
     generator = torch.Generator().manual_seed(seed)
     pad = model.config.pad_token_id or 0
     ids = torch.randint(3, 97, mask.shape, generator=generator)
-    end = model.config.eos_token_id if isinstance(model.config.eos_token_id, int) else 2
+    end = getattr(model.config, "eos_token_id", None)
+    end = end if isinstance(end, int) else 2
     ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
     call = {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
     return {name: tensor.to(model.device) for name, tensor in call.items()}

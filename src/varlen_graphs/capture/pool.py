@@ -241,6 +241,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def inside_capture() -> bool:
+    """Return True while this thread captures a module."""
+    return _thread.captures is not None
+
+
 _NO_CHANGE = nullcontext()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from varlen_graphs.capture.pool import Pool
+from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
@@ -22,6 +22,9 @@ PLACES = ("forward", "_old_forward")
 
 NOT_UNDERSTOOD = "arguments that vg.wrap did not understand"
 """Reason of eager runs of calls that the encoder of a tower without a recipe refuses."""
+
+NOT_CAPTURED = "its capture failed"
+"""Reason of eager runs of a tower without a recipe after its first capture failed."""
 
 
 class Understood(NamedTuple):
@@ -93,6 +96,7 @@ class Installed:
         self._encoder: GraphedEncoder | None = None
         self._lock = threading.Lock()
         self._told: set[type] = set()
+        self._gave_up = False
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -120,22 +124,31 @@ class Installed:
             return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
         if self.tower.declared:
             return self.encoder(*args, **kwargs)
-        if self._encoder is None and (self.module.training or self._told):
+        if self._gave_up or (self._encoder is None and (self.module.training or self._told)):
+            self._count(NOT_CAPTURED)
             return self._original(*args, **kwargs)
         try:
             return self.encoder(*args, **kwargs)
-        except (InputError, SpecError, CaptureError) as error:
-            self._tell(error)
+        except CaptureError as error:
+            # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
+            self._gave_up = not inside_capture() and not (self._encoder and len(self._encoder.executor.store))
+            self._tell(error, "a call" if not self._gave_up else "every call")
+            self._count(NOT_CAPTURED)
+        except (InputError, SpecError) as error:
+            self._tell(error, "a call")
+            self._count(NOT_UNDERSTOOD)
         return self._original(*args, **kwargs)
 
-    def _tell(self, error: Exception) -> None:
-        """Count a call that runs eager because of an error, and warn once for each kind of error."""
+    def _tell(self, error: Exception, which: str) -> None:
+        """Warn of calls that run eager because of an error, once for each kind of error."""
         name, kind = type(self.module).__name__, type(error)
         if kind not in self._told:
             self._told.add(kind)
-            warn(f"a call of {name}, which vg.wrap found without a recipe for it, runs eager: {error}")
+            warn(f"{which} of {name}, which vg.wrap found without a recipe for it, runs eager: {error}")
+
+    def _count(self, reason: str) -> None:
         if self._encoder is not None:
-            self._encoder.stats.count_eager(NOT_UNDERSTOOD)
+            self._encoder.stats.count_eager(reason)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 

@@ -8,7 +8,16 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.automatic import WAYS, WITH_TEXTS, is_candidate, is_model, merges_texts, understand
+from varlen_graphs.recipes.automatic import (
+    READ_PADDING,
+    READING_PADDING,
+    WAYS,
+    WITH_TEXTS,
+    is_candidate,
+    is_model,
+    merges_texts,
+    understand,
+)
 from varlen_graphs.recipes.registry import recipe_for
 
 BudgetsOf = Callable[[str], Budgets | None]
@@ -32,6 +41,7 @@ def find_towers(
     refused: dict[str, str] = {}
     inside: tuple[str, ...] = ()
     merging: tuple[str, ...] = ()
+    reading: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if path.startswith(inside):
             continue
@@ -39,7 +49,9 @@ def find_towers(
             raise SpecError(f"{path or type(module).__name__} is wrapped already; call vg.unwrap(model) first")
         if merges_texts(module):
             merging += (f"{path}." if path else "",)
-        ways = WAYS if path.startswith(merging) else WITH_TEXTS
+        if type(module).__name__ in READING_PADDING:
+            reading += (f"{path}." if path else "",)
+        ways = READ_PADDING if path.startswith(reading) else WAYS if path.startswith(merging) else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
             tower = Understood(module, recipe, declared=True)

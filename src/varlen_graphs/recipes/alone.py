@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.recipes.host_questions import is_question
 
-MASK_FILES = ("masking_utils.py", "modeling_attn_mask_utils.py")
-"""Files of transformers that ask on the host whether a mask may be left out."""
+CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 PADDING = 4
 """Place of the padding among the arguments of a convolution."""
@@ -39,39 +40,51 @@ class FrameCount:
 class Alone(TorchFunctionMode):
     """Function mode of the forward of a speech encoder.
 
-    Transformers leaves out masks that mask nothing, which takes a look on the host; here it is told to keep them. With
-    `counts`, padded convolutions see zeros past the end of each clip, and group norms see its frames alone.
+    What transformers asks about masks on the host gets the answer no, as under `HostQuestions`. With `counts`, padded
+    convolutions see zeros past the end of each clip, and group norms see its frames alone. With `keys`, so does
+    attention, be it over all frames or in blocks of frames.
 
     Args:
         rows: Number of rows of each clip, int64 `[clips]`.
         counts: Number of frames of a clip before each convolution with padding and each group norm, in their order.
+        keys: Number of frames of a clip in each attention; `None` leaves attention as it is.
 
     Attributes:
-        frames: Size of the time dimension before each of these.
+        frames: Size of the time dimension before each convolution and norm of `counts`.
     """
 
-    def __init__(self, rows: Tensor | None = None, counts: Sequence[FrameCount] | None = None) -> None:
+    def __init__(
+        self, rows: Tensor | None = None, counts: Sequence[FrameCount] = (), keys: FrameCount | None = None
+    ) -> None:
         super().__init__()
         self._rows = rows
         self._counts = counts
+        self._keys = keys
         self.frames: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         kwargs = kwargs or {}
-        if func in (Tensor.all, torch.all) and sys._getframe(1).f_code.co_filename.endswith(MASK_FILES):
+        if is_question(func, sys._getframe(1)):
             return False
-        is_norm = func is F.group_norm
-        if not is_norm and not (func in (torch.conv1d, torch.conv2d) and _pads(args, kwargs)):
+        if func is F.scaled_dot_product_attention and self._rows is not None and self._keys is not None:
+            return _attention(self._rows, self._keys, *args, **kwargs)
+        if not (func is F.group_norm or (func in CONVOLUTIONS and _pads(args, kwargs)) or _pads_time(func, args)):
             return func(*args, **kwargs)
         x, *others = args
         at = len(self.frames)
         self.frames.append(x.shape[2])
-        if self._counts is None or self._rows is None:
+        if self._rows is None:
             return func(*args, **kwargs)
-        real = real_rows(self._counts[at].of(self._rows), x.shape[2])
-        real = real.view(len(x), 1, -1, *[1] * (x.dim() - 3))
-        return _group_norm(x, real, *others, **kwargs) if is_norm else func(x.masked_fill(~real, 0), *others, **kwargs)
+        if len(x) != len(self._rows):
+            raise SpecError(
+                f"its convolution no. {at} sees {len(x)} blocks of {len(self._rows)} clips of {x.shape[2]} frames: "
+                "expected whole clips; declare budgets of shorter clips"
+            )
+        real = real_rows(self._counts[at].of(self._rows), x.shape[2]).view(len(x), 1, -1, *[1] * (x.dim() - 3))
+        if func is F.group_norm:
+            return _group_norm(x, real, *others, **kwargs)
+        return func(x.masked_fill(~real, 0), *others, **kwargs)
 
 
 def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,6 +113,28 @@ def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:
 def _pads(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     padding = args[PADDING] if len(args) > PADDING else kwargs.get("padding", 0)
     return padding not in (0, (0,), (0, 0), "valid")
+
+
+def _pads_time(func: Any, args: Sequence[Any]) -> bool:
+    """Return True if a function pads the frames of `[clips, channels, frames]`, for a convolution without padding."""
+    return func is F.pad and args[0].dim() == 3 and len(args) > 1 and len(args[1]) == 2
+
+
+def _attention(
+    rows: Tensor, count: FrameCount, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    *args: Any, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Return attention `[clips or their blocks, heads, frames, dim]` in which no query sees a key past the end."""
+    frames = len(key) // len(rows) * key.shape[2]
+    real = real_rows(count.of(rows), frames).view(len(key), 1, 1, -1)
+    least = torch.finfo(query.dtype).min  # unlike -inf, it leaves no NaN in a block without real keys
+    if attn_mask is None:
+        scores = torch.zeros_like(real, dtype=query.dtype)
+    elif attn_mask.dtype == torch.bool:
+        scores = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, least)
+    else:
+        scores = attn_mask
+    return F.scaled_dot_product_attention(query, key, value, scores.masked_fill(~real, least), *args, **kwargs)
 
 
 def _group_norm(

@@ -1,7 +1,7 @@
 """The ways to understand a tower that no recipe is for, in order, and which modules they are tried on."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import nn
@@ -36,6 +36,12 @@ OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 LOSSES = ("labels", "mask_labels", "start_positions")
 """Arguments of models with a head."""
 
+CACHES = ("padding_cache", "past_key_values")
+"""Arguments by which encoders of streams carry state from one chunk of sound to the next."""
+
+READING_PADDING = ("NemotronH_Omni_Reasoning_V3",)
+"""Models that read a frame past the end of each clip, as their towers leave it."""
+
 EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
 """The argument of models that merge embeddings, and the method of those that generate."""
 
@@ -54,10 +60,13 @@ def is_model(module: nn.Module) -> bool:
     return hasattr(module, MAIN_INPUT)
 
 
-def is_encoder(module: nn.Module) -> bool:
-    """Return True unless a module is a language model, or has one inside, or takes labels."""
+def is_encoder(module: nn.Module, but: Sequence[str] = ()) -> bool:
+    """Return True unless a module is a language model, or has one inside, or takes labels.
+
+    Arguments of the names `but` may be there.
+    """
     models = (part for part in module.modules() if is_model(part))
-    names = {name for part in (module, *models) for name in arguments_of(part)}
+    names = {name for part in (module, *models) for name in arguments_of(part)} - {*but}
     return not any(name in OF_LANGUAGE_MODELS or name.startswith("decoder_") for name in names)
 
 
@@ -75,10 +84,43 @@ def takes_batch(module: nn.Module) -> bool:
 
 
 def hears_clips(module: nn.Module) -> bool:
-    """Return True for models of sound that take a mask."""
+    """Return True for models of sound that take a mask, or sound alone."""
+    names, modalities = arguments_of(module), getattr(module, MODALITIES, None) or ()
+    of_sound = next(iter(names), "") in SOUND or "audio" in modalities
+    takes_clips = any(MASK_OF in name for name in names) or modalities == "audio"
+    return is_model(module) and of_sound and takes_clips and is_encoder(module)
+
+
+def hears_streams(module: nn.Module) -> bool:
+    """Return True for models of sound that carry state from one chunk to the next."""
     names = arguments_of(module)
-    of_sound = next(iter(names), "") in SOUND or "audio" in (getattr(module, MODALITIES, None) or ())
-    return is_model(module) and of_sound and any(MASK_OF in name for name in names) and is_encoder(module)
+    of_sound = next(iter(names), "") in SOUND or getattr(module, MAIN_INPUT, None) in SOUND
+    return is_model(module) and of_sound and any(name in CACHES for name in names) and is_encoder(module, but=CACHES)
+
+
+def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse an encoder of streams that no other recipe graphs.
+
+    Raises:
+        SpecError: Always.
+    """
+    carried = " and ".join(name for name in CACHES if name in arguments_of(tower))
+    raise SpecError(
+        f"{type(tower).__name__} takes {carried}: it carries state from one chunk of sound to the next, in tensors of "
+        "the caller that a graph cannot follow"
+    )
+
+
+def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse an encoder of clips inside of a model of `READING_PADDING`.
+
+    Raises:
+        SpecError: Always.
+    """
+    raise SpecError(
+        f"the model around {type(tower).__name__} reads a frame past the end of each clip (`mask.sum(-1) + 1`), where "
+        "graphs leave zeros"
+    )
 
 
 def reads_texts(module: nn.Module) -> bool:
@@ -100,7 +142,11 @@ def reads_flattened_patches(module: nn.Module) -> bool:
 
 
 def flattened_patches(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
-    """Refuse a tower whose rows begin with the line and the column of their patch, which index a table."""
+    """Refuse a tower whose rows begin with the line and the column of their patch, which index a table.
+
+    Raises:
+        SpecError: Always.
+    """
     raise SpecError(
         f"{type(tower).__name__} reads positions among the pixels of its rows: graphs of it cannot be proven, because "
         "the random rows of a proof hold no valid positions"
@@ -111,11 +157,13 @@ Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
 WAYS: Ways = [
-    (describes_items, generic), (takes_batch, by_batch), (hears_clips, speech),
+    (describes_items, generic), (takes_batch, by_batch), (hears_clips, speech), (hears_streams, streamed),
     (reads_flattened_patches, flattened_patches),
 ]  # fmt: skip
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
+
+READ_PADDING: Ways = [(applies, padding_read if recipe is speech else recipe) for applies, recipe in WAYS]
 
 
 def is_candidate(module: nn.Module, ways: Ways) -> bool:

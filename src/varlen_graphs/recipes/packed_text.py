@@ -16,6 +16,7 @@ from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
+from varlen_graphs.recipes.host_questions import HostQuestions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
@@ -35,7 +36,8 @@ from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 from varlen_graphs.watch.kept_state import KeptState
 
 REFUSED = {
-    "big_bird": "its attention is sparse for long texts and dense for short ones",
+    "big_bird": "its attention is sparse for long texts and dense for short ones; call "
+    "model.set_attention_type('original_full') first, which makes it dense for all",
     "longformer": "its attention pads texts to whole windows, and looks for global tokens on the host",
 }
 """Types of models whose small batches do not show what long ones do, and why they are refused."""
@@ -75,7 +77,7 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     """
     name = type(model).__name__
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    if kind in REFUSED:
+    if kind in REFUSED and getattr(model, "attention_type", None) != "original_full":
         raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
     text = TextModel(model)
     if model.training:
@@ -113,6 +115,8 @@ def _declare(
             calls = [{IDS: call[IDS]} for call in calls if MASK not in call]
             expected = [text.run(call) for call in calls]
         try:
+            if spec.layout.padded and not spec.packs:
+                text.check_ignores_padding(calls, expected)
             text.check(spec, forward, calls, expected)
         except (VarlenGraphsError, *RUN_ERRORS) as error:
             failures.setdefault(_how(spec), {})[" ".join(str(error).splitlines()[:2])] = None
@@ -189,7 +193,7 @@ def _own(text: TextModel) -> Run:
         given |= {"position_ids": positions} if "position_ids" in text.takes else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=text):  # which lives as long as the encoder
+        with use_attention(model, user=text), HostQuestions():  # the text model lives as long as the encoder
             out = text.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}
@@ -206,7 +210,8 @@ def _padded(text: TextModel) -> Forward:
         token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
         given = _given(text, token_type_ids, output_hidden_states)
-        return text.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
+        with HostQuestions():
+            return text.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
 
     return forward
 

@@ -137,11 +137,12 @@ def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredS
             failures[str(error)] = None
             continue
         outputs = model.outputs()
-        mask = ClipMask(model.mask, dtype, optional=True, shortest=model.shortest)
-        yield DeclaredSpeech(model, BufferSpec(model.rows, mask, outputs=outputs), _forward(model), alone=False)
+        mask = ClipMask(model.mask or CLIP_MASK, dtype, optional=True, shortest=model.shortest)
+        if model.mask is not None:
+            yield DeclaredSpeech(model, BufferSpec(model.rows, mask, outputs=outputs), _forward(model), alone=False)
         spec = BufferSpec(model.rows, replace(mask, name=CLIP_MASK), outputs=outputs)
-        for picked in (False, True):
-            yield DeclaredSpeech(model, spec, _forward_alone(model, picked), alone=True)
+        for picked, attends in ((False, False), (True, False), (False, True)):
+            yield DeclaredSpeech(model, spec, _forward_alone(model, picked, attends), alone=True)
 
 
 def _forward(model: SpeechModel) -> Callable[..., Any]:
@@ -151,13 +152,14 @@ def _forward(model: SpeechModel) -> Callable[..., Any]:
         with Alone():
             return model.forward(**arguments)
 
-    return _with_signature(forward, model, model.mask)
+    return _with_signature(forward, model, str(model.mask))
 
 
-def _forward_alone(model: SpeechModel, picked: bool) -> Callable[..., Any]:
+def _forward_alone(model: SpeechModel, picked: bool, attends: bool) -> Callable[..., Any]:
     """Return the tower's own forward with each clip as if it were alone.
 
-    If `picked`, the tower takes every so many entries of the mask for its frames, which has just as many then.
+    If `picked`, the tower takes every so many entries of the mask for its frames, which has just as many then. If
+    `attends`, its own mask does not keep its attention from the padding.
     """
     count = model.frames
 
@@ -166,16 +168,19 @@ def _forward_alone(model: SpeechModel, picked: bool) -> Callable[..., Any]:
         rows = mask.sum(1)
         if picked:
             mask = real_rows((count.of(rows) - 1) * count.stride + 1, mask.shape[1]).to(mask.dtype)
-        with Alone(rows, model.inside):
-            return model.forward(**arguments, **{model.mask: mask})
+        if model.mask is not None:
+            arguments[model.mask] = mask
+        with Alone(rows, model.inside, count if attends else None):
+            return model.forward(**arguments)
 
     return _with_signature(forward, model, CLIP_MASK)
 
 
 def _with_signature(forward: Callable[..., Any], model: SpeechModel, mask: str) -> Callable[..., Any]:
-    """Return the function with the arguments of the tower's own forward, the mask under another name."""
+    """Return the function with the arguments of the tower's own forward, but this mask in place of its own."""
     own = inspect.signature(model.forward).parameters.values()
-    named = [one.replace(name=mask) if one.name == model.mask else one for one in own]
     tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    forward.__signature__ = inspect.Signature([tower, *named])  # type: ignore[attr-defined]
+    arguments = [tower, *(one for one in own if one.name != model.mask)]
+    arguments.append(inspect.Parameter(mask, inspect.Parameter.KEYWORD_ONLY))
+    forward.__signature__ = inspect.Signature(sorted(arguments, key=lambda one: one.kind))  # type: ignore[attr-defined]
     return forward

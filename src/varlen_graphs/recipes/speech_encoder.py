@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import LayoutError
+from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
@@ -28,7 +28,7 @@ class SpeechEncoder(GraphedEncoder):
     def __init__(self, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool, **options: Any) -> None:
         super().__init__(model.tower, budgets, spec, **options)
         self.alone = alone
-        self._mask = model.mask
+        self._mask = model.mask or CLIP_MASK
         self._of_mask = model.of_mask
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -50,6 +50,7 @@ class SpeechEncoder(GraphedEncoder):
         Raises:
             InputError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
         """
+        self._check(args, kwargs)
         call = dict(zip(self._names, args, strict=False)) | kwargs
         clips, mask = call.get(self.spec.packed.name), call.get(self._mask)
         if self.alone and call.pop(self._mask, None) is not None and not _marks_all(mask, clips):
@@ -63,6 +64,17 @@ class SpeechEncoder(GraphedEncoder):
         if mask is None and self._of_mask and isinstance(output, Mapping):
             return type(output)(**{**output, **dict.fromkeys(self._of_mask)})
         return output
+
+    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check that the tower takes these arguments, too: `CLIP_MASK` is known to the graphs alone."""
+        takes = f"{type(self.module).__name__} takes {self._names}"
+        if len(args) > len(self._names):
+            raise InputError(f"got {counted(len(args), 'positional argument')}; {takes}")
+        for name in kwargs:
+            if name == CLIP_MASK:
+                raise InputError(f"got an unknown argument {name!r}; {takes}")
+            if name in self._names[: len(args)]:
+                raise InputError(f"argument {name!r} came twice, by position and by name")
 
     def _itself(self, reason: str, clips: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the output of the tower itself, and count the call."""

@@ -29,6 +29,9 @@ BINS = (
 )  # fmt: skip
 """Settings that hold the bins of a frame of a spectrogram."""
 
+USUAL_BINS = (128, 80)
+"""Bins of the extractors of features, to try where no setting holds them."""
+
 STARTS = [64 << doubled for doubled in range(9)]
 """Rows of clips to run first, until the encoder takes one."""
 
@@ -50,7 +53,7 @@ class SpeechModel:
         tower, mask_dtype: As given.
         forward: The forward of the encoder, which runs inside graphs even if one is installed in its place.
         rows: Declaration of the rows: samples, or frames of a spectrogram.
-        mask: Name of the mask argument.
+        mask: Name of the mask argument; `None` if there is none.
         fields: Number of frames in each field of the output; `None` for a field with an entry a clip.
         frames: That of the first field with frames.
         of_mask: Names of the fields that only calls with a mask get.
@@ -58,8 +61,7 @@ class SpeechModel:
         shortest: Fewest rows of a clip that has a frame.
 
     Raises:
-        SpecError: The encoder takes no mask, or no clips of several lengths, or the sizes of its outputs do not follow
-            from them.
+        SpecError: The encoder takes no clips of several lengths, or the sizes of its outputs do not follow from them.
     """
 
     def __init__(self, tower: nn.Module, mask_dtype: torch.dtype) -> None:
@@ -68,11 +70,9 @@ class SpeechModel:
         self.forward: Callable[..., Any] = tower.forward
         self._name = type(tower).__name__
         parameters = [*inspect.signature(tower.forward).parameters.values()]
-        masks = [one.name for one in parameters if MASK_OF in one.name and "output" not in one.name]
-        if not masks:
-            raise SpecError(f"{self._name} takes {[one.name for one in parameters]}: expected a mask of the clips")
-        self.mask = masks[0]
-        self._needs_mask = next(one for one in parameters if one.name == self.mask).default is inspect.Parameter.empty
+        masks = [one for one in parameters if MASK_OF in one.name and "output" not in one.name]
+        self.mask = masks[0].name if masks else None
+        self._needs_mask = bool(masks) and masks[0].default is inspect.Parameter.empty
         self._first = parameters[0].name
         self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
         self._dtype = module_dtype(tower)
@@ -169,19 +169,20 @@ class SpeechModel:
         config: Any = getattr(self.tower, "config", None)
         found = [value for name in BINS if isinstance(value := getattr(config, name, None), int)]
         found += [part.in_features for part in self.tower.modules() if isinstance(part, nn.Linear)][:1]
-        refusals = []
-        for shape in [*((bins,) for bins in dict.fromkeys(found)), ()]:
-            self.rows = PackedRows(self._first, shape=shape)
-            for start in STARTS:
+        found += USUAL_BINS
+        refusals = dict[tuple[int, ...], str]()
+        for start in STARTS:
+            for shape in [*((bins,) for bins in dict.fromkeys(found)), ()]:
+                self.rows = PackedRows(self._first, shape=shape)
+                self._sizes.clear()
                 try:
                     sizes = self._measured(start)
                 except RUN_ERRORS as error:
-                    refusals.append(f"for {self._first} {[1, start, *shape]} it raises {error!r}")
+                    refusals[shape] = f"for {self._first} {[1, start, *shape]} it raises {error!r}"
                     continue
                 if min(sizes.values(), default=0) > 2:
                     return start
-            self._sizes.clear()
-        raise SpecError(f"{self._name} takes no clips: {refusals[-1] if refusals else 'its outputs have no frames'}")
+        raise SpecError(f"{self._name} takes no clips: {'; '.join(refusals.values()) or 'its outputs have no frames'}")
 
     def _measured(self, rows: int) -> dict[Any, int]:
         """Return the size of each output, by name, and of the time inside, by its place, for one clip."""
@@ -233,7 +234,7 @@ class SpeechModel:
         return self._call(self._batch([rows], rows, 0.0), real if with_mask else None, asked)
 
     def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
-        masks = {} if real is None else {self.mask: real}
+        masks = {} if real is None or self.mask is None else {self.mask: real}
         with torch.no_grad():
             return self.forward(**{self._first: clips}, **masks, **asked)
 

@@ -60,6 +60,8 @@ class TextEncoder(GraphedEncoder):
             InputError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
         """
         call = dict(zip(self._names, args, strict=False)) | kwargs
+        if self.spec.layout.one_row and _is_of_ones(call.get(MASK)):
+            return self.forward(**call | {MASK: None})
         reason = self._why_eager(call)
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
@@ -111,3 +113,8 @@ class TextEncoder(GraphedEncoder):
         ):
             return f"{MASK} of another form"
         return None
+
+
+def _is_of_ones(mask: Any) -> bool:
+    """Return True for a mask of ones, which hides nothing. A mask on a GPU costs a sync."""
+    return isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask == 1).all())

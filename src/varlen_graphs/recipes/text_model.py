@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
@@ -27,6 +28,9 @@ IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 ROWS, POOLED, CACHE = "last_hidden_state", "pooler_output", "past_key_values"
 """Fields of their outputs."""
+
+MORE = 3
+"""Tokens of padding that must not change an output."""
 
 USE_CACHE = "use_cache"
 """The argument, and the setting of the configuration, by which decoders return their keys and values."""
@@ -164,6 +168,25 @@ class TextModel:
                 except (SpecError, *RUN_ERRORS):
                     return False
         return True
+
+    def check_ignores_padding(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any]) -> None:
+        """Check that the model gives texts with padding what it gives them without.
+
+        Raises:
+            SpecError: It gives something else.
+        """
+        for call, output in zip(calls, expected, strict=True):
+            length = call[IDS].shape[1]
+            if MASK not in call and length + MORE <= (self.largest or math.inf):
+                fill = {IDS: self.pad}
+                wider = {
+                    name: functional.pad(tensor, (0, MORE), value=fill.get(name, 0)) for name, tensor in call.items()
+                }
+                real = real_rows(torch.full((len(call[IDS]),), length, device=self.device), length + MORE)
+                got, own = self.run({**wider, MASK: real.long()}), torch.ones_like(call[IDS]).bool()
+                parts = _parts(got, real)
+                for name, tensor in _parts(output, own).items():
+                    self._compare(f"{name} beside padding", parts.get(name), tensor, own.sum(1).tolist())
 
     def caches(self) -> bool:
         """Return True if the model returns keys and values where it is asked for them."""

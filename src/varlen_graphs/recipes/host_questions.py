@@ -1,0 +1,41 @@
+"""Torch function mode that answers what models of transformers ask about masks and token ids on the host."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MASK_FILES = ("masking_utils.py", "modeling_attn_mask_utils.py")
+"""Files of transformers that ask whether a mask may be left out."""
+
+WARNING = "warn_if_padding_and_no_attention_mask"
+"""Function of transformers that asks whether token ids without a mask hold padding."""
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def is_question(func: Any, caller: FrameType) -> bool:
+    """Return True if code of transformers calls a torch function to ask one of these questions."""
+    if func in (Tensor.all, torch.all):
+        return caller.f_code.co_filename.endswith(MASK_FILES)
+    if func is not Tensor.__contains__:
+        return False
+    frame: FrameType | None = caller  # one of torch's own, which lie between
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == WARNING
+
+
+class HostQuestions(TorchFunctionMode):
+    """Function mode of a forward that says no to these questions, so that the host reads no tensor.
+
+    Masks stay, even those that mask nothing, and nothing is warned of.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a torch function."""
+        return False if is_question(func, sys._getframe(1)) else func(*args, **(kwargs or {}))
