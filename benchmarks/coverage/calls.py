@@ -238,10 +238,10 @@ def patches(
             call = {rows: seeded(count, *shape, seed=seed), grid: torch.tensor(items)}
             merge = next((name for name in takes if name.endswith("merge_sizes")), None)
             calls.append(call | ({merge: torch.full((len(items),), frames)} if merge else {}))
+        if grid.endswith("target_sizes") and len(shape) == 3:  # side by side, as MiniCPM-V takes them
+            yield [{**call, rows: call[rows].permute(1, 2, 0, 3).flatten(2)[None]} for call in calls]
         yield calls
         yield [{**call, rows: call[rows][None]} for call in calls]
-        if len(shape) == 3:  # side by side, as MiniCPM-V takes them
-            yield [{**call, rows: call[rows].permute(1, 2, 0, 3).flatten(2)[None]} for call in calls]
         if "pixel_attention_mask" in takes:
             yield [padded(call[rows], call[grid], rows, grid) for call in calls]
 
