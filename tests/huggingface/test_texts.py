@@ -81,3 +81,11 @@ def test_language_models_are_no_encoders():
         model = model_of(kind, llava)
         vg.wrap(model, [2], backend="tape")
         assert [path.rsplit(".", 1)[-1] for path in vg.encoders(model)] == ["vision_tower"]
+
+
+def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed():
+    model = model_of(
+        "T5Model", transformers.T5Config(vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    )
+    vg.wrap(model, [64], backend="tape")
+    assert [*vg.encoders(model)] == ["encoder"]

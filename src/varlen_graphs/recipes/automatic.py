@@ -42,6 +42,9 @@ CACHES = ("padding_cache", "past_key_values")
 READING_PADDING = ("NemotronH_Omni_Reasoning_V3",)
 """Models that read a frame past the end of each clip, as their towers leave it."""
 
+OF_ENCODER = "encoder_hidden_states"
+"""Argument of decoders that attend to the output of an encoder."""
+
 EMBEDDINGS, GENERATE = "inputs_embeds", "generate"
 """The argument of models that merge embeddings, and the method of those that generate."""
 
@@ -124,10 +127,11 @@ def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: An
 
 
 def reads_texts(module: nn.Module) -> bool:
-    """Return True for models of texts without a head: token ids and a mask come in, and nothing to learn from."""
+    """Return True for models that take token ids and a mask, without a head, that are no decoders beside an encoder."""
     names = arguments_of(module)
     heads = any(name in LOSSES or name.startswith("decoder_") or name in INPUTS for name in names)
-    return is_model(module) and next(iter(names), "") == IDS and MASK in names and not heads
+    decodes = OF_ENCODER in names and getattr(getattr(module, "config", None), "is_decoder", False)
+    return is_model(module) and next(iter(names), "") == IDS and MASK in names and not heads and not decodes
 
 
 def merges_texts(module: nn.Module) -> bool:

@@ -85,7 +85,10 @@ class SpeechModel:
         self.inside = [count for key, count in counts.items() if isinstance(key, int)]
         self.frames = next(iter(counts.values()))
         self.shortest = max(1, *(count.stride - count.offset for count in counts.values()))
-        self._measured(self.shortest)  # raises if it takes none with a single frame
+        try:
+            self._measured(self.shortest)
+        except RUN_ERRORS as error:
+            raise SpecError(f"it takes no clip of {self.shortest} rows, which has a single frame: {error}") from error
 
     def outputs(self, hidden_states: bool = False) -> Declared:
         """Declare the output."""
