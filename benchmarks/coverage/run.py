@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import varlen_graphs as vg
 from benchmarks.coverage.calls import Form, direct_calls, find, forms
 from benchmarks.coverage.tiny import make
+from varlen_graphs.recipes.automatic import SOUND
 from varlen_graphs.recipes.speech import ClipMask
 
 PADDED = vg.PaddedLadder(batch=8, length=64, min_batch=8, step=4.0)
@@ -97,8 +98,10 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
     specs = {path: encoder.spec for path, encoder in vg.encoders(model).items()}
     stays = {path: reason[:600] for path, reason in vg.encoders(model).eager.items()}
     vg.unwrap(model)
-    of_one_length = any(spec.layout.one_row and spec.packed.dtype is not None for spec in specs.values())
-    given = {} if of_one_length else dict(forms(model, own is not None))
+    of_one_size = any(
+        s.layout.one_row and (s.packed.dtype is not None or s.packed.name in SOUND) for s in specs.values()
+    )
+    given = {} if encoder and of_one_size else dict(forms(model, own is not None))
     found = {kind: accepted(model, candidates) for kind, candidates in given.items()}
     inside = {path: model.get_submodule(path) for path in specs}
     direct = {path: accepted(inside[path], [Form("", direct_calls(inside[path], specs[path]))]) for path in specs}
