@@ -359,3 +359,77 @@ def test_a_tower_whose_capture_fails_is_not_captured_at_every_call():
         model(x)
         model(x)
     assert encoder.stats.eager == {"its capture failed": 3}
+
+
+class Masked(nn.Module):
+    """Layers that hide places by a mask, in calls that say so."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, hides):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16)])
+        self.hides = hides
+        self.config = types.SimpleNamespace(image_size=16, num_channels=3)
+
+    def forward(self, pixel_values, patch_mask=None, mask_type="none"):
+        x = self.layers[0](pixel_values)
+        return x * patch_mask[:, None] if self.hides(x, patch_mask, mask_type) else x
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [
+        lambda x, mask, kind: isinstance(mask, torch.Tensor),
+        lambda x, mask, kind: mask is not None and kind == "some",
+        lambda x, mask, kind: len(x) > 3 and mask is not None,
+    ],
+)
+def test_a_mask_that_some_calls_use_is_not_dropped(hides):
+    model = nn.Sequential(Masked(hides)).eval()
+    x, mask = random(4, 3, 16, 16), torch.arange(16) % 3 * torch.ones(4, 16, 1)
+    expected = model[0](x, patch_mask=mask, mask_type="some")
+    wrapped(model)
+    with pytest.warns(UserWarning, match="runs eager"):
+        assert distance(model[0](x, patch_mask=mask, mask_type="some"), expected) == 0
+    assert distance(model[0](x), model[0].layers[0](x)) < 1e-6
+    assert vg.encoders(model)["0"].stats.replays.total() == 1
+
+
+class Grouped(Masked):
+    """Layers that take images in groups of 16, where they divide a batch, for frames of a clip."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def forward(self, pixel_values):
+        x = self.layers[0](pixel_values)
+        return x if len(x) % 16 else (x.unflatten(0, (-1, 16)) - x[:16].mean(0)).flatten(0, 1)
+
+
+def test_images_that_act_on_each_other_in_large_batches_stay_eager():
+    model = nn.Sequential(Grouped()).eval()
+    x = random(32, 3, 16, 16)
+    expected = model(x)
+    wrapped(model)
+    with pytest.warns(UserWarning, match="failed the proof"):
+        assert distance(model(x), expected) == 0
+
+
+def test_an_empty_batch_is_the_towers_own():
+    tower = tower_model("ConvNextModel")
+    expected = tower(random(0, 3, 32, 32)).last_hidden_state
+    wrapped(tower)
+    with pytest.warns(UserWarning, match="runs eager"):
+        assert tower(random(0, 3, 32, 32)).last_hidden_state.shape == expected.shape
+
+
+def test_a_tower_partly_in_training_is_graphed_once_all_of_it_is_evaluated():
+    model = nn.Sequential(Masked(lambda *_: False)).eval()
+    model[0].layers.train()
+    x = random(2, 3, 16, 16)
+    wrapped(model)
+    model(x)
+    model.eval()
+    model(x)
+    assert vg.encoders(model)["0"].stats.replays.total() == 1

@@ -1,5 +1,7 @@
 """`vg.wrap` on text encoders: whole models, models with a head, towers beside others, and what is no encoder."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -89,3 +91,28 @@ def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed():
     )
     vg.wrap(model, [64], backend="tape")
     assert [*vg.encoders(model)] == ["encoder"]
+
+
+def test_the_report_says_why_a_model_in_training_mode_has_no_encoder():
+    model = vg.wrap(model_of("BertModel", transformers.BertConfig(**SIZES)), [64], backend="tape")
+    model.train()
+    assert "BertModel is in training mode" in vg.encoders(model).eager[""]
+    model.eval()
+    assert list(vg.encoders(model)) == [""]
+
+
+def test_a_wrapped_model_can_be_pickled():
+    model = vg.wrap(model_of("BertModel", transformers.BertConfig(**SIZES)), [64], backend="tape")
+    expected = model(IDS, attention_mask=MASK).last_hidden_state
+    copied = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(copied(IDS, attention_mask=MASK).last_hidden_state, expected)
+
+
+def test_an_encoder_with_adapters_is_wrapped_around_them():
+    peft = pytest.importorskip("peft", reason="needs peft")
+    config = peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False)
+    model = peft.get_peft_model(model_of("BertModel", transformers.BertConfig(**SIZES)), config).eval()
+    expected = model(IDS, attention_mask=MASK).last_hidden_state * MASK[..., None]
+    vg.wrap(model, [64], backend="tape")
+    torch.testing.assert_close(model(input_ids=IDS, attention_mask=MASK).last_hidden_state, expected)
+    assert list(vg.encoders(model)) == ["base_model.model"]

@@ -340,3 +340,36 @@ def test_the_recipe_leaves_the_model_as_it_was():
     assert vars(model.config) == before
     assert model.config._attn_implementation == attention
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Segments(transformers.BertModel):
+    """Tells sentences apart by a token that its configuration does not name."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        ends = (input_ids == 103).long()
+        return super().forward(input_ids, attention_mask, (ends.cumsum(1) - ends).clamp(max=1), position_ids, **kwargs)
+
+
+def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    model = Segments(transformers.BertConfig(vocab_size=30_000, **sizes)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(5 if parameter.dim() > 1 else 1)
+    encoder = text_encoder("bert", model)
+    assert "differs for texts of [64, 64, 64" in encoder.why_padded
+
+
+def test_attention_in_chunks_longer_than_most_texts_is_not_packed():
+    torch.manual_seed(0)
+    config = transformers.Llama4TextConfig(
+        vocab_size=99, hidden_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16, intermediate_size=48,
+        intermediate_size_mlp=48, num_hidden_layers=2, num_local_experts=2, moe_layers=[], pad_token_id=0,
+        attention_chunk_size=600, use_cache=False, max_position_embeddings=4096,
+    )  # fmt: skip
+    model = transformers.Llama4TextModel(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(5 if parameter.dim() > 1 else 1)
+    assert "differs for texts of [608, 5] tokens" in vg.recipes.packed_text(model, backend="tape").why_padded
+    config.attention_chunk_size = 100_000
+    assert "not checked for a reach of over 8192 tokens" in vg.recipes.packed_text(model, backend="tape").why_padded

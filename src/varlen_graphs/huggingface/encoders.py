@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Installed
 
 
@@ -15,11 +16,19 @@ class Encoders(dict[str, GraphedEncoder]):
     """
 
     def __init__(self, installed: Mapping[str, Installed]) -> None:
-        super().__init__((path, one.encoder) for path, one in installed.items())
-        self.how = {path: one.tower.recipe.__name__ for path, one in installed.items()}
+        super().__init__()
+        self.how: dict[str, str] = {}
         self.eager: dict[str, str] = {}
-        for one in installed.values():
+        for path, one in installed.items():
             self.eager |= one.shared.eager
+            try:
+                self[path] = one.encoder
+            except SpecError as error:
+                if one.tower.declared:
+                    raise
+                self.eager[path] = str(error)
+            else:
+                self.how[path] = one.tower.recipe.__name__
 
     def report(self) -> str:
         """Return how each tower was understood, what ran eager and why, and the report of each encoder."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
+from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 
@@ -124,7 +124,7 @@ class Installed:
             return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
         if self.tower.declared:
             return self.encoder(*args, **kwargs)
-        if self._gave_up or (self._encoder is None and (self.module.training or self._told)):
+        if self._gave_up or (self._encoder is None and (self._told or self._is_training())):
             self._count(NOT_CAPTURED)
             return self._original(*args, **kwargs)
         try:
@@ -134,7 +134,7 @@ class Installed:
             self._gave_up = not inside_capture() and not (self._encoder and len(self._encoder.executor.store))
             self._tell(error, "a call" if not self._gave_up else "every call")
             self._count(NOT_CAPTURED)
-        except (InputError, SpecError) as error:
+        except (InputError, LayoutError, SpecError) as error:
             self._tell(error, "a call")
             self._count(NOT_UNDERSTOOD)
         return self._original(*args, **kwargs)
@@ -145,6 +145,9 @@ class Installed:
         if kind not in self._told:
             self._told.add(kind)
             warn(f"{which} of {name}, which vg.wrap found without a recipe for it, runs eager: {error}")
+
+    def _is_training(self) -> bool:
+        return any(part.training for part in self.module.modules())
 
     def _count(self, reason: str) -> None:
         if self._encoder is not None:

@@ -137,7 +137,12 @@ def reads_texts(module: nn.Module) -> bool:
 def merges_texts(module: nn.Module) -> bool:
     """Return True for models that generate, or that hand the embeddings of texts on with others: no texts inside."""
     names = arguments_of(module)
-    return hasattr(type(module), GENERATE) or (EMBEDDINGS in names and any(name in INPUTS for name in names))
+    return _generates(module) or (EMBEDDINGS in names and any(name in INPUTS for name in names))
+
+
+def _generates(module: nn.Module) -> bool:
+    own = getattr(module, "get_base_model", None)  # peft's classes generate around any model
+    return hasattr(type(module if own is None else own()), GENERATE)
 
 
 def reads_flattened_patches(module: nn.Module) -> bool:

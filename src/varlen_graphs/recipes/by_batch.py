@@ -17,7 +17,7 @@ from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.alone import itself, keeps_masks
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Untouchable, declare, without_new_hooks
+from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, never_reads, without_new_hooks
 from varlen_graphs.recipes.kept_tables import kept_tables, reads_copies, why_changed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
@@ -114,7 +114,7 @@ class _Batched:
         self.inputs = [*inputs]
         self.shape = self._accepted(item_shapes(tower, kind) if shape is None else [tuple(shape)], parameters)
         masks = [name for name in parameters if "mask" in name and name not in {one.name for one in self.inputs}]
-        self.ignored = [name for name in masks if self._ignores(name)]
+        self.ignored = [name for name in masks if never_reads(self.forward, name)]
         used = {*masks} - {*self.ignored}
         masks_of_shape = [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
         self.inputs += masks_of_shape
@@ -147,14 +147,6 @@ class _Batched:
         tensor = torch.full((FEW, *one.shape), float(one.default or 0)).to(self.device, one.dtype or self.dtype)
         try:
             self.run(FEW, {one.name: tensor})
-        except RUN_ERRORS:
-            return False
-        return True
-
-    def _ignores(self, name: str) -> bool:
-        """Return True if the tower never uses an argument."""
-        try:
-            self.run(FEW, {name: Untouchable()})
         except RUN_ERRORS:
             return False
         return True

@@ -98,7 +98,7 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     states = _hidden_states(tower, packed, layouts, outputs, found.outputs)
     if states is not None and isinstance(outputs, Outputs):
         outputs = Outputs(**outputs.fields, **{HIDDEN_STATES: states})
-    ignored = tower.ignored(packed, layouts[0])
+    ignored = tower.ignored()
     spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored)
     encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
     for items, output in zip(layouts, expected, strict=True):

@@ -1,6 +1,7 @@
 """Inspection of a tower by running it on a few small layouts: the helpers it calls, the extents of its outputs."""
 
 import dataclasses
+import dis
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,11 +50,12 @@ def without_new_hooks(module: nn.Module) -> Iterator[None]:
             vars(part).pop(HOOKS_INSTALLED, None)
 
 
-class Untouchable:
-    """Value that a forward can only pass on or compare with `None`; anything else raises one of `RUN_ERRORS`."""
-
-    def __bool__(self) -> bool:
-        raise TypeError("an untouchable value was used")
+def never_reads(forward: Callable[..., Any], name: str) -> bool:
+    """Return True if the code of a forward has no use for an argument. A run would show one path through it alone."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    if code is None or name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return False
+    return not any(one.argval == name for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
 
 
 class Tower:
@@ -100,19 +102,10 @@ class Tower:
                 f"for {self.layout}={self.describe(layout).tolist()} and {self.rows} {form} it raises {error!r}"
             ) from error
 
-    def ignored(self, packed: PackedRows, layout: Layout) -> list[str]:
+    def ignored(self) -> list[str]:
         """Return the names of lengths and masks that the tower takes and never uses."""
         names = [name for name in inspect.signature(self.forward).parameters if name.endswith(("_lens", "_mask"))]
-        return [name for name in names if name != self.layout and self._ignores(name, packed, layout)]
-
-    def _ignores(self, name: str, packed: PackedRows, layout: Layout) -> bool:
-        call = {self.rows: self.example(packed, layout), self.layout: self.describe(layout), name: Untouchable()}
-        try:
-            with torch.no_grad():
-                self.forward(**call)
-        except RUN_ERRORS:
-            return False
-        return True
+        return [name for name in names if name != self.layout and never_reads(self.forward, name)]
 
     def forms(self) -> Iterator[PackedRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""

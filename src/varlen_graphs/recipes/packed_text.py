@@ -17,10 +17,11 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.host_questions import HostQuestions
-from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (
+    FARTHEST,
     IDS,
     MASK,
     POOLED,
@@ -84,11 +85,12 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
     before = KeptState(model.named_modules())
     try:
-        calls = text.calls()
-        expected = [text.run(call) for call in calls]
-        spec, forward, why_padded = _declare(text, calls, expected)
-        options = {"off": _cache_wanted} | options if text.caches() else options
-        takes_left = text.ignores_side(calls, expected)
+        with without_new_hooks(model):
+            calls = text.calls()
+            expected = [text.run(call) for call in calls]
+            spec, forward, why_padded = _declare(text, calls, expected)
+            options = {"off": _cache_wanted} | options if text.caches() else options
+            takes_left = text.ignores_side(calls, expected)
     except VarlenGraphsError:
         raise
     except RUN_ERRORS as error:
@@ -110,6 +112,9 @@ def _declare(
 ) -> tuple[BufferSpec, Forward, str | None]:
     """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
     failures: dict[str, dict[str, None]] = {}
+    if text.reach > FARTHEST:
+        why = f"its configuration says {text.reach}: packed texts are not checked for a reach of over {FARTHEST} tokens"
+        failures["packed"] = {why: None}
     for spec, forward in _attempts(text, expected[0]):
         if spec.layout.one_row:
             calls = [{IDS: call[IDS]} for call in calls if MASK not in call]
@@ -135,7 +140,8 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs)
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
     run = relative_forward if is_relative(text.model) else _own(text)
-    for pooler in POOLERS if POOLED in outputs.fields else (None,):
+    poolers = POOLERS if POOLED in outputs.fields else (None,)
+    for pooler in poolers if text.reach <= FARTHEST else ():
         yield declared(PackedMask(MASK, optional=True), buffers), _packed(text, run, type(output), pooler)
     padded = PaddedMask(MASK, optional=True)
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask

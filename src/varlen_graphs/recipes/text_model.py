@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +33,15 @@ ROWS, POOLED, CACHE = "last_hidden_state", "pooler_output", "past_key_values"
 MORE = 3
 """Tokens of padding that must not change an output."""
 
+REACHES = re.compile(r"(?!.*(layers|feed_forward|rope|theta|freq)).*(window|chunk|local|topk|block)")
+"""Names of settings that say how far attention reaches."""
+
+FARTHEST = 8192
+"""Longest reach that texts are made for to check it."""
+
+SOME_IDS, SOME_LENGTH = 256, 64
+"""Number of token ids at each end of the vocabulary, where special ones are, and length of texts made of them."""
+
 USE_CACHE = "use_cache"
 """The argument, and the setting of the configuration, by which decoders return their keys and values."""
 
@@ -49,6 +59,7 @@ class TextModel:
         device: Device of the model.
         pad: Token id of padding.
         special: Token ids that the configuration names, that of padding first.
+        reach: Number of tokens that attention reaches over, the largest that the configuration names; 0 for none.
         ends: Token id that ends a text, if the configuration names it.
         positions: Learned table of positions; `None` if there is none.
         largest: Most tokens of a text, as the table has entries; `None` for no limit.
@@ -78,9 +89,10 @@ class TextModel:
         most = getattr(self.config, "max_position_embeddings", None)
         tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and one is not words]
         named = vars(self.config).items() if self.config is not None else ()
-        own = {name: one for name, one in named if name.endswith("_token_id") and type(one) is int}
-        self.special = [self.pad, *(one for one in own.values() if 0 <= one < self.tokens)]
-        self.ends = [one for name, one in own.items() if name == "eos_token_id" and 0 <= one < self.tokens]
+        own = [(name, one) for name, value in named if name.endswith("_token_id") for one in _numbers(value)]
+        self.special = [self.pad, *(one for _, one in own if 0 <= one < self.tokens)]
+        self.ends = [one for name, one in own if name == "eos_token_id" and 0 <= one < self.tokens]
+        self.reach = max((one for name, value in named if REACHES.match(name) for one in _numbers(value)), default=0)
         self.positions = next((table for table in tables if table.num_embeddings == most), None)
         self.largest: int | None = None
         if self.positions is not None:
@@ -110,12 +122,11 @@ class TextModel:
         return True
 
     def calls(self) -> list[dict[str, Tensor]]:
-        """Return calls with small batches of texts: long ones, mixed lengths, one text, and no mask.
+        """Return calls with small batches of texts: long ones, mixed lengths, one text, no mask, and special tokens.
 
-        The first has more tokens in all than a table of positions, and a text with more than a sliding window sees.
+        The first has more tokens in all than a table of positions, and a text with more than attention reaches over.
         """
-        beyond = getattr(self.config, "sliding_window", None) or 32
-        longest = min(beyond + 8, self.largest or math.inf)
+        longest = min(max(32, min(self.reach, FARTHEST)) + 8, self.largest or math.inf)
         many = [int(longest), 5] + [1 + (self.largest or 0) // 2] * 2 * (self.largest is not None)
         some = [many, [7, 1, 12], [9], [10, 10], [3, 16]]
         calls = []
@@ -134,8 +145,20 @@ class TextModel:
             if self.inputs and at:
                 kinds = max(1, getattr(self.config, "type_vocab_size", 1))
                 call[TYPES] = torch.randint(kinds, real.shape, generator=generator) * real
-            calls.append({name: tensor.to(self.device) for name, tensor in call.items()})
-        return calls
+            calls.append(call)
+        calls.append({IDS: self._special_texts()})
+        return [{name: tensor.to(self.device) for name, tensor in call.items()} for call in calls]
+
+    def _special_texts(self) -> Tensor:
+        """Return texts of the token ids at both ends of the vocabulary, in which a model may look for some of them."""
+        ids = torch.arange(self.tokens)
+        ids = ids[(ids < SOME_IDS) | (ids >= self.tokens - SOME_IDS)]
+        ids = ids[~torch.isin(ids, torch.tensor([self.pad, *self.ends]))]
+        length = min(SOME_LENGTH, len(ids), self.largest or math.inf)
+        texts = ids[: len(ids) // length * length].view(-1, int(length))
+        if self.ends:
+            texts[:, -1] = self.ends[0]
+        return texts
 
     def run(self, call: Mapping[str, Any]) -> Any:
         """Return the output of the model itself."""
@@ -233,6 +256,13 @@ def shifted(batch: Tensor, shift: Tensor) -> Tensor:
     length = batch.shape[1]
     places = (torch.arange(length, device=batch.device) - shift.to(batch.device)[:, None]) % length
     return batch[torch.arange(len(batch), device=batch.device)[:, None], places]
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Yield the integers of a setting: itself, or those of a list."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if type(one) is int:
+            yield one
 
 
 def _parts(output: Any, mask: Tensor) -> dict[str, Tensor]:

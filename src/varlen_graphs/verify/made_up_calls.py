@@ -62,6 +62,9 @@ MODERATE = 36
 ENTERED = 8
 """Rows of the shortest item above that has entries in all outputs."""
 
+FEW_ITEMS = 16
+"""Inputs that a batch of the proof has at least: modules may see those of a batch in groups of 8 or 16."""
+
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
 
@@ -86,8 +89,10 @@ def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
 def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     """Yield layouts that no budget needs to hold, of several items each, the richest first.
 
-    The others have more rows than the largest budget has if these are few.
+    The others have more rows than the largest budget has if these are few. A batch is as large as its largest budget.
     """
+    if spec.layout.one_row:
+        yield _layout(spec, [(1, 1)] * max(largest.items, FEW_ITEMS))
     times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
     for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
         yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
