@@ -15,10 +15,10 @@ from varlen_graphs.layout.batch import Batch
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.alone import itself, keeps_masks
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, never_reads, without_new_hooks
-from varlen_graphs.recipes.kept_tables import kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads, without_new_hooks
+from varlen_graphs.recipes.modes.host_questions import keeps_masks
+from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows

@@ -14,7 +14,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
-from varlen_graphs.recipes.longest_segment import LongestSegment
+from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs

@@ -16,8 +16,8 @@ from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
-from varlen_graphs.recipes.host_questions import HostQuestions
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
+from varlen_graphs.recipes.modes.host_questions import HostQuestions
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (

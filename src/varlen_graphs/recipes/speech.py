@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
-from varlen_graphs.recipes.alone import Alone
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
+from varlen_graphs.recipes.modes.alone import Alone
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.spec.buffer_spec import BufferSpec

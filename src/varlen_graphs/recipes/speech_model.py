@@ -14,8 +14,8 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.padded import real_rows
-from varlen_graphs.recipes.alone import Alone, FrameCount
 from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.modes.alone import Alone, FrameCount
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Entries, Items

@@ -16,7 +16,7 @@ _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
     *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
-    *(str(_PACKAGE / "recipes" / file) for file in ("alone.py", "longest_segment.py")),
+    f"{_PACKAGE / 'recipes' / 'modes'}{os.sep}",
     _DOCTOR,
 )
 """Files that hold no user code: torch, Triton, and what of this library a forward calls or runs under."""

@@ -1,19 +1,18 @@
 """Torch function mode under which a padded batch of clips runs in a graph, each clip as if it were alone."""
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.padded import real_rows
-from varlen_graphs.recipes.host_questions import is_question
+from varlen_graphs.recipes.modes.host_questions import is_question
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
@@ -85,29 +84,6 @@ class Alone(TorchFunctionMode):
         if func is F.group_norm:
             return _group_norm(x, real, *others, **kwargs)
         return func(x.masked_fill(~real, 0), *others, **kwargs)
-
-
-def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a tower that calls it, with the arguments of its forward."""
-
-    def function(tower: nn.Module, **arguments: Any) -> Any:
-        return tower(**arguments)
-
-    own = inspect.signature(forward).parameters.values()
-    tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_ONLY)
-    function.__signature__ = inspect.Signature([tower, *own])  # type: ignore[attr-defined]
-    return function
-
-
-def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a tower as `run` is, in which transformers leaves out no masks."""
-
-    def function(tower: nn.Module, **arguments: Any) -> Any:
-        with Alone():
-            return run(tower, **arguments)
-
-    function.__signature__ = inspect.signature(run)  # type: ignore[attr-defined]
-    return function
 
 
 def _pads(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -1,12 +1,14 @@
 """Torch function mode that answers what models of transformers ask about masks and token ids on the host."""
 
 import sys
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 MASK_FILES = ("masking_utils.py", "modeling_attn_mask_utils.py")
@@ -39,3 +41,14 @@ class HostQuestions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         return False if is_question(func, sys._getframe(1)) else func(*args, **(kwargs or {}))
+
+
+def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tower as `run` is, in which transformers leaves out no masks."""
+
+    def function(tower: nn.Module, **arguments: Any) -> Any:
+        with HostQuestions():
+            return run(tower, **arguments)
+
+    function.__signature__ = signature(run)  # type: ignore[attr-defined]
+    return function
