@@ -34,7 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "AriaForConditionalGeneration": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "BigBirdModel": {"attention_type": "original_full"},
-    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 9}},
+    "ChameleonForConditionalGeneration": {
+        "vocabulary_map": {"<image>": 9}, "vq_config.resolution": 64, "vq_config.base_channels": 32,
+    },
     "CohereCompassForConditionalGeneration": {
         "text_config.rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
