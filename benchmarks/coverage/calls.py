@@ -192,7 +192,9 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     if "qformer_input_ids" in takes:
         yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
     if "high_res_pixel_values" in takes:
-        yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, 1024, 1024)} for call in one]
+        config: Any = model.config
+        fine = config.high_res_vision_config.image_size
+        yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, fine, fine)} for call in one]
     if "image_token_pooling" in takes:
         yield [pooled(model, n) for n in COUNTS]
     if "aspect_ratio_ids" in takes:

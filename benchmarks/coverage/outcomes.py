@@ -14,7 +14,7 @@ def state(row: Row) -> str:
     if not row.get("built", True):
         return "not built"
     if not row["found"]:
-        return "refused"
+        return "no tower" if "has no tower:" in row["why"] else "refused"
     if not row["error"] < TOLERANCE:
         return "wrong"
     return "eager" if row["eager"] or not row["replays"] else "replayed"
@@ -27,4 +27,4 @@ def outcome(rows: Sequence[Row]) -> str:
         return "wrong"
     if "replayed" in states and len(states) > 1:
         return "replayed in part"
-    return states.pop() if len(states) == 1 else "eager" if "eager" in states else "refused"
+    return next(each for each in ("eager", "refused", *states) if each in states)

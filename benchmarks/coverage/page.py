@@ -13,7 +13,7 @@ from benchmarks.coverage.outcomes import Row, outcome, state
 LONGEST = 220
 """Characters of a reason that a table shows; the JSON has all."""
 
-OUTCOMES = ("replayed", "replayed in part", "eager", "refused", "wrong", "not built")
+OUTCOMES = ("replayed", "replayed in part", "eager", "refused", "wrong", "no tower", "not built")
 
 
 def models(result: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -52,6 +52,8 @@ def _error(row: Row) -> str | None:
 
 
 def _why(row: Row) -> str | None:
+    if state(row) == "no tower":
+        return None
     said = row["why"] if not row["found"] else "; ".join(row["eager"])
     text = re.sub(r"\s+", " ", said).replace("|", "\\|").replace("<", "\\<")
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...") or None

@@ -42,7 +42,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
             kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
         },
     },
-    "DeepseekOcr2ForConditionalGeneration": {"text_config.mlp_layer_types": ["dense"] * DEPTH},
+    "DeepseekOcr2ForConditionalGeneration": {
+        "text_config.mlp_layer_types": ["dense"] * DEPTH, "vision_config.sam_config.image_size": 256,
+        "vision_config.sam_config.mlp_dim": 256, "vision_config.sam_config.downsample_channels": [64, 256],
+    },
+    "DeepseekVLHybridForConditionalGeneration": {
+        "high_res_vision_config.image_size": 256, "high_res_vision_config.mlp_dim": 256,
+    },
     "DiffusionGemmaForBlockDiffusion": {
         "text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 32,
     },
@@ -53,6 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "deepstack_layer_map": [(1, 0)], "spatial_target_layers": [1], "downsample_rate": "4/8",
         "vision_config.image_size": 512,
     },
+    "GotOcr2ForConditionalGeneration": {"vision_config.image_size": 256, "vision_config.mlp_dim": 256},
     "HunYuanVLForConditionalGeneration": {
         "text_config.head_dim": 128,
         "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4},

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.recipes.tower_encoder import TowerEncoder
 
 ROWS, MASK = "input_features", "input_features_mask"
 CHUNKS, MISSING = "chunks", "missing_frames"
@@ -44,19 +44,11 @@ class TowerOfChunks(nn.Module):
         return self.own(clips.transpose(1, 2).flatten(2), mask, **asked)
 
 
-class ChunkedClips(GraphedEncoder):
+class ChunkedClips(TowerEncoder):
     """Encoder of clips, called as the tower is, with `input_features` and `input_features_mask`.
 
     The tower itself answers calls with a mask that does not mark the first frames of each clip.
     """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode the clips of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return self.forward(*args, **kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the clips of one call.

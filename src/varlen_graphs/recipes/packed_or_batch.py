@@ -11,10 +11,11 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 
-class PackedOrBatch(GraphedEncoder):
+class PackedOrBatch(TowerEncoder):
     """Encoder of packed items, as declared, with an encoder of its own for batches.
 
     Calls without the argument that describes the items bring a batch. Budgets, statistics and the report of this
@@ -43,14 +44,6 @@ class PackedOrBatch(GraphedEncoder):
         """Encoder of batches."""
         return next(iter(self._batches), None)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return self.forward(*args, **kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode packed items, or a batch.
 
@@ -62,10 +55,7 @@ class PackedOrBatch(GraphedEncoder):
             return super().forward(*args, **kwargs)
         if self.batches is not None:
             return self.batches(*args, **kwargs)
-        self.executor.begin()
-        self.stats.count_call(len(next(iter(call.values()), ())))
-        self.stats.count_eager(self.why_eager or "")
-        return self.executor.forward.itself(*args, **kwargs)
+        return self._itself(self.why_eager or "", len(next(iter(call.values()), ())), args, kwargs)
 
     def release(self) -> None:
         """Free the graphs of both encoders; see `GraphedEncoder.release`."""

@@ -4,18 +4,18 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 CLIP_MASK = "clip_mask"
 """Name of the mask for towers that let padding reach real frames; a mask that calls bring has the tower's name."""
 
 
-class SpeechEncoder(GraphedEncoder):
+class SpeechEncoder(TowerEncoder):
     """Encoder of clips, called as the tower is, with samples or spectrograms and a mask.
 
     Calls with a mask that does not mark the first rows of each clip, or is not of zeros and ones, run the tower itself
@@ -33,14 +33,6 @@ class SpeechEncoder(GraphedEncoder):
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode the clips of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return self.forward(*args, **kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the clips of one call.
 
@@ -52,15 +44,18 @@ class SpeechEncoder(GraphedEncoder):
         """
         self._check(args, kwargs)
         call = dict(zip(self._names, args, strict=False)) | kwargs
-        clips, mask = call.get(self.spec.packed.name), call.get(self._mask)
+        clips: Any = call.get(self.spec.packed.name)
+        mask = call.get(self._mask)
         if self.alone and call.pop(self._mask, None) is not None and not _marks_all(mask, clips):
-            return self._itself(f"{self._mask} of clips of several lengths", clips, args, kwargs)
+            return self._itself(f"{self._mask} of clips of several lengths", len(clips), args, kwargs)
         try:
             output = super().forward(**call)
         except LayoutError:
             if mask is None:
                 raise
-            return self._itself(f"{self._mask} that does not mark the first rows of each clip", clips, args, kwargs)
+            return self._itself(
+                f"{self._mask} that does not mark the first rows of each clip", len(clips), args, kwargs
+            )
         if mask is None and self._of_mask and isinstance(output, Mapping):
             return type(output)(**{**output, **dict.fromkeys(self._of_mask)})
         return output
@@ -75,13 +70,6 @@ class SpeechEncoder(GraphedEncoder):
                 raise InputError(f"got an unknown argument {name!r}; {takes}")
             if name in self._names[: len(args)]:
                 raise InputError(f"argument {name!r} came twice, by position and by name")
-
-    def _itself(self, reason: str, clips: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the output of the tower itself, and count the call."""
-        self.executor.begin()
-        self.stats.count_call(len(clips))
-        self.stats.count_eager(reason)
-        return self.executor.forward.itself(*args, **kwargs)
 
 
 def _marks_all(mask: Any, clips: Any) -> bool:

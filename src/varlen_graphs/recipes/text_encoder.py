@@ -5,18 +5,18 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel, shifted
+from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 
 _PLAIN = (bool, int, float, str)
 
 
-class TextEncoder(GraphedEncoder):
+class TextEncoder(TowerEncoder):
     """Encoder of texts, called as the model is, with token ids, a mask and token types.
 
     Calls that bring more than graphs take run the model itself, with its gradients, and count in `stats.eager`:
@@ -40,14 +40,6 @@ class TextEncoder(GraphedEncoder):
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode the texts of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return self.forward(*args, **kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the texts of one call.
@@ -78,11 +70,8 @@ class TextEncoder(GraphedEncoder):
                     "model has positions; cut them, as tokenizers do with truncation=True"
                 )
             reason = f"{MASK} does not mark the first tokens of each text"
-        self.executor.begin()
         given = call.get(IDS)
-        self.stats.count_call(len(given) if isinstance(given, Tensor) and given.dim() else 1)
-        self.stats.count_eager(reason)
-        return self.executor.forward.itself(*args, **kwargs)
+        return self._itself(reason, len(given) if isinstance(given, Tensor) and given.dim() else 1, args, kwargs)
 
     def _from_left(self, call: dict[str, Any]) -> Any:
         """Return the output for texts padded on the left, which move to the right and back. Syncs nothing more."""
