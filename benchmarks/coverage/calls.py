@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +63,8 @@ def direct_calls(tower: nn.Module, spec: vg.BufferSpec) -> list[dict[str, Any]]:
         mask = None if layout.name == CLIP_MASK else layout.name
         left = {n: None for n, p in parameters(tower.forward).items() if mask is None and n.endswith("mask")}
         return [clips(packed.name, mask, [unit * rows for rows in own], shape) | left for own in CLIPS]
+    if layout.name.endswith("position_ids"):
+        return [placed(packed.name, layout.name, own, packed.shape or (), seed) for seed, own in enumerate(GRIDS)]
     if layout.name.endswith("mask"):
         return batches(packed.name, layout.name)
     has_lengths = layout.name.endswith(("lens", "lengths"))
@@ -197,11 +199,23 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
         yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, fine, fine)} for call in one]
     if "image_token_pooling" in takes:
         yield [pooled(model, n) for n in COUNTS]
+    if "image_position_ids" in takes:
+        patch = 3 * config_value(model, ("patch_size",), VISION, 16) ** 2
+        yield [placed(rows, "image_position_ids", own, (patch,), seed) for seed, own in enumerate(GRIDS)]
     if "aspect_ratio_ids" in takes:
         yield [aspects(model, n, size) for n in COUNTS]
     yield tiled
     frames = config_value(model, ("num_frames",), VISION, 8)
     yield [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+
+
+def placed(rows: str, places: str, sizes: list[tuple[int, int]], shape: Sequence[int], seed: int) -> dict[str, Any]:
+    """A call of Gemma 4: a padded batch of the patches of images, and their places, -1 in padding."""
+    positions = torch.full((len(sizes), max(h * w for h, w in sizes), 2), -1)
+    for own, (h, w) in zip(positions, sizes, strict=True):
+        own[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).flip(1)
+    real = (positions >= 0).all(-1, keepdim=True)
+    return {rows: seeded(*positions.shape[:2], *shape, seed=seed).clamp(0, 1) * real, places: positions}
 
 
 def pooled(model: nn.Module, count: int) -> dict[str, Any]:

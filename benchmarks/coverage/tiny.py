@@ -101,8 +101,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Settings by their paths, where the defaults of a class do not fit each other, or are large."""
 
+PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 64, "head_dim": 8}
+"""Settings of the vision tower of Gemma 4."""
+
 PARTS = {
-    "Gemma4ForConditionalGeneration": {"audio_config": ("Gemma4AudioConfig", {})},
+    "DiffusionGemmaForBlockDiffusion": {"vision_config": ("Gemma4VisionConfig", PATCHES)},
+    "Gemma4ForConditionalGeneration": {
+        "audio_config": ("Gemma4AudioConfig", {}), "vision_config": ("Gemma4VisionConfig", PATCHES),
+    },
     "NemotronH_Omni_Reasoning_V3": {
         "audio_config": ("ParakeetEncoderConfig", {"projection_hidden_size": 64, "projection_bias": False}),
     },
