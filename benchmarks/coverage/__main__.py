@@ -7,57 +7,96 @@ called again with NaN in all padding.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
+import multiprocessing
+import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import torch
 import transformers
 
 from benchmarks.coverage.classes import ENCODERS, MULTIMODAL, classes
-from benchmarks.coverage.outcomes import outcome, state
+from benchmarks.coverage.outcomes import Row, outcome, state
+from benchmarks.coverage.run import rows_of
 
 SECONDS = 300
+"""Time for a model."""
+
+FORKED = multiprocessing.get_context("fork")
+"""Processes start with everything imported, which takes longer than most models do."""
 
 
-def rows_of(name: str, group: str) -> list[dict[str, Any]]:
-    """The rows of a model, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.coverage.run", name, *(["encoder"] if group == ENCODERS else [])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    row = {"model": name, "modality": "", "found": None}
+def send_rows(name: str, group: str, to: Connection) -> None:
+    """Send the rows of a model, one by one."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return [row | {"why": f"it took more than {SECONDS} seconds"}]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode:
-        rows.append(row | {"why": f"the benchmark failed: {done.stderr.strip().splitlines()[-1][:300]}"})
-    return rows
+        with torch.no_grad():
+            for row in rows_of(name, encoder=group == ENCODERS):
+                to.send(row)
+    except Exception as caught:
+        to.send({"model": name, "modality": "", "found": None, "why": f"the benchmark failed: {caught!r}"[:300]})
+    to.close()
+
+
+def run(wanted: list[tuple[str, str]], processes: int) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of models as they end, so many processes at a time."""
+    waiting, running = wanted[::-1], dict[Connection, tuple[str, Any, float, list[Row]]]()
+    while waiting or running:
+        while waiting and len(running) < processes:
+            name, group = waiting.pop()
+            ours, theirs = FORKED.Pipe(duplex=False)
+            process = FORKED.Process(target=send_rows, args=(name, group, theirs))
+            process.start()
+            theirs.close()
+            running[ours] = name, process, monotonic() + SECONDS, []
+        ready = wait(running, timeout=1)
+        for each, (name, process, end, rows) in [*running.items()]:
+            late = monotonic() > end
+            try:
+                if each in ready:
+                    rows.append(each.recv())
+                if not late:
+                    continue
+            except EOFError:
+                late = False
+            process.kill()
+            if late or not rows:
+                why = f"it took more than {SECONDS} seconds" if late else "its process ended"
+                rows.append({"model": name, "modality": "", "found": None, "why": why})
+            del running[each]
+            yield name, rows
 
 
 def main() -> None:
-    """Run all, and write the rows."""
+    """Run all, and write the rows after each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names of classes; all by default")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="file to write; rows of other models that it has stay")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    every = [(name, group) for group in (MULTIMODAL, ENCODERS) for name in classes(group)]
-    wanted = [(name, group) for name, group in every if not options.models or name in options.models]
-    result: dict[str, Any] = {"transformers": transformers.__version__, "rows": []}
-    outcomes = {group: Counter[str]() for group in (MULTIMODAL, ENCODERS)}
-    with ThreadPoolExecutor(options.processes) as threads:
-        for (_, group), own in zip(wanted, threads.map(lambda each: rows_of(*each), wanted), strict=True):
-            outcomes[group][outcome(own)] += 1
-            for row in own:
-                result["rows"].append({"group": group} | row)
-                print(state(row), json.dumps(row)[:250], flush=True)
+    every = {name: group for group in (MULTIMODAL, ENCODERS) for name in classes(group)}
+    found: dict[str, list[Row]] = {}
+    if options.json is not None and options.json.exists() and options.models:
+        for row in json.loads(options.json.read_text())["rows"]:
+            found.setdefault(row["model"], []).append(row)
+    for name, rows in run([(n, g) for n, g in every.items() if n in (options.models or every)], options.processes):
+        found[name] = [{"group": every[name]} | row for row in rows]
+        for row in rows:
+            print(state(row), json.dumps(row)[:250], flush=True)
+        if options.json is not None:
+            ordered = [row for name in every for row in found.get(name, ())]
+            result = {"transformers": transformers.__version__, "rows": ordered}
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+    outcomes = {
+        group: Counter(outcome(found[n]) for n in found if every[n] == group) for group in (MULTIMODAL, ENCODERS)
+    }
     print(transformers.__version__, {group: dict(counts) for group, counts in outcomes.items()})
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size":
 PARTS = {
     "DiffusionGemmaForBlockDiffusion": {"vision_config": ("Gemma4VisionConfig", PATCHES)},
     "Gemma4ForConditionalGeneration": {
-        "audio_config": ("Gemma4AudioConfig", {}), "vision_config": ("Gemma4VisionConfig", PATCHES),
+        "audio_config": ("Gemma4AudioConfig", {}),
+        "vision_config": ("Gemma4VisionConfig", PATCHES),
     },
     "NemotronH_Omni_Reasoning_V3": {
         "audio_config": ("ParakeetEncoderConfig", {"projection_hidden_size": 64, "projection_bias": False}),
