@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,8 +126,7 @@ def compare(model: Any, form: Form, expected: list[Any], path: str | None = None
     """Call a wrapped model, or its tower at a path, at each layout, twice, the second time with NaN in all padding."""
     function = find(model, form.function) if path is None else model.get_submodule(path)
     encoders = vg.encoders(model)
-    before = {path: encoder.stats.replays.total() for path, encoder in encoders.items()}
-    eager = {path: encoder.stats.eager.total() for path, encoder in encoders.items()}
+    before = {path: (replays(encoder), eager_calls(encoder)) for path, encoder in encoders.items()}
     specs = [e.spec for at, e in encoders.items() if at in ("", path) or isinstance(e.spec.layout, ClipMask)]
     spec = next((one for one in specs if one.layout.padded), None)
     worst = 0.0
@@ -135,14 +135,29 @@ def compare(model: Any, form: Form, expected: list[Any], path: str | None = None
         for encoder in encoders.values():
             encoder.poison()
         worst = max(worst, error(real(function(**call), call, spec), real(output, call, spec)))
-    ran = {path: encoder.stats.replays.total() - before[path] for path, encoder in encoders.items()}
-    used = {path: e for path, e in encoders.items() if ran[path] or e.stats.eager.total() > eager[path]}
+    used = {path: e for path, e in encoders.items() if before[path] != (replays(e), eager_calls(e))}
     return {
         "found": {path: f"{encoders.how[path]}, {type(e.spec.layout).__name__}" for path, e in used.items()},
-        "replays": sum(ran.values()),
-        "eager": {reason: n for e in used.values() for reason, n in e.stats.eager.items()},
+        "replays": sum(replays(e) - before[path][0] for path, e in used.items()),
+        "eager": dict(sum((eager_calls(e) - before[path][1] for path, e in used.items()), Counter[str]())),
         "error": worst,
+        "why": "" if used else "the call reaches no tower that is wrapped",
     }
+
+
+def parts(encoder: Any) -> list[vg.GraphedEncoder]:
+    """An encoder, and the one for batches that it may have."""
+    return [encoder, *filter(None, [getattr(encoder, "batches", None)])]
+
+
+def replays(encoder: vg.GraphedEncoder) -> int:
+    """How many times graphs of an encoder were replayed."""
+    return sum(part.stats.replays.total() for part in parts(encoder))
+
+
+def eager_calls(encoder: vg.GraphedEncoder) -> Counter[str]:
+    """The calls that ran eager, by the reason."""
+    return sum((Counter(part.stats.eager) for part in parts(encoder)), Counter[str]())
 
 
 if __name__ == "__main__":
