@@ -78,7 +78,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MiniMaxM3SparseForConditionalGeneration": {"merged_hidden_size": 768},
     "Mistral3ForConditionalGeneration": {"vision_config.image_size": 112},
     "MistralLarge4ForConditionalGeneration": {"vision_config.image_size": 112},
-    "MllamaForConditionalGeneration": {"vision_config.intermediate_layers_indices": [0, 1]},
+    "MllamaForConditionalGeneration": {
+        "vision_config.intermediate_layers_indices": [0, 1], "vision_config.image_size": 112,
+        "vision_config.num_global_layers": 2,
+    },
     "Molmo2ForConditionalGeneration": {"adapter_config.vision_feature_layer": [-1, -2]},
     "Phi4MultimodalForCausalLM": {"vision_config.image_size": 56, "vision_config.crop_size": 56},
     "Qwen3OmniMoeForConditionalGeneration": {
