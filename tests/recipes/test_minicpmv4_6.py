@@ -1,6 +1,7 @@
 """The vision tower of MiniCPM-V 4.6: strips of patches, merged in windows between two layers."""
 
 import functools
+import sys
 
 import pytest
 import torch
@@ -133,3 +134,11 @@ def test_whole_models_give_the_same_features():
         assert distance(model.model.get_video_features(strip, sizes).last_hidden_state, frames.last_hidden_state) < 1e-5
     assert vg.encoders(model)["model.vision_tower"].stats.replays.total() == 2
     assert all(distance(*pair) < 1e-5 for pair in zip(output.pooler_output, expected.pooler_output, strict=True))
+
+
+def test_a_tower_that_merges_all_slices_at_one_size_is_refused(monkeypatch):
+    tower = strip_tower()
+    modeling = sys.modules[type(tower.vit_merger).__module__]
+    monkeypatch.setattr(modeling, "get_vision_merged_shape", None, raising=False)  # as transformers 5.17 has it
+    with pytest.raises(vg.SpecError, match="merges all slices of a call as though they had the size of the first one"):
+        vg.recipes.minicpmv4_6(tower, BUDGETS, backend="tape")

@@ -16,9 +16,11 @@ SETTINGS = {
 
 
 def strip_tower(dtype=torch.float32, seed=0, **settings):
-    """Return a tower with random weights; skip the test where transformers has none."""
+    """Return a tower with random weights; skip the test where transformers has none that takes slices of any size."""
     folder = "transformers.models.minicpmv4_6"
     modeling = pytest.importorskip(f"{folder}.modeling_minicpmv4_6", reason="this transformers has no MiniCPM-V 4.6")
+    if hasattr(modeling, "get_vision_merged_shape"):
+        pytest.skip("this transformers merges all slices at the size of the first one")
     config = importlib.import_module(f"{folder}.configuration_minicpmv4_6").MiniCPMV4_6VisionConfig
     torch.manual_seed(seed)
     tower = modeling.MiniCPMV4_6VisionModel._from_config(config(**SETTINGS | settings), dtype=dtype)

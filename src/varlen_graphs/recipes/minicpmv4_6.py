@@ -4,6 +4,7 @@ Follows `transformers/models/minicpmv4_6/modeling_minicpmv4_6.py`, whose submodu
 the sizes of slices on the host for its positions, its windows and its attention; here all of these are in the graph.
 """
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -57,9 +58,14 @@ def minicpmv4_6(
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of such a tower, or merges other windows than 2 x 2, or after
-            its last layer.
+            its last layer. Or transformers merges all slices at the size of the first one, as 5.17 does.
     """
     check_parts(tower, PARTS, "the vision tower of MiniCPM-V 4.6, which is model.model.vision_tower of a whole model")
+    if hasattr(sys.modules[type(tower.vit_merger).__module__], "get_vision_merged_shape"):
+        raise SpecError(
+            f"{type(tower).__name__} of this version of transformers merges all slices of a call as though they had "
+            "the size of the first one: expected one that merges each at its own size, as transformers 5.23 does"
+        )
     output_type = output_class(tower, "BaseModelOutputWithPooling")
     cut, layers, parts = tower.config.insert_layer_id + 1, len(tower.encoder.layers), tower.embeddings
     if not 0 < cut < layers or {*tower.vit_merger.window_kernel_size} != {WINDOW}:

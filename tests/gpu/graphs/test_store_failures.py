@@ -252,7 +252,9 @@ def test_an_upload_of_pinned_memory_is_held_and_one_of_memory_made_in_the_forwar
     torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 3)
     pinned.fill_(4.0)
     torch.testing.assert_close(encoder(rows, lengths=[6]), rows + 4)
-    made = vg.GraphedEncoder(Uploading(lambda: torch.tensor([3.0] * 16, pin_memory=True)).to("cuda"), [64], spec)
+    constant = Uploading(lambda: torch.tensor([3.0] * 16, pin_memory=True)).to("cuda")
+    torch.testing.assert_close(vg.GraphedEncoder(constant, [64], spec)(rows, lengths=[6]), rows + 3)
+    made = vg.GraphedEncoder(Uploading(lambda: (pinned * 2).pin_memory()).to("cuda"), [64], spec)
     with pytest.raises(vg.CaptureError, match="uploads host memory that the run itself created"):
         made(rows, lengths=[6])
 
