@@ -42,6 +42,7 @@ MEAN_TOKENS, SPREAD = 40, 0.8
 LONGEST = 512
 
 Call = dict[str, Tensor]
+Run = Callable[[], Any]
 
 
 class Model(NamedTuple):
@@ -178,7 +179,14 @@ def in_dtype(call: Call, dtype: torch.dtype) -> Call:
 
 
 def run(name: str, repeats: int) -> list[dict[str, Any]]:
-    """The rows of a model."""
+    """The rows of a model: all systems are compiled, captured and checked before any is timed."""
+    prepared = prepare(name)
+    grow_cache()
+    return [row | measure(runs, repeats) for row, runs in prepared]
+
+
+def prepare(name: str) -> list[tuple[dict[str, Any], dict[str, Run]]]:
+    """The rows of a model without times, and what to time for each, by the names of systems."""
     about = MODELS[name]
     model = build(about, torch.bfloat16)
     reference = copy.deepcopy(model).float()
@@ -190,7 +198,7 @@ def run(name: str, repeats: int) -> list[dict[str, Any]]:
     compiled = torch.compile(copy.deepcopy(model), dynamic=True)
     with torch.no_grad():
         compiled(**in_dtype(about.call(model.config, 3), torch.bfloat16))
-    rows = []
+    prepared = []
     for batch in about.batches:
         call = in_dtype(about.call(model.config, batch), torch.bfloat16)
         with torch.no_grad():
@@ -201,10 +209,10 @@ def run(name: str, repeats: int) -> list[dict[str, Any]]:
         if is_text and batch == max(about.batches):
             budget = vg.Budget(-(-int(call["attention_mask"].sum()) // 128) * 128, items=2 * batch)
             systems["fused"] = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
-        row = {"model": name, "batch": batch, "tokens": tokens(call)}
-        rows.append(row | run_call({n: s for n, s in systems.items() if s is not None}, call, expected, repeats))
-        rows[-1]["eager_calls"] = dict(encoder.stats.eager)
-    return rows
+        row, runs = check_call({n: s for n, s in systems.items() if s is not None}, call, expected)
+        about_call = {"model": name, "batch": batch, "tokens": tokens(call)}
+        prepared.append((about_call | row | {"eager_calls": dict(encoder.stats.eager)}, runs))
+    return prepared
 
 
 def tokens(call: Call) -> str | None:
@@ -213,19 +221,19 @@ def tokens(call: Call) -> str | None:
     return None if mask is None else f"{int(mask.sum())} of {mask.numel()}"
 
 
-def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeats: int) -> dict[str, Any]:
-    """Check and time the systems on one call."""
+def check_call(systems: dict[str, Any], call: Call, expected: list[Tensor]) -> tuple[dict[str, Any], dict[str, Run]]:
+    """Check the systems on one call; return their errors and failures, and what to time of those that are right."""
     row: dict[str, Any] = {}
-    runs: dict[str, Callable[[], Any]] = {}
+    runs: dict[str, Run] = {}
 
-    def caller(system: Any) -> Callable[[], Any]:
+    def caller(system: Any) -> Run:
         def one() -> Any:
             with torch.no_grad():
                 return system(**call)
 
         return one
 
-    def checked(name: str, once: Callable[[], Any]) -> None:
+    def checked(name: str, once: Run) -> None:
         try:
             row[f"{name}_error"] = distance(real_rows(once(), call), expected)
             check(row[f"{name}_error"], row["eager_error"])
@@ -234,7 +242,7 @@ def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeat
         else:
             runs[name] = once
 
-    def exact() -> Callable[[], Any]:
+    def exact() -> Run:
         graph, output = capture(caller(systems["eager"]))
 
         def replay() -> Any:
@@ -250,11 +258,16 @@ def run_call(systems: dict[str, Any], call: Call, expected: list[Tensor], repeat
         row["kernels_ms"] = gpu_microseconds(caller(systems["eager"]), launches=3) / 1e3
     except Exception as failure:  # the model cannot be captured
         row["exact_failed"] = reason(failure)
-    grow_cache()
+    return row, runs
+
+
+def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
+    """Milliseconds of each system, in turn: until the GPU is done, and until the host is."""
+    row = {}
     for each in runs.values():
         for _ in range(3):
             each()
-    for (name, _), (walls, hosts) in zip(runs.items(), measure_in_turn([*runs.values()], repeats, 20), strict=True):
+    for name, (walls, hosts) in zip(runs, measure_in_turn([*runs.values()], repeats, 20), strict=True):
         row[f"{name}_ms"] = statistics.median(walls)
         row[f"{name}_host_ms"] = statistics.median(hosts)
     return row

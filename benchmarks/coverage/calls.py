@@ -175,6 +175,9 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     """Yield the calls of a function of images in every form that its arguments allow."""
     takes = parameters(function)
     grid = next((n for n in takes if n.endswith(("grid_thw", "grid_hw", "spatial_shapes", "target_sizes"))), None)
+    if grid == "spatial_shapes" and "pixel_attention_mask" in takes:
+        patch = 3 * config_value(model, ("patch_size",), VISION, 16) ** 2
+        yield [masked(rows, grid, own, patch, seed) for seed, own in enumerate(GRIDS)]
     if grid is not None:
         yield from patches(model, rows, grid, takes, 1)
     size = side(model)
@@ -207,6 +210,14 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     yield tiled
     frames = config_value(model, ("num_frames",), VISION, 8)
     yield [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+
+
+def masked(rows: str, grid: str, sizes: list[tuple[int, int]], width: int, seed: int) -> dict[str, Any]:
+    """A call of SigLIP 2: a padded batch of the patches of images, its mask, and their sizes."""
+    shapes = torch.tensor(sizes)
+    mask = torch.arange(int(shapes.prod(1).max())) < shapes.prod(1, keepdim=True)
+    pixels = seeded(*mask.shape, width, seed=seed) * mask[..., None]
+    return {rows: pixels, "pixel_attention_mask": mask.long(), grid: shapes}
 
 
 def placed(rows: str, places: str, sizes: list[tuple[int, int]], shape: Sequence[int], seed: int) -> dict[str, Any]:

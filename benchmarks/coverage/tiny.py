@@ -26,6 +26,12 @@ SMALL = {
 }  # fmt: skip
 DEPTH, HEAD_COUNT = 3, 2
 
+SAM = {
+    "vision_config.image_size": 64, "vision_config.patch_size": 8, "vision_config.window_size": 4,
+    "vision_config.global_attn_indexes": [1], "vision_config.num_hidden_layers": 2,
+    "prompt_encoder_config.image_size": 64,
+}  # fmt: skip
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "AlignModel": {
         "vision_config.image_size": 64, "vision_config.width_coefficient": 1.0, "vision_config.depth_coefficient": 0.5,
@@ -52,6 +58,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "DiffusionGemmaForBlockDiffusion": {
         "text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 32,
     },
+    "EfficientNetModel": {
+        "image_size": 64, "width_coefficient": 1.0, "depth_coefficient": 0.5, "hidden_dim": 1280,
+    },
     "Emu3ForConditionalGeneration": {"vocabulary_map": {"<image>": 9, "<|extra_200|>": 8}},
     "Gemma3ForConditionalGeneration": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
     "GraniteDoclingForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
@@ -72,6 +81,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config.intermediate_size": 384, "vision_config.projector_input_dim": 64,
         "vision_config.projector_output_dim": 64, "vision_config.vision_output_dim": 64,
     },
+    "Llama4VisionModel": {
+        "intermediate_size": 384, "projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64,
+    },
     "MiniCPMOcrForConditionalGeneration": {"vision_config.insert_layer_id": 0},
     "MiniCPMV4_6ForConditionalGeneration": {"vision_config.insert_layer_id": 0},
     "MiniCPMV4_7ForConditionalGeneration": {"vision_config.insert_layer_id": 1},
@@ -82,17 +94,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config.intermediate_layers_indices": [0, 1], "vision_config.image_size": 112,
         "vision_config.num_global_layers": 2,
     },
+    "MllamaVisionModel": {"intermediate_layers_indices": [0, 1], "image_size": 112, "num_global_layers": 2},
     "Molmo2ForConditionalGeneration": {"adapter_config.vision_feature_layer": [-1, -2]},
     "Phi4MultimodalForCausalLM": {"vision_config.image_size": 56, "vision_config.crop_size": 56},
+    "Qwen3ASRForConditionalGeneration": {"audio_config.downsample_hidden_size": 32},
     "Qwen3OmniMoeForConditionalGeneration": {
         "talker_config.text_config.shared_expert_intermediate_size": 32, "talker_config.spatial_merge_size": 2,
     },
-    "SamModel": {
-        "vision_config.image_size": 64, "vision_config.patch_size": 8, "vision_config.window_size": 4,
-        "vision_config.global_attn_indexes": [1], "vision_config.num_hidden_layers": 2,
+    "Sam2Model": {
+        "vision_config.backbone_config.image_size": [128, 128], "prompt_encoder_config.image_size": 128,
+        "vision_config.backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
     },
+    "Sam3TrackerModel": {
+        "vision_config.backbone_config.image_size": 112, "vision_config.backbone_config.pretrain_image_size": 112,
+        "vision_config.backbone_config.window_size": 4, "prompt_encoder_config.image_size": 112,
+        "vision_config.backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
+    },
+    "SamHQModel": SAM,
+    "SamModel": SAM,
     "SmolVLMForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "Step3p7ForConditionalGeneration": {"vision_config.image_size": 112},
+    "Swin2SRModel": {
+        "image_size": 16, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 2], "num_layers": 2,
+    },
+    "T5GemmaEncoderModel": {"is_encoder_decoder": False},
     "T5Gemma2ForConditionalGeneration": {
         "encoder.vision_config.image_size": 896, "encoder.vision_config.patch_size": 14,
     },
@@ -100,6 +125,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config.sam_config.image_size": 256, "vision_config.sam_config.mlp_dim": 256,
         "vision_config.sam_config.downsample_channels": [64, 128], "vision_config.encoder_config.image_size": 56,
     },
+    "VideoPrismClipModel": {"vision_config.image_size": 36, "vision_config.num_frames": 4},
+    "Wav2Vec2BertForCTC": {"vocab_size": 320},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 320},
     "XmodModel": {"default_language": "en_XX"},
 }  # fmt: skip
 """Settings by their paths, where the defaults of a class do not fit each other, or are large."""

@@ -57,6 +57,13 @@ def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before,
             torch.testing.assert_close(got, forward(x, **statics))
 
 
+def test_budgets_of_one_item_are_compiled_apart():
+    compiled = CompiledForward(lambda x: x * 2, backend="eager")
+    for items in (8, 4, 1, 2, 1):  # the compiler takes a size of 1 for a constant
+        x = torch.randn(items, 16)
+        torch.testing.assert_close(compiled(vg.Budget(16 * items, items=items), x=x), x * 2)
+
+
 def test_any_number_of_encoders_is_compiled():
     class Scale:
         def __init__(self, factor):

@@ -1,4 +1,4 @@
-"""Vision towers of whole models that take batches: Step 3.7, Unlimited-OCR, Phi-4-multimodal, Idefics."""
+"""Vision towers of whole models that take batches: Step 3.7, Unlimited-OCR, Phi-4-multimodal, Idefics, SAM."""
 
 import functools
 
@@ -8,7 +8,7 @@ import transformers
 
 import varlen_graphs as vg
 from benchmarks.coverage import tiny
-from tests.support.multimodal import random
+from tests.support.multimodal import SEGMENTING, random
 from tests.support.towers import distance
 
 SIDE = 56
@@ -135,6 +135,27 @@ def test_positions_among_pixels_are_refused_with_the_reason(wrapped):
     )
     with pytest.raises(vg.SpecError, match="Pix2StructVisionModel reads positions among the pixels of its rows"):
         wrapped(transformers.Pix2StructVisionModel(config).eval())
+
+
+def test_models_with_prompts_replay_graphs_of_their_encoder_of_images(wrapped):
+    config = transformers.SamConfig(
+        vision_config={**SEGMENTING, "num_pos_feats": 8},
+        prompt_encoder_config={"hidden_size": 16, "image_size": 16, "patch_size": 4},
+        mask_decoder_config={"hidden_size": 16, "mlp_dim": 16, "num_attention_heads": 2, "iou_head_hidden_dim": 16},
+    )
+    torch.manual_seed(0)
+    model = wrapped(transformers.SamModel(config).eval())
+    pixels = random(2, 3, 16, 16)
+    call = {"pixel_values": pixels, "input_points": torch.tensor([[[[9.0, 3.0]]], [[[4.0, 5.0]]]])}
+    with torch.no_grad():
+        masks, embeddings = model(**call).pred_masks, model.get_image_embeddings(pixels)
+    encoders = vg.encoders(model)
+    assert [*encoders] == ["vision_encoder"]
+    assert encoders["vision_encoder"].stats.replays.total() == 2
+    vg.unwrap(model)
+    with torch.no_grad():
+        assert distance(masks, model(**call).pred_masks) < 1e-5
+        assert distance(embeddings, model.get_image_embeddings(pixels)) < 1e-5
 
 
 def test_layers_may_be_deeper_inside_a_tower_that_is_no_model(wrapped):

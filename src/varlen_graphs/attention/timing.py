@@ -1,9 +1,9 @@
 """Timing of attention backends: once per size of inputs, while graphs are captured."""
 
 import reprlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,13 +30,9 @@ class Timed(NamedTuple):
     per_square: float
 
 
-class _Measuring(threading.local):
-    """Measurement in progress on this thread; other threads may run attention meanwhile."""
+_MEASURING: ContextVar[AttentionCost | None] = ContextVar("_MEASURING", default=None)
+"""Measurement in progress in this thread; other threads may run attention meanwhile."""
 
-    now: AttentionCost | None = None
-
-
-_measuring = _Measuring()
 results: dict[tuple[object, ...], Timed] = {}
 """Results by device, dtype and size of the inputs, and by the backends that support them."""
 
@@ -47,12 +43,11 @@ def measuring() -> Iterator[AttentionCost]:
 
     Syncs with the device. Outside the block `fastest` returns the stored result, or the first backend if there is none.
     """
-    before, now = _measuring.now, AttentionCost()
-    _measuring.now = now
+    token = _MEASURING.set(now := AttentionCost())
     try:
         yield now
     finally:
-        _measuring.now = before
+        _MEASURING.reset(token)
 
 
 def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> str:
@@ -60,7 +55,7 @@ def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> st
     q, k = inputs.q, inputs.k
     sizes = inputs.max_seqlen_q, inputs.max_seqlen_k, inputs.left, inputs.right
     key = (q.device, q.dtype, q.shape, k.shape, *sizes, *backends)
-    measured = _measuring.now
+    measured = _MEASURING.get()
     if key not in results and measured is not None and not torch.cuda.is_current_stream_capturing():
         results[key] = _time(inputs, backends)
     if key not in results:

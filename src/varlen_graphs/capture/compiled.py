@@ -14,8 +14,9 @@ from varlen_graphs.layout.budgets import Budget
 class CompiledForward:
     """Compiles a function at one budget, with dynamic shapes, and refuses to recompile it for another.
 
-    The compiler only fuses; shapes and graphs are handled by this library. Other static arguments, or weights of
-    another dtype, are compiled at the first budget of each set of graphs.
+    The compiler only fuses; shapes and graphs are handled by this library. Budgets of one item are compiled apart: the
+    compiler takes a size of 1 for a constant. Other static arguments, or weights of another dtype, are compiled at the
+    first budget of each set of graphs.
 
     Args:
         function: The function to compile.
@@ -27,12 +28,12 @@ class CompiledForward:
 
     def __init__(self, function: Callable[..., Any], backend: str = "inductor") -> None:
         self._function = torch.compile(function, dynamic=True, backend=backend)
-        self._compiled_at: Budget | None = None
+        self._compiled_at: dict[bool, Budget] = {}  # by whether it holds one item
         self.seconds: float | None = None
 
     def begin(self) -> None:
         """Let the next call compile at its own budget, if it needs new code."""
-        self._compiled_at = None
+        self._compiled_at = {}
 
     def __call__(self, budget: Budget, /, **arguments: Any) -> Any:
         """Run the function.
@@ -48,7 +49,7 @@ class CompiledForward:
         import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import RecompileError
 
-        compile_at = self._compiled_at or budget
+        compile_at = self._compiled_at.get(budget.items == 1, budget)
         # The number of rows may equal the number of channels by chance, and must not become the same symbol (duck
         # shapes). Floats stay constants. All encoders of a process share the frame compiled here, and torch would give
         # up after a few recompilations of one frame, so the limits are lifted.
@@ -67,7 +68,7 @@ class CompiledForward:
                     f"compile=True would recompile for each budget, because of {error}: expected code that does not "
                     "depend on the budget; omit compile=True, or compute what depends on the budget in a buffer"
                 ) from error
-        self._compiled_at = compile_at
+        self._compiled_at[budget.items == 1] = compile_at
         if self.seconds is None:
             self.seconds = time.perf_counter() - start
         return output

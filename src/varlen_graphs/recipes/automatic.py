@@ -36,6 +36,9 @@ OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
 LOSSES = ("labels", "mask_labels", "start_positions")
 """Arguments of models with a head."""
 
+PROMPTS = ("input_points", "input_boxes")
+"""Arguments of models that segment what they are pointed at: the encoder of images is inside of them."""
+
 CACHES = ("padding_cache", "past_key_values")
 """Arguments by which encoders of streams carry state from one chunk of sound to the next."""
 
@@ -81,9 +84,10 @@ def describes_items(module: nn.Module) -> bool:
 def takes_batch(module: nn.Module) -> bool:
     """Return True for models, and stacks of layers, whose first argument is a batch of images or sound."""
     has_layers = is_model(module) or any(isinstance(part, nn.ModuleList) for part in module.modules())
-    first = next(iter(arguments_of(module)), "")
+    names = arguments_of(module)
+    first = next(iter(names), "")
     named = first in INPUTS or (first == "hidden_states" and getattr(module, MAIN_INPUT, None) in INPUTS)
-    return named and has_layers and is_encoder(module)
+    return named and has_layers and is_encoder(module) and not any(name in PROMPTS for name in names)
 
 
 def hears_clips(module: nn.Module) -> bool:

@@ -41,6 +41,12 @@ def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     assert not encoder.stats.eager
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+def test_compiled_graphs_are_as_the_model(name):
+    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", capture=vg.Capture(compile=True))
+    check_texts(encoder, 1e-3)
+
+
 def test_a_mask_on_the_gpu_costs_one_copy_to_the_host_and_one_on_the_cpu_none():
     encoder = text_encoder("bert", text_model("bert").cuda(), backend="cuda").capture()
     call = texts(encoder.module, [9, 30, 4])

@@ -1,6 +1,5 @@
 """Torch function mode under which a padded batch of clips runs in a graph, each clip as if it were alone."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +63,7 @@ class Alone(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         kwargs = kwargs or {}
-        if is_question(func, sys._getframe(1)):
+        if is_question(func):
             return False
         if func is F.scaled_dot_product_attention and self._rows is not None and self._keys is not None:
             return _attention(self._rows, self._keys, *args, **kwargs)

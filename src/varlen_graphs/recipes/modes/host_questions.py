@@ -20,8 +20,14 @@ WARNING = "warn_if_padding_and_no_attention_mask"
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def is_question(func: Any, caller: FrameType) -> bool:
-    """Return True if code of transformers calls a torch function to ask one of these questions."""
+def is_question(func: Any) -> bool:
+    """Return True if code of transformers calls a torch function to ask one of these questions.
+
+    Code under `torch.compile`, which cannot tell its caller, asks none.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    caller = sys._getframe(2)  # of the mode
     if func in (Tensor.all, torch.all):
         return caller.f_code.co_filename.endswith(MASK_FILES)
     if func is not Tensor.__contains__:
@@ -40,7 +46,7 @@ class HostQuestions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
-        return False if is_question(func, sys._getframe(1)) else func(*args, **(kwargs or {}))
+        return False if is_question(func) else func(*args, **(kwargs or {}))
 
 
 def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,17 @@
+"""What models ask about masks on the host: answered no in a graph, and not asked in compiled code."""
+
+import torch
+
+from varlen_graphs.recipes.modes.alone import Alone
+from varlen_graphs.recipes.modes.host_questions import HostQuestions
+
+
+def test_code_under_the_modes_compiles_whole():
+    def run(mode, mask):
+        with mode():
+            return torch.nn.functional.softmax(mask.float(), dim=-1) * mask.all()
+
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    for mode in (HostQuestions, Alone):
+        compiled = torch.compile(run, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(mode, mask), run(mode, mask))
