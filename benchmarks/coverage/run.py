@@ -146,8 +146,8 @@ def compare(model: Any, form: Form, expected: list[Any], path: str | None = None
 
 
 def parts(encoder: Any) -> list[vg.GraphedEncoder]:
-    """An encoder, and the one for batches that it may have."""
-    return [encoder, *filter(None, [getattr(encoder, "batches", None)])]
+    """An encoder, and the second one that it may have."""
+    return [encoder, *filter(None, [getattr(encoder, "second", None)])]
 
 
 def replays(encoder: vg.GraphedEncoder) -> int:

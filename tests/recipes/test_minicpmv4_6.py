@@ -62,9 +62,23 @@ def test_the_call_and_the_output_are_the_towers_own():
     assert len(states.hidden_states) == 5
     assert distance(states, original_of(tower)(strip, MIXED, output_hidden_states=True)) < 1e-5
     assert encoder.stats.eager == eager
-    whole = encoder(strip, sizes, use_vit_merger=False)
-    assert distance(whole, original_of(tower)(strip, MIXED, use_vit_merger=False)) < 1e-5
-    assert encoder.stats.eager - eager == {"use_vit_merger=False": 1}
+
+
+def test_calls_that_merge_no_windows_have_graphs_of_their_own():
+    tower, encoder = shared()
+    strip, sizes = strips_of()(MIXED), torch.tensor(MIXED)
+    for asked in ({}, {"output_hidden_states": True}):
+        whole = encoder(strip, sizes, use_vit_merger=False, **asked)
+        expected = original_of(tower)(strip, MIXED, use_vit_merger=False, **asked)
+        assert type(whole) is type(expected)
+        assert distance(whole, expected) < 1e-5
+    assert encoder.whole.stats.replays.total() == 2
+    assert not encoder.whole.stats.eager
+    run = original_of(tower)
+    check_padding_contract(
+        encoder.whole, lambda rows, sizes: run(rows, sizes, use_vit_merger=False), strips_of(), "target_sizes",
+        [[(8, 16)], [(2, 2)], MIXED, [(6, 8)]], 1e-5,
+    )  # fmt: skip
 
 
 def test_verify_finds_nothing_and_graphs_are_proven_against_the_tower():

@@ -22,6 +22,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, project_heads, siglip_layers
+from varlen_graphs.recipes.merged_or_whole import MergedOrWhole
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, block_places, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
@@ -47,7 +48,8 @@ def minicpmv4_6(
 
     The encoder is called as the tower is, with `pixel_values` `[1, 3, patch, patch * patches]`, slices or frames one
     after another, and `target_sizes` `[slices, 2]`, their height and width in patches. It returns the tower's own
-    output type with `last_hidden_state` `[1, patches / 4, hidden]`. Calls with `use_vit_merger=False` run eager.
+    output type with `last_hidden_state` `[1, patches / 4, hidden]`. Calls with `use_vit_merger=False`, those of
+    MiniCPM-OCR by default, merge no windows and return `[1, patches, hidden]`: `encoder.whole` has graphs of their own.
     Nothing syncs with the host.
 
     Args:
@@ -75,37 +77,63 @@ def minicpmv4_6(
         )
     ids = _position_ids(parts.num_patches_per_side, parts.position_embedding.weight.device)
 
+    def embedded(tower: Any, pixel_values: Tensor, buckets: Tensor) -> Tensor:
+        parts = tower.embeddings
+        patches = rearrange(pixel_values, "1 c i (patches j) -> patches (c i j)", j=parts.patch_size)
+        positions = parts.position_embedding(buckets[:, 0] * parts.num_patches_per_side + buckets[:, 1])
+        x: Tensor = patch_convolution(patches, parts.patch_embedding) + positions
+        return x
+
     def forward(
         tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule, buckets: Tensor,
         places: Tensor, merged: Segments, output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
-        parts, all_layers = tower.embeddings, [*tower.encoder.layers]
-        patches = rearrange(pixel_values, "1 c i (patches j) -> patches (c i j)", j=parts.patch_size)
-        positions = parts.position_embedding(buckets[:, 0] * parts.num_patches_per_side + buckets[:, 1])
-        x = patch_convolution(patches, parts.patch_embedding) + positions
-        first: list[Tensor] = []
+        all_layers, first = [*tower.encoder.layers], list[Tensor]()
+        x = embedded(tower, pixel_values, buckets)
         x = siglip_layers(all_layers[:cut], x, None, cu_seqlens, max_seqlen, schedule, attention, states=first)
         x, later = _merge(tower.vit_merger, x[places]), list[Tensor]()
         x = siglip_layers(all_layers[cut:], x, tower.post_layernorm, *merged, attention, states=later)[None]
         states = [state[None] for state in [*first, *later[1:]]]
         return output_type(last_hidden_state=x, **recorded(states, x, output_hidden_states))
 
+    def whole(
+        itself: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
+        buckets: Tensor, output_hidden_states: Any = None,
+    ) -> Any:  # fmt: skip
+        tower, states = itself.tower, list[Tensor]()
+        segments = cu_seqlens, max_seqlen, schedule
+        x = embedded(tower, pixel_values, buckets)
+        x = siglip_layers(tower.encoder.layers, x, tower.post_layernorm, *segments, attention, states=states)[None]
+        layers = [state[None] for state in states]
+        return output_type(last_hidden_state=x, **recorded(layers, x, output_hidden_states))
+
     def merged(table: ItemTable) -> Segments:
         return _merged(table, tower.encoder.layers[0].self_attn)
 
-    before, after, size = Rows(rows_dim=1), Rows(every=WINDOW**2, rows_dim=1), parts.patch_size
+    size = parts.patch_size
+    rows = PackedRows("pixel_values", (1, parts.patch_embedding.in_channels, size, size), rows_dim=3, strip=True)
+    before, after, budgets = (
+        Rows(rows_dim=1),
+        Rows(every=WINDOW**2, rows_dim=1),
+        Ladder() if budgets is None else budgets,
+    )
+    buffers = [
+        *attention_buffers(tower.encoder.layers[0].self_attn, "item"),
+        Lookup("buckets", lambda size: ids[size, :size], largest=LARGEST),
+    ]
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", (1, parts.patch_embedding.in_channels, size, size), rows_dim=3, strip=True),
-        layout=GridHW("target_sizes", merge=WINDOW),
-        buffers=[
-            *attention_buffers(tower.encoder.layers[0].self_attn, "item"),
-            Lookup("buckets", lambda size: ids[size, :size], largest=LARGEST),
+        rows,
+        GridHW("target_sizes", merge=WINDOW),
+        [
+            *buffers,
             DeviceBuffer("places", block_places, any_segments=False),
             DeviceBuffer("merged", merged, any_segments=False),
         ],
-        outputs=Outputs(last_hidden_state=after, hidden_states=[before] * (cut + 1) + [after] * (layers - cut)),
+        Outputs(last_hidden_state=after, hidden_states=[before] * (cut + 1) + [after] * (layers - cut)),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    outputs = Outputs(last_hidden_state=before, hidden_states=[before] * (layers + 1))
+    of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs)
+    return MergedOrWhole(tower, budgets, spec, of_whole, forward, whole, **options)
 
 
 def _merged(table: ItemTable, attn: Any) -> Segments:

@@ -1,21 +1,19 @@
 """Encoder of a tower that takes packed items of any size, and batches of items of one size."""
 
-import dataclasses
 import inspect
 from typing import Any
 
 from torch import nn
 
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.tower_encoder import TowerEncoder
+from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 
-class PackedOrBatch(TowerEncoder):
+class PackedOrBatch(TwoEncoders):
     """Encoder of packed items, as declared, with an encoder of its own for batches.
 
     Calls without the argument that describes the items bring a batch. Budgets, statistics and the report of this
@@ -30,19 +28,16 @@ class PackedOrBatch(TowerEncoder):
         super().__init__(module, budgets, spec, **options)
         parameters = inspect.signature(module.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        own = {name: value for name, value in options.items() if name not in ("forward", "off")}
-        own["capture"] = dataclasses.replace(options.get("capture", Capture()), warmup=None)  # a file is of one encoder
         self.why_eager: str | None = None
-        self._batches: tuple[GraphedEncoder, ...] = ()  # in a tuple, so that it is no submodule
         try:
-            self._batches = (by_batch(module, **({"pool": self.pool} | own)),)
+            self._second = (by_batch(module, **options_of_second(self, options)),)
         except SpecError as error:
             self.why_eager = f"a batch: {error}"
 
     @property
     def batches(self) -> GraphedEncoder | None:
         """Encoder of batches."""
-        return next(iter(self._batches), None)
+        return self.second
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode packed items, or a batch.
@@ -56,15 +51,3 @@ class PackedOrBatch(TowerEncoder):
         if self.batches is not None:
             return self.batches(*args, **kwargs)
         return self._itself(self.why_eager or "", len(next(iter(call.values()), ())), args, kwargs)
-
-    def release(self) -> None:
-        """Free the graphs of both encoders; see `GraphedEncoder.release`."""
-        super().release()
-        if self.batches is not None:
-            self.batches.release()
-
-    def poison(self) -> None:
-        """Poison the padding of both encoders; see `GraphedEncoder.poison`."""
-        super().poison()
-        if self.batches is not None:
-            self.batches.poison()

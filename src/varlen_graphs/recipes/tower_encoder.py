@@ -1,10 +1,12 @@
-"""The part that encoders of recipes share whose calls are not those of their graphs."""
+"""The parts that encoders of recipes share whose calls are not those of their graphs."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from varlen_graphs.capture.options import Capture
 from varlen_graphs.encoder import GraphedEncoder
 
 
@@ -25,3 +27,37 @@ class TowerEncoder(GraphedEncoder):
         self.stats.count_call(items)
         self.stats.count_eager(reason)
         return self.executor.forward.itself(*args, **kwargs)
+
+
+class TwoEncoders(TowerEncoder):
+    """Encoder that answers some calls by a second encoder of the same tower.
+
+    Budgets, statistics and the report are those of this encoder; the second has its own.
+    """
+
+    _second: tuple[GraphedEncoder, ...] = ()
+    """In a tuple, so that it is no submodule."""
+
+    @property
+    def second(self) -> GraphedEncoder | None:
+        """The second encoder, if there is one."""
+        return next(iter(self._second), None)
+
+    def release(self) -> None:
+        """Free the graphs of both encoders; see `GraphedEncoder.release`."""
+        super().release()
+        if self.second is not None:
+            self.second.release()
+
+    def poison(self) -> None:
+        """Poison the padding of both encoders; see `GraphedEncoder.poison`."""
+        super().poison()
+        if self.second is not None:
+            self.second.poison()
+
+
+def options_of_second(encoder: GraphedEncoder, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a second encoder: those of the first, and its pool. A warm-up file is of one encoder."""
+    own = {name: value for name, value in options.items() if name not in ("forward", "off")}
+    capture = dataclasses.replace(options.get("capture", Capture()), warmup=None)
+    return {"pool": encoder.pool} | own | {"capture": capture}

@@ -18,3 +18,12 @@ def test_the_padding_contract_holds(dtype, tolerance):
     tower = strip_tower(dtype=dtype).cuda()
     encoder = vg.recipes.minicpmv4_6(tower, [vg.Budget(256, items=6), vg.Budget(1024, items=6)])
     check_padding_contract(encoder, original_of(tower), strips_of("cuda", dtype), "target_sizes", LAYOUTS, tolerance)
+
+
+def test_the_padding_contract_holds_without_merged_windows():
+    tower = strip_tower().cuda()
+    encoder, run = vg.recipes.minicpmv4_6(tower, [vg.Budget(1024, items=6)]), original_of(tower)
+    check_padding_contract(
+        encoder.whole, lambda rows, sizes: run(rows, sizes, use_vit_merger=False), strips_of("cuda"), "target_sizes",
+        LAYOUTS, 2e-3,
+    )  # fmt: skip

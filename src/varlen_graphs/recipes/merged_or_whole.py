@@ -1,0 +1,65 @@
+"""Encoder of a tower of MiniCPM-V 4.6, which merges windows of patches between two layers, or does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
+from varlen_graphs.spec.buffer_spec import BufferSpec
+
+MERGES, WITHOUT_MERGES = "use_vit_merger", 2
+"""The argument that tells whether windows are merged, and its place among all."""
+
+
+class Unmerged(nn.Module):
+    """A tower that merges no windows."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+        self.training = False  # the tower tells
+        self._run = tower.forward  # now: vg.wrap puts an encoder in its place
+
+    def forward(self, pixel_values: Tensor, target_sizes: Tensor, **options: Any) -> Any:
+        """Run the tower."""
+        return self._run(pixel_values, target_sizes=target_sizes, **{MERGES: False} | options)
+
+
+class MergedOrWhole(TwoEncoders):
+    """Encoder of a tower of MiniCPM-V 4.6: `whole` answers calls with `use_vit_merger=False`.
+
+    Args:
+        tower: The tower.
+        budgets: Those of either encoder.
+        spec: The declaration of the tower.
+        of_whole: That of one that merges no windows.
+        forward: What is captured of the tower.
+        whole: What is captured of the other.
+        **options: As for `GraphedEncoder`.
+    """
+
+    def __init__(
+        self, tower: nn.Module, budgets: Budgets, spec: BufferSpec, of_whole: BufferSpec,
+        forward: Callable[..., Any], whole: Callable[..., Any], **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(tower, budgets, spec, forward=forward, **options)
+        options = options_of_second(self, options)
+        self._second = (GraphedEncoder(Unmerged(tower), budgets, of_whole, forward=whole, **options),)
+
+    @property
+    def whole(self) -> GraphedEncoder:
+        """Encoder of calls that merge no windows."""
+        return self._second[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode slices of images.
+
+        Raises:
+            InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
+        """
+        if kwargs.get(MERGES, True) or len(args) > WITHOUT_MERGES or self.executor.forward.is_running:
+            return super().forward(*args, **kwargs)
+        return self.whole(*args, **{name: value for name, value in kwargs.items() if name != MERGES})
