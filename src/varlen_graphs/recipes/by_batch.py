@@ -29,6 +29,9 @@ from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
+HEAD_MASK = "head_mask"
+"""Argument of transformers 4 that leaves out heads of attention; calls that bring one run eager."""
+
 BATCHES = [1, 2, 4, 8, 16, 32]
 """Budgets by default."""
 
@@ -113,7 +116,8 @@ class _Batched:
             )
         self.inputs = [*inputs]
         self.shape = self._accepted(item_shapes(tower, kind) if shape is None else [tuple(shape)], parameters)
-        masks = [name for name in parameters if "mask" in name and name not in {one.name for one in self.inputs}]
+        declared = [HEAD_MASK, *(one.name for one in self.inputs)]
+        masks = [name for name in parameters if "mask" in name and name not in declared]
         self.ignored = [name for name in masks if never_reads(self.forward, name)]
         used = {*masks} - {*self.ignored}
         masks_of_shape = [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
