@@ -19,6 +19,7 @@ from tests.support.multimodal import (
     random,
     tower_model,
 )
+from tests.support.text_encoders import IS_OLD
 from tests.support.towers import distance
 from varlen_graphs.recipes import registry
 from varlen_graphs.recipes.by_batch import by_batch
@@ -36,6 +37,8 @@ def tokens(model, inputs):
 
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_a_model_answers_as_before_and_replays_graphs(family):
+    if IS_OLD and family == "mllama":
+        pytest.skip("the default rotary settings of Mllama build no model in transformers 4")
     model = multimodal_model(family)
     calls = [multimodal_inputs(family, model, seed) for seed in (0, 1)]
     expected = [answer(model, inputs) for inputs in calls]
@@ -51,8 +54,9 @@ def test_a_model_answers_as_before_and_replays_graphs(family):
     assert encoder.stats.replays.total() >= 2
     replays = encoder.stats.replays.total()
     assert distance(answer(model, calls[1], output_hidden_states=True), expected[1]) < 1e-5
-    assert encoder.stats.replays.total() > replays  # what is asked of the language model leaves the tower graphed
-    assert not encoder.stats.eager
+    if not (IS_OLD and family == "siglip"):  # whose tower takes the argument there, and records nothing
+        assert encoder.stats.replays.total() > replays  # what is asked of the language model leaves the tower graphed
+        assert not encoder.stats.eager
     assert path in found.report()
     assert not found.eager
     vg.unwrap(model)

@@ -78,6 +78,8 @@ def test_unlimited_ocr_replays_graphs_of_whole_pages_and_their_parts(wrapped):
 
 def phi(attention):
     """Return the part of Phi-4-multimodal that sees images."""
+    if transformers.__version__.startswith("4."):
+        pytest.skip("the default configuration of Phi-4-multimodal has no towers in transformers 4")
     part = whole_model("Phi4MultimodalForCausalLM").model.embed_tokens_extend.image_embed
     part.img_processor.config._attn_implementation = attention
     return part

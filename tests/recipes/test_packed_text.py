@@ -21,6 +21,7 @@ from tests.support.text_encoders import (  # noqa: E402
     REFUSED,
     check_texts,
     error_of,
+    packs,
     text_encoder,
     text_model,
     texts,
@@ -350,6 +351,7 @@ class Segments(transformers.BertModel):
         return super().forward(input_ids, attention_mask, (ends.cumsum(1) - ends).clamp(max=1), position_ids, **kwargs)
 
 
+@packs
 def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
@@ -360,6 +362,7 @@ def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
     assert "differs for texts of [64, 64, 64" in encoder.why_padded
 
 
+@packs
 def test_attention_in_chunks_longer_than_most_texts_is_not_packed():
     torch.manual_seed(0)
     config = transformers.Llama4TextConfig(
