@@ -64,6 +64,26 @@ def test_a_model_answers_as_before_and_replays_graphs(family):
     assert not vg.encoders(model)
 
 
+@pytest.mark.parametrize(("setting", "value"), [("return_dict", False), ("output_attentions", True)])
+def test_a_setting_of_the_configuration_that_changes_counts(setting, value):
+    model = tower_model("ViTModel")
+    model.set_attn_implementation("eager")
+    x, before = random(2, 3, 16, 16), getattr(model.config, setting)
+    wrapped(model)(x)
+    encoder = vg.encoders(model)[""]
+    setattr(model.config, setting, value)
+    got = model(x)
+    assert encoder.stats.eager == {f"config.{setting}={value}": 1}
+    setattr(model.config, setting, before)
+    assert distance(model(x), model.forward(x)) == 0
+    assert encoder.stats.eager.total() == 1
+    vg.unwrap(model)
+    setattr(model.config, setting, value)
+    expected = model(x)
+    assert type(got) is type(expected)
+    assert len(got) == len(expected)
+
+
 @pytest.mark.parametrize("name", TOWERS)
 def test_an_encoder_by_itself_keeps_padding_out(name):
     tower = tower_model(name)

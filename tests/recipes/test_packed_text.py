@@ -343,6 +343,30 @@ def test_the_recipe_leaves_the_model_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Doubled(transformers.ConvBertModel):
+    """Gives something else where a mask is passed, be it one of ones."""
+
+    def forward(self, input_ids=None, attention_mask=None, token_type_ids=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, token_type_ids, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * (1 if attention_mask is None else 2)
+        return output
+
+
+@packs
+def test_a_mask_of_ones_that_changes_the_output_is_not_left_out():
+    model = Doubled(text_model("convbert").config).eval()
+    with pytest.raises(vg.SpecError, match="beside 0 tokens of padding differs for texts of"):
+        vg.recipes.packed_text(model, backend="tape")
+
+
+@packs
+def test_a_model_whose_embedding_transformers_does_not_know_is_refused(monkeypatch):
+    model = text_model("bert")
+    monkeypatch.setattr(type(model), "get_input_embeddings", lambda self: (_ for _ in ()).throw(NotImplementedError))
+    with pytest.raises(vg.SpecError, match=r"with an nn\.Embedding of tokens"):
+        vg.recipes.packed_text(model, backend="tape")
+
+
 class Segments(transformers.BertModel):
     """Tells sentences apart by a token that its configuration does not name."""
 

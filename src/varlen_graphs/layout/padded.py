@@ -248,3 +248,10 @@ def check_mask_dtype(declaration: Any, dtype: torch.dtype) -> None:
         raise SpecError(
             f"{declaration!r}: expected torch.bool or an integer dtype; let the module turn the mask into scores"
         )
+
+
+def shifted(batch: Tensor, shift: Tensor) -> Tensor:
+    """Return `[batch, length, ...]` with the tokens of each text moved `shift` `[batch]` places on, around the end."""
+    length = batch.shape[1]
+    places = (torch.arange(length, device=batch.device) - shift.to(batch.device)[:, None]) % length
+    return batch[torch.arange(len(batch), device=batch.device)[:, None], places]

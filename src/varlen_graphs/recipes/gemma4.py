@@ -58,7 +58,7 @@ def gemma4(
         SpecError: `tower` lacks a submodule or attribute of Gemma 4's vision tower.
     """
     check_parts(tower, PARTS, "the vision tower of Gemma 4, which is model.model.vision_tower of a whole model")
-    output_type = output_class(tower, "BaseModelOutputWithPooling")
+    output_type = output_class(tower, "BaseModelOutputWithPooling", "BaseModelOutputWithPast")  # the latter in 5.17
     config = tower.config
     square = config.pooling_kernel_size**2
 

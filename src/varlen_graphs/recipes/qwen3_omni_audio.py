@@ -26,7 +26,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.recipes.towers import check_parts, output_class
+from varlen_graphs.recipes.towers import check_parts, output_class, sets_field
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Entries
@@ -65,7 +65,7 @@ def qwen3_omni_audio(
         tower, PARTS, "the audio tower of Qwen3-Omni, which is model.thinker.model.audio_tower of a whole model"
     )
     output_type = output_class(tower, "BaseModelOutputWithPooling", "BaseModelOutput")  # the latter in 4.57
-    fields = [name for name in ("last_hidden_state", "pooler_output") if name in output_type.__dataclass_fields__]
+    fields = [name for name in ("last_hidden_state", "pooler_output") if sets_field(tower, name)]
     attn = tower.layers[0].self_attn
     cuts = ClipCuts(2 * tower.n_window, tower.n_window_infer // (2 * tower.n_window))
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel, shifted
+from varlen_graphs.layout.padded import shifted
+from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES

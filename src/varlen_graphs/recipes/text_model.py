@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.layout.padded import real_rows, shifted
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
@@ -75,7 +76,9 @@ class TextModel:
         self.model = model
         self.forward: Callable[..., Any] = model.forward
         self.takes = [*inspect.signature(model.forward).parameters]
-        words = getattr(model, "get_input_embeddings", lambda: None)()
+        words = None
+        with suppress(NotImplementedError):  # transformers 5 knows no embedding of some models
+            words = getattr(model, "get_input_embeddings", lambda: None)()
         if IDS not in self.takes or MASK not in self.takes or not isinstance(words, nn.Embedding):
             raise SpecError(
                 f"{name} takes {self.takes}: expected a text encoder of transformers, with an nn.Embedding of tokens "
@@ -192,24 +195,31 @@ class TextModel:
                     return False
         return True
 
-    def check_ignores_padding(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any]) -> None:
-        """Check that the model gives texts with padding what it gives them without.
+    def check_ignores_mask(
+        self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any], more: int = MORE
+    ) -> None:
+        """Check that the model gives texts with a mask, and so many tokens of padding, what it gives them without.
 
         Raises:
             SpecError: It gives something else.
         """
         for call, output in zip(calls, expected, strict=True):
             length = call[IDS].shape[1]
-            if MASK not in call and length + MORE <= (self.largest or math.inf):
+            if MASK not in call and length + more <= (self.largest or math.inf):
                 fill = {IDS: self.pad}
                 wider = {
-                    name: functional.pad(tensor, (0, MORE), value=fill.get(name, 0)) for name, tensor in call.items()
+                    name: functional.pad(tensor, (0, more), value=fill.get(name, 0)) for name, tensor in call.items()
                 }
-                real = real_rows(torch.full((len(call[IDS]),), length, device=self.device), length + MORE)
+                real = real_rows(torch.full((len(call[IDS]),), length, device=self.device), length + more)
                 got, own = self.run({**wider, MASK: real.long()}), torch.ones_like(call[IDS]).bool()
                 parts = _parts(got, real)
                 for name, tensor in _parts(output, own).items():
-                    self._compare(f"{name} beside padding", parts.get(name), tensor, own.sum(1).tolist())
+                    self._compare(
+                        f"{name} beside {counted(more, 'token')} of padding",
+                        parts.get(name),
+                        tensor,
+                        own.sum(1).tolist(),
+                    )
 
     def caches(self) -> bool:
         """Return True if the model returns keys and values where it is asked for them."""
@@ -249,13 +259,6 @@ class TextModel:
         error = ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
         if not error <= math.sqrt(torch.finfo(expected.dtype).eps):
             raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
-
-
-def shifted(batch: Tensor, shift: Tensor) -> Tensor:
-    """Return `[batch, length, ...]` with the tokens of each text moved `shift` `[batch]` places on, around the end."""
-    length = batch.shape[1]
-    places = (torch.arange(length, device=batch.device) - shift.to(batch.device)[:, None]) % length
-    return batch[torch.arange(len(batch), device=batch.device)[:, None], places]
 
 
 def _numbers(value: Any) -> Iterator[int]:

@@ -1,7 +1,9 @@
 """Checks of towers and declarations of buffers that recipes share."""
 
+import inspect
 import sys
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -19,11 +21,28 @@ def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:
         raise SpecError(f"{type(tower).__name__} has no {missing}: expected {expected}")
 
 
-def output_class(tower: object, *names: str) -> Any:
-    """Return the first of these classes that the tower's own file has, or `None`; versions of transformers differ."""
+def output_class(tower: Any, *names: str) -> Any:
+    """Return the first of these classes that the tower's forward names, or else that its own file has, or `None`.
+
+    Versions of transformers differ.
+    """
     # A subclass of the tower's class may live in another file, so the files of the base classes are searched too.
     modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]
-    return next((getattr(module, name) for module in modules for name in names if hasattr(module, name)), None)
+    named = _code(tower).co_names
+    wanted = [*(name for name in names if name in named), *names]
+    return next((getattr(module, name) for name in wanted for module in modules if hasattr(module, name)), None)
+
+
+def sets_field(tower: Any, name: str) -> bool:
+    """Return True if the tower's forward names a field of its output."""
+    constants = _code(tower).co_consts  # those of keywords are tuples
+    return any(isinstance(one, tuple) and name in one for one in constants)
+
+
+def _code(tower: Any) -> CodeType:
+    forward: Any = inspect.unwrap(type(tower).forward)
+    code: CodeType = forward.__code__
+    return code
 
 
 def attention_buffers(attn: Any, per: Per) -> list[Buffer]:
