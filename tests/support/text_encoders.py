@@ -1,5 +1,7 @@
 """Small text encoders of transformers with random weights, and calls of them as tokenizers make them."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -111,6 +113,9 @@ def text_model(name, dtype=torch.float32, **changes):
     model_class = getattr(transformers, f"{start}Model", None)
     if model_class is None:
         pytest.skip(f"no {start}Model in transformers {transformers.__version__}")
+    scripted = vars(sys.modules[model_class.__module__]).get("compute_attention_span")
+    if isinstance(scripted, torch.jit.ScriptFunction):
+        pytest.skip("this transformers makes host tensors of DeBERTa in scripted code, where nothing can see them")
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{start.removesuffix('Encoder')}Config")
     model = model_class(config_class(**config | changes))
