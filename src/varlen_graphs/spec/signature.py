@@ -103,7 +103,7 @@ class Signature:
         graphed = {OUTPUT_HIDDEN_STATES} if self._graphs_hidden_states else set()
         self._others = {name: other for name, other in OTHER_OUTPUTS.items() if name not in graphed}
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
-        self._asked = asked_by_config({}, module)  # by what the module itself is captured with
+        self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
         self.original_takes_call = self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
 
     def takes(self, name: str) -> bool:
@@ -197,9 +197,13 @@ class Signature:
             )
         if beyond is None and self.original_takes_call:
             beyond = asked_by_config(arguments, self._module)
-        elif beyond is None and not self._replaced and (asked := asked_by_config({}, self._module)) != self._asked:
+        elif beyond is None and not self._replaced and (asked := self._asked_by_config()) != self._asked:
             beyond = asked or f"no {self._asked} any more"
         return statics, beyond
+
+    def _asked_by_config(self) -> str | None:
+        graphed = {OUTPUT_HIDDEN_STATES: None} if self._graphs_hidden_states else {}
+        return asked_by_config(graphed, self._module)
 
     def original_answers(self, call: Call) -> bool:
         """Return True if something else is captured, and the module itself can run with the arguments of this call.
