@@ -72,7 +72,9 @@ def test_calls_that_merge_no_windows_have_graphs_of_their_own():
         expected = original_of(tower)(strip, MIXED, use_vit_merger=False, **asked)
         assert type(whole) is type(expected)
         assert distance(whole, expected) < 1e-5
-    assert encoder.whole.stats.replays.total() == 2
+    assert distance(encoder(strip, sizes, False), original_of(tower)(strip, MIXED, use_vit_merger=False)) < 1e-5
+    assert distance(encoder(strip, sizes, True), original_of(tower)(strip, MIXED)) < 1e-5
+    assert encoder.whole.stats.replays.total() == 3
     assert not encoder.whole.stats.eager
     run = original_of(tower)
     check_padding_contract(

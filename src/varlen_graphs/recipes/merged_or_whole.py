@@ -10,7 +10,7 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
-MERGES, WITHOUT_MERGES = "use_vit_merger", 2
+MERGES, PLACE = "use_vit_merger", 2
 """The argument that tells whether windows are merged, and its place among all."""
 
 
@@ -60,6 +60,10 @@ class MergedOrWhole(TwoEncoders):
         Raises:
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
         """
-        if kwargs.get(MERGES, True) or len(args) > WITHOUT_MERGES or self.executor.forward.is_running:
+        if self.executor.forward.is_running:
             return super().forward(*args, **kwargs)
-        return self.whole(*args, **{name: value for name, value in kwargs.items() if name != MERGES})
+        if len(args) > PLACE:
+            merges, args = args[PLACE], args[:PLACE] + args[PLACE + 1 :]
+        else:
+            merges = kwargs.pop(MERGES, True)
+        return super().forward(*args, **kwargs) if merges else self.whole(*args, **kwargs)

@@ -60,7 +60,7 @@ def minicpmv4_6(
 
     Raises:
         SpecError: `tower` lacks a submodule or attribute of such a tower, or merges other windows than 2 x 2, or after
-            its last layer. Or transformers merges all slices at the size of the first one, as 5.17 does.
+            its last layer; or all slices at the size of the first one, as in transformers 5.17.
     """
     check_parts(tower, PARTS, "the vision tower of MiniCPM-V 4.6, which is model.model.vision_tower of a whole model")
     if hasattr(sys.modules[type(tower.vit_merger).__module__], "get_vision_merged_shape"):
@@ -112,11 +112,7 @@ def minicpmv4_6(
 
     size = parts.patch_size
     rows = PackedRows("pixel_values", (1, parts.patch_embedding.in_channels, size, size), rows_dim=3, strip=True)
-    before, after, budgets = (
-        Rows(rows_dim=1),
-        Rows(every=WINDOW**2, rows_dim=1),
-        Ladder() if budgets is None else budgets,
-    )
+    before, after = Rows(rows_dim=1), Rows(every=WINDOW**2, rows_dim=1)
     buffers = [
         *attention_buffers(tower.encoder.layers[0].self_attn, "item"),
         Lookup("buckets", lambda size: ids[size, :size], largest=LARGEST),
@@ -133,7 +129,7 @@ def minicpmv4_6(
     )
     outputs = Outputs(last_hidden_state=before, hidden_states=[before] * (layers + 1))
     of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs)
-    return MergedOrWhole(tower, budgets, spec, of_whole, forward, whole, **options)
+    return MergedOrWhole(tower, Ladder() if budgets is None else budgets, spec, of_whole, forward, whole, **options)
 
 
 def _merged(table: ItemTable, attn: Any) -> Segments:

@@ -19,7 +19,6 @@ OTHER_OUTPUTS = {
     "output_attentions": True,
     "output_router_logits": True,
     "return_dict": False,
-    "use_vit_merger": False,  # MiniCPM-V 4.6
 }
 """Arguments and settings, with the values that ask for other outputs; graphs return hidden states if declared."""
 
