@@ -177,3 +177,19 @@ def test_wrong_input_gets_named_errors(features, lengths, error, message):
 def test_another_tower_is_refused():
     with pytest.raises(vg.SpecError, match=r"Linear has no .*'conv2d1'.* expected the audio tower of Qwen3-Omni"):
         vg.recipes.qwen3_omni_audio(torch.nn.Linear(2, 2))
+
+
+def test_a_tower_whose_class_hands_on_to_the_original_returns_the_same_fields():
+    tower = qwen3_omni_audio_tower()
+    expected = audio_original(tower)(clips_of(CLIPS), CLIPS)
+
+    class Same(type(tower)):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    tower.__class__ = Same
+    output = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNPROVEN)(
+        clips_of(CLIPS), feature_lens=CLIPS
+    )
+    assert output.keys() == expected.keys()
+    assert distance(output, expected) < 1e-5

@@ -28,21 +28,21 @@ def output_class(tower: Any, *names: str) -> Any:
     """
     # A subclass of the tower's class may live in another file, so the files of the base classes are searched too.
     modules = [sys.modules[cls.__module__] for cls in type(tower).__mro__]
-    named = _code(tower).co_names
-    wanted = [*(name for name in names if name in named), *names]
-    return next((getattr(module, name) for name in wanted for module in modules if hasattr(module, name)), None)
+    named = [name for code in _forwards(tower) for name in names if name in code.co_names]
+    return next((getattr(one, name) for name in (*named, *names) for one in modules if hasattr(one, name)), None)
 
 
 def sets_field(tower: Any, name: str) -> bool:
     """Return True if the tower's forward names a field of its output."""
-    constants = _code(tower).co_consts  # those of keywords are tuples
+    constants = (one for code in _forwards(tower) for one in code.co_consts)  # those of keywords are tuples
     return any(isinstance(one, tuple) and name in one for one in constants)
 
 
-def _code(tower: Any) -> CodeType:
-    forward: Any = inspect.unwrap(type(tower).forward)
-    code: CodeType = forward.__code__
-    return code
+def _forwards(tower: Any) -> list[CodeType]:
+    """Return the code of the forward of the tower's class, and of those of its bases, which it may call."""
+    owners = (cls for cls in type(tower).__mro__ if "forward" in vars(cls))
+    found = (getattr(inspect.unwrap(vars(cls)["forward"]), "__code__", None) for cls in owners)
+    return [code for code in found if code is not None]
 
 
 def attention_buffers(attn: Any, per: Per) -> list[Buffer]:
