@@ -8,6 +8,7 @@ called again with NaN in all padding.
 import argparse
 import json
 import multiprocessing
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ import transformers
 from benchmarks.coverage.classes import ENCODERS, MULTIMODAL, classes
 from benchmarks.coverage.outcomes import Row, outcome, state
 from benchmarks.coverage.run import rows_of
+
+PACKAGES = re.compile(r"/\S*/site-packages/")
+"""Folder of this machine that reasons name."""
 
 SECONDS = 300
 """Time for a model."""
@@ -86,7 +90,7 @@ def main() -> None:
         for row in json.loads(options.json.read_text())["rows"]:
             found.setdefault(row["model"], []).append(row)
     for name, rows in run([(n, g) for n, g in every.items() if n in (options.models or every)], options.processes):
-        found[name] = [{"group": every[name]} | row for row in rows]
+        found[name] = [{"group": every[name]} | row | {"why": PACKAGES.sub("", row["why"])} for row in rows]
         for row in rows:
             print(state(row), json.dumps(row)[:250], flush=True)
         if options.json is not None:

@@ -1,13 +1,9 @@
 """Wrap one model and call it, with and without graphs."""
 
-import json
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
@@ -158,10 +154,3 @@ def replays(encoder: vg.GraphedEncoder) -> int:
 def eager_calls(encoder: vg.GraphedEncoder) -> Counter[str]:
     """The calls that ran eager, by the reason."""
     return sum((Counter(part.stats.eager) for part in parts(encoder)), Counter[str]())
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    with torch.no_grad():
-        for own in rows_of(sys.argv[1], encoder=len(sys.argv) > 2):
-            print(json.dumps(own), flush=True)
