@@ -102,13 +102,14 @@ LENGTHS = [[40, 3, 64, 1, 17], [5], [20, 7], [64], [1, 1, 2, 33, 8, 9]]
 
 IS_OLD = transformers.__version__.startswith("4.")
 
-packs = pytest.mark.skipif(IS_OLD, reason="the attention of models of transformers 4 takes no packed tokens")
+NO_PACKED = "the attention of models of transformers 4 takes no packed tokens"
+packs = pytest.mark.skipif(IS_OLD, reason=NO_PACKED)
 
 
 def text_model(name, dtype=torch.float32, **changes):
     """Return a model with weights large enough that attention counts."""
     if IS_OLD:
-        pytest.skip(packs.kwargs["reason"])
+        pytest.skip(NO_PACKED)
     start, config = ({**PACKED, **PADDED, **OF_ONE_LENGTH} | REFUSED)[name][:2]
     model_class = getattr(transformers, f"{start}Model", None)
     if model_class is None:

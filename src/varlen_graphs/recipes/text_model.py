@@ -213,13 +213,9 @@ class TextModel:
                 real = real_rows(torch.full((len(call[IDS]),), length, device=self.device), length + more)
                 got, own = self.run({**wider, MASK: real.long()}), torch.ones_like(call[IDS]).bool()
                 parts = _parts(got, real)
+                beside = f"beside {counted(more, 'token')} of padding" if more else "with a mask of ones"
                 for name, tensor in _parts(output, own).items():
-                    self._compare(
-                        f"{name} beside {counted(more, 'token')} of padding",
-                        parts.get(name),
-                        tensor,
-                        own.sum(1).tolist(),
-                    )
+                    self._compare(f"{name} {beside}", parts.get(name), tensor, own.sum(1).tolist())
 
     def caches(self) -> bool:
         """Return True if the model returns keys and values where it is asked for them."""
