@@ -16,6 +16,7 @@ from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows, real_places
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -36,7 +37,7 @@ class Arena:
 
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls (integers: the declared pad).
-        items: int64, `header` and `table` one after the other.
+        items: int64: `header`, `table`, and the places of the real rows in a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
@@ -64,9 +65,12 @@ class Arena:
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
-        self.ring = PinnedRing(HEADER + len(self._padding), device)
-        self.items = torch.tensor([0] * HEADER + [*padding] * most_items, device=device)
-        self.header, self.table = self.items[:HEADER], self.items[HEADER:].view(most_items, self._width)
+        most_places = most_rows if spec.packs else 0
+        self.items = torch.tensor([0] * HEADER + [*padding] * most_items + [0] * most_places, device=device)
+        self._uploaded = self.items[: HEADER + len(self._padding)]
+        self._places = self.items[HEADER + len(self._padding) :]
+        self.header, self.table = self.items[:HEADER], self._uploaded[HEADER:].view(most_items, self._width)
+        self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
                 max(math.prod(buffer.capacity(budget)) for budget in budgets), dtype=buffer.dtype, device=device
@@ -86,7 +90,7 @@ class Arena:
         enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
 
-    def check_row_shape(self, shape: torch.Size) -> None:
+    def check_row_shape(self, shape: Sequence[int]) -> None:
         """Check that rows of this shape, `[rows, ...]` or `[batch, length, ...]`, can be copied in.
 
         Raises:
@@ -140,28 +144,43 @@ class Arena:
             self._rows_at[budget] = self.rows[: budget.rows].view(shape)
         return self._rows_at[budget]
 
-    def load_rows(self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
+    def load_rows(
+        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+    ) -> None:
         """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
 
-        Floating ones are cast to the dtype of the arena. Tensors on the host sync if they lie in pinned memory.
+        Writes the padding of integer rows too. Floating ones are cast to the dtype of the arena. Tensors on the host
+        sync if they lie in pinned memory.
+
+        Args:
+            call: The call.
+            spans: Places of its rows and items, and those in the replay.
+            budget: Budget of the replay.
+            places: For a batch that is packed on the way: places of its real rows.
         """
         if call.inputs or self._spec.inputs:
-            self._inputs.load(call, spans, budget)
-        if call.staged:
+            self._inputs.load(call, spans, budget, places)
+        if self._pads:
+            _, last = spans[-1]
+            self.rows[last.row + last.rows : budget.rows].fill_(self._spec.packed.pad)
+        if places is not None and call.layout is not None:
+            pack_rows(call.rows, item_sizes(call.layout, call.padded), places, self.rows[: call.layout.total])
+        if call.staged or places is not None:
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
         for there, here in spans:
             whole = there.rows == len(rows) and not self._extent.gaps
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
-    def load_layout(self, layout: Layout, budget: Budget) -> None:
+    def load_layout(self, layout: Layout, budget: Budget, padded: Sequence[int] = ()) -> None:
         """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.
 
-        Writes the padding of integer rows too.
+        Args:
+            layout: The items.
+            budget: Budget of the replay.
+            padded: For a batch that is packed on the way: size to which its items are padded; see `places`.
         """
-        if self._pads:
-            self._pad_rows(layout.total, budget)
-        self._load_items(layout)
+        self._load_items(layout, padded)
         self.loading = True
         try:
             for buffer in self._spec.host_buffers:
@@ -172,7 +191,14 @@ class Arena:
         finally:
             self.loading = False
 
-    def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int, budget: Budget) -> None:
+    def places(self, call: Call) -> Places:
+        """Return the places of the real rows of a call to pack, as loaded with its items, until the next replay."""
+        places, layout = Places(self.rows.device), call.layout
+        if layout is not None and layout.total < len(layout) * math.prod(call.padded):
+            places.keep(item_sizes(layout, call.padded), call.padded, self._places[: layout.total])
+        return places
+
+    def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
         Args:
@@ -180,19 +206,12 @@ class Arena:
             call: Number of this call among those of its kind.
             items: Number of items.
             active: Number of their rows.
-            budget: Budget of the replay.
         """
         table = self.table[:items]
         self._spec.layout.write(description[self._spec.layout.name], table)
         for at, column in enumerate(self._spec.layout.columns, start=3):
             table[:, at].copy_(description[column.name])
-        if self._pads:
-            self._pad_rows(active, budget)
         self.ring.upload(array("q", (call, items, active, 1)), self.header)
-
-    def _pad_rows(self, active: int, budget: Budget) -> None:
-        """Write the declared pad past the active rows."""
-        self.rows[active : budget.rows].fill_(self._spec.packed.pad)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -230,8 +249,12 @@ class Arena:
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(self, layout: Layout) -> None:
+    def _load_items(self, layout: Layout, padded: Sequence[int] = ()) -> None:
         values = array("q", (0, len(layout.items), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
-        self.ring.upload(values, self.items)
+        if not padded or layout.total == len(layout) * math.prod(padded):
+            self.ring.upload(values, self._uploaded)
+        else:
+            values.frombytes(real_places(item_sizes(layout, padded), padded).tobytes())
+            self.ring.upload(values, self.items[: len(values)])

@@ -40,7 +40,7 @@ class OutputForm:
 
     def check_captured(self, outputs: Sequence[Tensor]) -> None:
         """Check the outputs of a capture against the run before it; compiled code can differ."""
-        found = [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(outputs, self.extents, strict=False)]
+        found = [(own.rest(tensor.shape), tensor.dtype) for tensor, own in zip(outputs, self.extents, strict=False)]
         if len(outputs) != len(self.extents) or found != self._entries:
             raise CaptureError(
                 f"the capture returned {counted(len(outputs), 'tensor')} with entries {found}, the run before it "
@@ -69,4 +69,4 @@ def check_entries(kinds: EntryKinds, expected: EntryKinds) -> None:
 
 def entries(parts: Parts) -> EntryKinds:
     """Return shape and dtype of one entry of each tensor."""
-    return [(extent.rest(tensor), tensor.dtype) for tensor, extent in zip(parts.tensors, parts.extents, strict=True)]
+    return [(own.rest(tensor.shape), tensor.dtype) for tensor, own in zip(parts.tensors, parts.extents, strict=True)]

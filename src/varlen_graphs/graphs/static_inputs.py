@@ -8,9 +8,11 @@ from torch import Tensor
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import plain
+from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.inputs import PerRow
 
 
 class StaticInputs:
@@ -64,10 +66,13 @@ class StaticInputs:
             if not memory.is_floating_point():
                 memory.fill_(one.pad)
 
-    def load(self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget) -> None:
+    def load(
+        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+    ) -> None:
         """Copy the entries of one replay, or fill in the default; one launch for all tensors of a dtype on the device.
 
-        Queued on the current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
+        With the places of real rows, tensors with an entry a row are packed on the way, in a launch each. Queued on the
+        current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
         """
         together: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for (one, extent), static in zip(self._declared, self._at(budget), strict=True):
@@ -75,6 +80,9 @@ class StaticInputs:
             if tensor is None:
                 assert one.default is not None  # noqa: S101 - else the call would have been refused
                 static.fill_(one.default)
+                continue
+            if places is not None and call.layout is not None and isinstance(one, PerRow):
+                pack_rows(tensor, item_sizes(call.layout, call.padded), places, static[: call.layout.total])
                 continue
             for there, here in spans if extent.dims else spans[:1]:
                 target, source = extent.part(static, here), extent.part(tensor, there)

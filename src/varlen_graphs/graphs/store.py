@@ -122,7 +122,7 @@ class GraphStore:
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
-        return CaptureInputs(call.statics, tuple(self.forward.spec.row_extent.rest(call.rows)), call.rows.device)
+        return CaptureInputs(call.statics, self.forward.spec.row_extent.rest(call.shape), call.rows.device)
 
     def can_capture(self, key: Key, inputs: CaptureInputs) -> bool:
         """Return True if a capture now would be in the mode of construction, with the adapters of this key."""

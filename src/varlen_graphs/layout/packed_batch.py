@@ -24,10 +24,13 @@ class Places:
 
     Args:
         device: The device.
+
+    Attributes:
+        device: As given.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._known: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
     def of(self, sizes: Sizes, padded: Sequence[int]) -> Tensor | None:
@@ -39,37 +42,58 @@ class Places:
         if key not in self._known:
             if all(size == key[-1] for size in sizes):
                 return None
-            places = torch.from_numpy(numpy.flatnonzero(_are_real(sizes, padded)))
-            self._known[key] = places.to(self._device, non_blocking=True)
+            self._known[key] = torch.from_numpy(real_places(sizes, padded)).to(self.device, non_blocking=True)
         return self._known[key]
 
+    def keep(self, sizes: Sizes, padded: Sequence[int], places: Tensor) -> None:
+        """Take the places of items of these sizes from where they are on the device."""
+        self._known[(*sizes, tuple(padded))] = places
 
-def _are_real(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.bool_]]":
-    """Return the mask of real rows, bool `[batch, *padded]`."""
+
+def real_places(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]":
+    """Return the places of the real rows of a batch `[batch, *padded]` among all of its rows, int64 `[rows]`."""
     counts = numpy.array(sizes)
     real = numpy.arange(padded[0]) < counts[:, :1]
-    for dim, size in enumerate(padded[1:], start=1):
-        real = real[..., None] & (numpy.arange(size) < counts[:, dim].reshape(-1, *[1] * (dim + 1)))
-    return real
+    if len(padded) == 2:
+        real = real[:, :, None] & (numpy.arange(padded[1]) < counts[:, 1, None])[:, None]
+    return numpy.flatnonzero(real)
 
 
-def pack_rows(batch: Tensor, sizes: Sizes, places: Places | None = None) -> Tensor:
-    """Concatenate the real rows of a padded batch `[batch, *padded, ...]`, `[rows, ...]`.
+def pack_rows(batch: Tensor, sizes: Sizes, places: Places | None = None, out: Tensor | None = None) -> Tensor:
+    """Concatenate the real rows of a padded batch `[batch, *padded, ...]`, `[rows, ...]`. One launch.
 
-    One launch, or a view if nothing is padded.
+    Args:
+        batch: The batch.
+        sizes: Size of each item.
+        places: Keeps the places of real rows, on the device of the batch.
+        out: Where to write the rows, cast to its dtype; by default they are new, or a view if nothing is padded.
     """
     dims = len(sizes[0])
-    real = (places or Places(batch.device)).of(sizes, batch.shape[1 : 1 + dims])
+    if places is None or places.device != batch.device:
+        places = Places(batch.device)
+    real = places.of(sizes, batch.shape[1 : 1 + dims])
     rows = batch.flatten(0, dims)
-    return rows if real is None else as_before(plain(rows).index_select(0, real), batch.dtype)
+    if out is not None and real is not None and (out.dtype, out.device) == (rows.dtype, rows.device):
+        torch.index_select(plain(rows), 0, real, out=plain(out))
+        return out
+    if real is not None:
+        rows = as_before(plain(rows).index_select(0, real), batch.dtype)
+    return rows if out is None else out.copy_(rows, non_blocking=rows.is_cuda)
 
 
-def pad_rows(rows: Tensor, sizes: Sizes, padded: Sequence[int], places: Places | None = None) -> Tensor:
-    """Pad packed rows to a batch `[batch, *padded, ...]` with zeros: two launches, or a view if no item is smaller."""
+def pad_rows(
+    rows: Tensor, sizes: Sizes, padded: Sequence[int], places: Places | None = None, copies: bool = False
+) -> Tensor:
+    """Pad packed rows to a batch `[batch, *padded, ...]` with zeros, in two launches.
+
+    If no item is smaller, the batch is a view of the rows, or a copy if `copies`.
+    """
     shape = (len(sizes), *padded)
     real = (places or Places(rows.device)).of(sizes, padded)
     if real is not None:
         bits = plain(rows).view(torch.uint8) if rows.dtype.itemsize == 1 else plain(rows)  # torch copies no float8
         empty = bits.new_zeros(math.prod(shape), *rows.shape[1:])
-        rows = as_before(empty.index_copy(0, real, bits), rows.dtype)
+        rows = as_before(empty.index_copy_(0, real, bits), rows.dtype)
+    elif copies:
+        rows = rows.clone(memory_format=torch.contiguous_format)
     return rows.view(*shape, *rows.shape[1:])

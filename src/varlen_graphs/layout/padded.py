@@ -104,13 +104,14 @@ class PaddedMask(Padded):
                 not its first rows.
         """
         mask = self._tensor(value).cpu().numpy()  # torch takes several times as long for so few numbers
-        counts = (mask == self.real).sum(1)
-        expected = (numpy.arange(mask.shape[1]) < counts[:, None]) == self.real
-        lengths = counts.tolist()
+        ones = mask.sum(1)  # of a mask of 0 and 1, which the comparison shows it to be
+        place = numpy.arange(mask.shape[1])
+        if self.real:
+            lengths, expected = ones.tolist(), place < ones[:, None]
+        else:
+            lengths, expected = (mask.shape[1] - ones).tolist(), place >= mask.shape[1] - ones[:, None]
         if not (mask == expected).all() or not all(lengths):
-            for index, length in enumerate(lengths):
-                if not length or (mask[index] != expected[index]).any():
-                    self._raise_invalid(index, mask[index].tolist(), length)
+            self._raise_invalid(mask)
         return [(1, 1, length) for length in lengths]
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
@@ -119,9 +120,10 @@ class PaddedMask(Padded):
         Raises:
             LayoutError: The mask has another length than the batch.
         """
-        if shape and len(value[0]) != shape[1]:
+        length = value.shape[1] if isinstance(value, Tensor) else len(value[0])
+        if shape and length != shape[1]:
             raise LayoutError(
-                f"{self.name} is {[len(items), len(value[0])]}, but the rows are {list(shape)}: expected a mask "
+                f"{self.name} is {[len(items), length]}, but the rows are {list(shape)}: expected a mask "
                 f"[batch, length] = {list(shape[:2])}; pass the mask that belongs to these rows"
             )
         return shape[1] if shape else max(length for _, _, length in items)
@@ -173,7 +175,11 @@ class PaddedMask(Padded):
         except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or a number past int64
             raise LayoutError(f"{self.name} is not a mask ({error}): {expected}") from None
 
-    def _raise_invalid(self, index: int, entry: list[int], length: int) -> NoReturn:
+    def _raise_invalid(self, mask: "numpy.ndarray[Any, Any]") -> NoReturn:
+        counts = (mask == self.real).sum(1)
+        expected = (numpy.arange(mask.shape[1]) < counts[:, None]) == self.real
+        index = int(((mask != expected).any(1) | (counts == 0)).argmax())
+        entry, length = mask[index].tolist(), int(counts[index])
         what, mark = f"{self.name}[{index}]", int(self.real)
         if not {*entry} <= {0, 1}:
             raise LayoutError(f"{what} has values other than 0 and 1: expected a key padding mask [batch, length]")

@@ -50,7 +50,7 @@ def check_same(calls: Sequence[Hashable]) -> None:
 def check_form(parts: Parts, form: Parts) -> None:
     """Raise `SpecError` if outputs do not have the form that other ranks expect."""
     actual, expected = (
-        [(e.rest(tensor), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
+        [(e.rest(tensor.shape), tensor.dtype) for tensor, e in zip(one.tensors, one.extents, strict=True)]
         for one in (parts, form)
     )
     if actual != expected:

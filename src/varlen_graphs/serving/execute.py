@@ -168,21 +168,26 @@ class Executor:
                 "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call "
                 "it belongs to; compute it from the layout alone, or call another encoder"
             )
-        arena.check_row_shape(call.rows.shape)
+        arena.check_row_shape(call.shape)
         self.pool.advance()
-        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout)
+        packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
+        if call.to_pack and not packs_in_place:
+            read_layout(self.spec, call)
+        padded, places = call.padded if packs_in_place else (), None
+        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, padded)
         self.stats.count_call(items.everything.items)
         if self.traces:
             self._trace(call)
-        collected, lendable = Collected(items.everything), self.lends and not (call.padded or call.staged)
+        collected = Collected(items.everything, views=packs_in_place)
+        lendable = self.lends and not (call.padded or call.staged)
         for pack in route.packs:
             spans, budget = items.spans(pack), pack.budget
             if budget is None:
                 outputs = self._run_eager(call, pack, spans, graphs.refused)
             else:
-                if not call.staged or call.inputs:
-                    arena.load_rows(call, spans, budget)
                 active = items.load(arena, pack)
+                places = arena.places(call) if packs_in_place else None
+                arena.load_rows(call, spans, budget, places)
                 self.stats.count_replay(budget, active)
                 self.used[call.key][budget] += 1
                 outputs = graphs.replay(budget)
@@ -192,7 +197,8 @@ class Executor:
         items.finish(self.waits)
         tensors = collected.tensors
         if call.padded and call.layout is not None:
-            tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, call.places)
+            places = places or call.places
+            tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, places, copies=packs_in_place)
         output = graphs.rebuild(tensors)
         return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 
@@ -254,7 +260,7 @@ class Executor:
             )
         if self.mode.backend(example.device) is None:
             return None
-        return CaptureInputs(bound, tuple(self.spec.row_extent.rest(example)), example.device)
+        return CaptureInputs(bound, self.spec.row_extent.rest(example.shape), example.device)
 
     def _run_eager(
         self, call: Call, pack: Pack, spans: Sequence[tuple[Span, Span]], refused: Collection[Budget]

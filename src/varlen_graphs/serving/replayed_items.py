@@ -19,6 +19,7 @@ class HostItems:
 
     Args:
         layout: The items.
+        padded: For a batch that its replay packs: size to which its items are padded.
 
     Attributes:
         everything: The span of all items.
@@ -27,8 +28,9 @@ class HostItems:
 
     veils: Mapping[torch.dtype, Tensor] | None = None
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, padded: Sequence[int] = ()) -> None:
         self.layout = layout
+        self._padded = padded
         self.everything = Span.of(layout)
         self._all = [(self.everything, self.everything)]
 
@@ -42,7 +44,7 @@ class HostItems:
         """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
-        arena.load_layout(part, pack.budget)
+        arena.load_layout(part, pack.budget, self._padded)
         return part.total
 
     def finish(self, wait: bool) -> None:
@@ -81,7 +83,7 @@ class DeviceItems:
         self._checks.calls += 1
         self._number = self._checks.calls
         _, rows, _, items, *_ = self.everything
-        arena.load_table(self._description, self._number, items, rows, pack.budget)
+        arena.load_table(self._description, self._number, items, rows)
         return rows
 
     def finish(self, wait: bool) -> None:

@@ -20,14 +20,16 @@ class Collected:
 
     Args:
         everything: Span of the call.
+        views: If True, the outputs of a run of the whole call stay where it wrote them, for the caller to copy.
 
     Attributes:
         everything: As given.
         tensors: The tensors of the output, active entries only; empty before the first run.
     """
 
-    def __init__(self, everything: Span) -> None:
+    def __init__(self, everything: Span, views: bool = False) -> None:
         self.everything = everything
+        self._views = views
         self.tensors: list[Tensor] = []
 
     def take(
@@ -49,7 +51,7 @@ class Collected:
             here, active = spans[0][1], []
             for extent, output in zip(extents, outputs, strict=True):
                 active.append(extent.part(output, here))
-            self.tensors = copies(active, veils)
+            self.tensors = active if self._views else copies(active, veils)
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []

@@ -190,7 +190,7 @@ class BufferSpec:
 
     def argument_shape(self, layout: Layout, example: Tensor) -> list[int]:
         """Return the shape of the rows argument for these items, with entries as in `example`."""
-        return self.packed.argument_shape(self.row_extent.size(Span.of(layout)), self.row_extent.rest(example))
+        return self.packed.argument_shape(self.row_extent.size(Span.of(layout)), self.row_extent.rest(example.shape))
 
     @cached_property
     def host_buffers(self) -> list[HostBuffer]:

@@ -1,5 +1,6 @@
 """One call: its arguments, sorted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ class Call:
 
     Attributes:
         rows: The rows, packed `[rows, ...]` (a view, where the argument has its rows in another dimension), or
-            `[batch, length, ...]`.
+            `[batch, length, ...]`; `[batch, *padded, ...]` while they are `to_pack`.
         description: The arguments that describe the items, by name: the layout argument first, then the columns
             (`None` where absent) and the mask of a batch to pack.
         statics: Other arguments, for which graphs are captured; arguments equal to their default are left out.
@@ -27,6 +28,7 @@ class Call:
         padded: Size to which the items of a batch were padded that was packed on its way in: `(length,)`, or `(height,
             width)` in patches for pictures; empty for other calls.
         places: Places of the real rows in such a batch; `None` for other calls.
+        to_pack: True while such rows, and the tensors beside them with an entry a row, are still padded.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
     """
@@ -40,8 +42,16 @@ class Call:
     layout: Layout | None = None
     padded: tuple[int, ...] = ()
     places: Places | None = None
+    to_pack: bool = False
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Shape of the rows as graphs take them: packed, if they are to be packed."""
+        if self.to_pack and self.layout is not None:
+            return (self.layout.total, *self.rows.shape[1 + len(self.padded) :])
+        return self.rows.shape
 
     @property
     def requires_grad(self) -> bool:

@@ -54,9 +54,9 @@ class Extent(ABC):
         """Return `shape` with `sizes` in place of the entry dimensions."""
         return [*shape[: self.rows_dim], *sizes, *shape[self.rows_dim + len(self.dims) :]]
 
-    def rest(self, tensor: Tensor) -> torch.Size:
-        """Return the shape of one entry of a tensor."""
-        return torch.Size(self.resize(tensor.shape, ()))
+    def rest(self, shape: Sequence[int]) -> torch.Size:
+        """Return the shape of one entry of a tensor of this shape."""
+        return torch.Size(self.resize(shape, ()))
 
     def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the tensor with `value` in its gaps, or the tensor itself if it has none."""

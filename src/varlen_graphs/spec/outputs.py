@@ -80,6 +80,7 @@ def with_padding(
     layout: Layout,
     padded: Sequence[int],
     places: Places | None = None,
+    copies: bool = False,
 ) -> list[Tensor]:
     """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
 
@@ -91,6 +92,7 @@ def with_padding(
         layout: The items.
         padded: Size to which the items of the call were padded; empty if they were not, which changes nothing.
         places: Keeps the places of real rows, if it was made for the call before.
+        copies: If True, no result is a view of the entries.
     """
     if not padded:
         return [*tensors]
@@ -98,8 +100,12 @@ def with_padding(
     sizes = [*item_sizes(layout, padded), tuple(padded)]
     batches = []
     for tensor, extent in zip(tensors, extents, strict=True):
-        own = extent.padded(sizes)
-        batches.append(pad_rows(tensor, own[:-1], own[-1], places).flatten(1, len(own[-1])) if own else tensor)
+        sizes_here = extent.padded(sizes)
+        if sizes_here is None:
+            batches.append(tensor.clone(memory_format=torch.contiguous_format) if copies else tensor)
+        else:
+            *each, most = sizes_here
+            batches.append(pad_rows(tensor, each, most, places, copies).flatten(1, len(most)))
     return batches
 
 

@@ -19,12 +19,14 @@ from varlen_graphs.spec.inputs import PerRow
 
 
 def read_call(spec: BufferSpec, call: Call) -> Layout:
-    """Return the items of a user's call, as `read_layout` does; `call.beyond` tells if only the module can run them.
+    """Read the items of a user's call; `call.beyond` tells if only the module can run them.
+
+    A batch to pack stays padded; `read_layout` packs it.
 
     Raises:
         LayoutError: As for `read_layout`.
     """
-    layout = read_layout(spec, call)
+    layout = _read(spec, call)
     if isinstance(spec.layout, Pictures) and call.beyond is None:
         call.beyond = spec.layout.beyond(layout, call.padded)
     return layout
@@ -39,18 +41,24 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
         LayoutError: Impossible items, items that do not match the rows or other tensors of the call, or an item that an
             output ratio cuts.
     """
+    layout = _read(spec, call)
+    if call.to_pack:
+        sizes = item_sizes(layout, call.padded)
+        call.rows = pack_rows(call.rows, sizes, call.places)
+        names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
+        call.inputs |= {name: pack_rows(call.inputs[name], sizes, call.places) for name in names}
+        call.to_pack = False
+    return layout
+
+
+def _read(spec: BufferSpec, call: Call) -> Layout:
     if call.layout is None:
-        shape = spec.batch_of(call.rows)[0].shape if spec.packs else call.rows.shape
-        call.layout = layout = parse(spec, call.description, shape)
+        batch, padded = spec.batch_of(call.rows) if spec.packs else (call.rows, ())
+        call.layout = parse(spec, call.description, batch.shape)
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            batch, call.padded = spec.batch_of(call.rows)
-            sizes = item_sizes(layout, call.padded)
-            call.places = Places(batch.device)
-            call.rows = pack_rows(batch, sizes, call.places)
-            names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-            call.inputs |= {name: pack_rows(call.inputs[name], sizes, call.places) for name in names}
+            call.rows, call.padded, call.places, call.to_pack = batch, padded, Places(batch.device), True
     return call.layout
 
 
@@ -118,7 +126,7 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
         layout = _with_columns(spec, layout, description)
     if spec.row_multiple != argument.row_multiple:  # otherwise the layout argument has checked it
         _check_ratios(spec, layout)
-    if spec.limited:
+    if max(layout.rows) > spec.largest:  # no item is larger than its rows
         _check_sizes(spec, layout)
     return layout
 
