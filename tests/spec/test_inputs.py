@@ -149,21 +149,22 @@ def test_any_dtype_is_copied_as_it_is(dtype):
         assert torch.equal(got, want[:, None].expand(-1, 8))
 
 
+@pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("dtype", [*UNCOMMON, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_any_dtype_is_padded_in_a_batch(dtype):
+def test_any_dtype_is_padded_in_a_batch(dtype, packs):
     class Handed(nn.Module):
         def forward(self, x, own):
             return {"x": x, "own": own}
 
     rows, inputs = vg.PackedRows("x", (2,), dtype), [vg.PerRow("own", (2,), dtype)]
-    spec = vg.BufferSpec(rows, vg.PaddedLengths(), outputs=vg.Rows(), inputs=inputs)
+    layout = vg.PackedMask() if packs else vg.PaddedMask()
+    spec = vg.BufferSpec(rows, layout, outputs=vg.Rows(), inputs=inputs)
     budgets = [vg.Budget.padded(2, 8), vg.Budget.padded(2, 16)]
     encoder = vg.GraphedEncoder(Handed().eval(), budgets, spec, backend="tape", verify=vg.Verify(strict=True))
-    lengths = [12, 5, 1]
     x, own = ((torch.rand(3, 12, 2) > 0.5).to(dtype) for _ in range(2))
-    real = torch.arange(12) < torch.tensor(lengths)[:, None]
+    real = torch.arange(12) < torch.tensor([12, 5, 1])[:, None]
     for run in (encoder, encoder.eager):
-        for name, out in run(x, own=own, lengths=lengths).items():
+        for name, out in run(x, own=own, attention_mask=real).items():
             assert out.dtype == dtype
             assert torch.equal(out[real].float(), {"x": x, "own": own}[name][real].float())
             assert not out[~real].float().any()

@@ -163,8 +163,8 @@ class Arena:
         if self._pads:
             _, last = spans[-1]
             self.rows[last.row + last.rows : budget.rows].fill_(self._spec.packed.pad)
-        if places is not None and call.layout is not None:
-            pack_rows(call.rows, item_sizes(call.layout, call.padded), places, self.rows[: call.layout.total])
+        if places is not None:
+            pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
         if call.staged or places is not None:
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
@@ -193,9 +193,8 @@ class Arena:
 
     def places(self, call: Call) -> Places:
         """Return the places of the real rows of a call to pack, as loaded with its items, until the next replay."""
-        places, layout = Places(self.rows.device), call.layout
-        if layout is not None and layout.total < len(layout) * math.prod(call.padded):
-            places.keep(item_sizes(layout, call.padded), call.padded, self._places[: layout.total])
+        places = Places(self.rows.device)
+        places.keep(call.sizes, call.padded, self._places[: call.shape[0]])
         return places
 
     def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import plain
-from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows
+from varlen_graphs.layout.packed_batch import Places, pack_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
@@ -33,6 +33,7 @@ class StaticInputs:
     ) -> None:
         self._declared = spec.input_extents
         self._views: dict[Budget, list[Tensor]] = {}
+        self._defaults: dict[str, int] = {}  # leading entries that hold the default, of integers that graphs copy
         self.memory = []
         for (one, extent), dtype in zip(self._declared, dtypes, strict=True):
             most = max(math.prod(extent.shape(budget)) for budget in budgets)
@@ -62,6 +63,7 @@ class StaticInputs:
 
     def fill_pads(self) -> None:
         """Overwrite all but floating tensors with their pads: an earlier call may have left ids that are too large."""
+        self._defaults.clear()
         for (one, _), memory in zip(self._declared, self.memory, strict=True):
             if not memory.is_floating_point():
                 memory.fill_(one.pad)
@@ -79,10 +81,15 @@ class StaticInputs:
             tensor = call.inputs.get(one.name)
             if tensor is None:
                 assert one.default is not None  # noqa: S101 - else the call would have been refused
-                static.fill_(one.default)
+                entries = math.prod(extent.shape(budget))
+                if self._defaults.get(one.name, 0) < entries:
+                    static.fill_(one.default)
+                    if extent.dims and not static.is_floating_point():
+                        self._defaults[one.name] = entries
                 continue
-            if places is not None and call.layout is not None and isinstance(one, PerRow):
-                pack_rows(tensor, item_sizes(call.layout, call.padded), places, static[: call.layout.total])
+            self._defaults.pop(one.name, None)
+            if places is not None and isinstance(one, PerRow):
+                pack_rows(tensor, call.sizes, places, static[: call.shape[0]])
                 continue
             for there, here in spans if extent.dims else spans[:1]:
                 target, source = extent.part(static, here), extent.part(tensor, there)

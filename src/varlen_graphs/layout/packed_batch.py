@@ -46,17 +46,17 @@ class Places:
         return self._known[key]
 
     def keep(self, sizes: Sizes, padded: Sequence[int], places: Tensor) -> None:
-        """Take the places of items of these sizes from where they are on the device."""
-        self._known[(*sizes, tuple(padded))] = places
+        """Take the places of items of these sizes from where they are on the device, unless all rows are real."""
+        if len(places) < len(sizes) * math.prod(padded):
+            self._known[(*sizes, tuple(padded))] = places
 
 
 def real_places(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]":
     """Return the places of the real rows of a batch `[batch, *padded]` among all of its rows, int64 `[rows]`."""
-    counts = numpy.array(sizes)
-    real = numpy.arange(padded[0]) < counts[:, :1]
-    if len(padded) == 2:
-        real = real[:, :, None] & (numpy.arange(padded[1]) < counts[:, 1, None])[:, None]
-    return numpy.flatnonzero(real)
+    counts = [numpy.array(along)[:, None] for along in zip(*sizes, strict=True)]
+    real = [numpy.arange(most) < own for most, own in zip(padded, counts, strict=True)]
+    marks = real[0] if len(real) == 1 else real[0][:, :, None] & real[1][:, None]
+    return marks.ravel().nonzero()[0]
 
 
 def pack_rows(batch: Tensor, sizes: Sizes, places: Places | None = None, out: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import Places
+from varlen_graphs.layout.packed_batch import Places, Sizes
 from varlen_graphs.spec.statics import StaticKey
 
 
@@ -27,6 +27,7 @@ class Call:
         layout: The items; `None` while only the GPU has seen them.
         padded: Size to which the items of a batch were padded that was packed on its way in: `(length,)`, or `(height,
             width)` in patches for pictures; empty for other calls.
+        sizes: Sizes of the items of such a batch; empty for other calls.
         places: Places of the real rows in such a batch; `None` for other calls.
         to_pack: True while such rows, and the tensors beside them with an entry a row, are still padded.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
@@ -41,6 +42,7 @@ class Call:
     beyond: str | None
     layout: Layout | None = None
     padded: tuple[int, ...] = ()
+    sizes: Sizes = ()
     places: Places | None = None
     to_pack: bool = False
     staged: bool = False

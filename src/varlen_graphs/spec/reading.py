@@ -43,10 +43,9 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
     """
     layout = _read(spec, call)
     if call.to_pack:
-        sizes = item_sizes(layout, call.padded)
-        call.rows = pack_rows(call.rows, sizes, call.places)
+        call.rows = pack_rows(call.rows, call.sizes, call.places)
         names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-        call.inputs |= {name: pack_rows(call.inputs[name], sizes, call.places) for name in names}
+        call.inputs |= {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
         call.to_pack = False
     return layout
 
@@ -58,7 +57,8 @@ def _read(spec: BufferSpec, call: Call) -> Layout:
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            call.rows, call.padded, call.places, call.to_pack = batch, padded, Places(batch.device), True
+            call.rows, call.padded, call.sizes = batch, padded, item_sizes(call.layout, padded)
+            call.places, call.to_pack = Places(batch.device), True
     return call.layout
 
 
