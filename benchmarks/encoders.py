@@ -178,41 +178,74 @@ def in_dtype(call: Call, dtype: torch.dtype) -> Call:
     return {name: part.to(dtype) if part.is_floating_point() else part for name, part in call.items()}
 
 
+class Prepared(NamedTuple):
+    """A model, its calls by their batch sizes, and the systems that take long to compile, ready to be called."""
+
+    name: str
+    model: Any
+    calls: dict[int, Call]
+    compiled: Any
+    fused: Any
+
+
 def run(name: str, repeats: int) -> list[dict[str, Any]]:
-    """The rows of a model: all systems are compiled, captured and checked before any is timed."""
-    prepared = prepare(name)
-    grow_cache()
-    return [row | measure(runs, repeats) for row, runs in prepared]
+    """The rows of a model."""
+    return rows(prepare(name), repeats)
 
 
-def prepare(name: str) -> list[tuple[dict[str, Any], dict[str, Run]]]:
-    """The rows of a model without times, and what to time for each, by the names of systems."""
+def prepare(name: str) -> Prepared:
+    """Build a model and compile it. May run beside other programs, which would spoil times."""
     about = MODELS[name]
     model = build(about, torch.bfloat16)
-    reference = copy.deepcopy(model).float()
-    is_text = about.call is texts
-    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.Capture(lazy=True))
-    encoder = next(iter(vg.encoders(wrapped).values()))
-    padded = padded_encoder(copy.deepcopy(model)) if is_text and name != "ModernBERT-base" else None
+    calls = {batch: in_dtype(about.call(model.config, batch), torch.bfloat16) for batch in about.batches}
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(model), dynamic=True)
     with torch.no_grad():
-        compiled(**in_dtype(about.call(model.config, 3), torch.bfloat16))
-    prepared = []
-    for batch in about.batches:
-        call = in_dtype(about.call(model.config, batch), torch.bfloat16)
+        for call in (in_dtype(about.call(model.config, 3), torch.bfloat16), *calls.values()):
+            compiled(**call)
+    fused = None
+    if about.call is texts:
+        batch = max(calls)
+        budget = vg.Budget(-(-int(calls[batch]["attention_mask"].sum()) // 128) * 128, items=2 * batch)
+        fused = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
+        with torch.no_grad():
+            fused(**calls[batch])
+    return Prepared(name, model, calls, compiled, fused)
+
+
+def rows(prepared: Prepared, repeats: int) -> list[dict[str, Any]]:
+    """The rows of a model. All systems are captured and checked before any is timed.
+
+    Captures time their graphs, to choose between them: nothing else may run on the machine.
+    """
+    name, model, calls, compiled, fused = prepared
+    reference = copy.deepcopy(model).float()
+    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.Capture(lazy=True))
+    encoder = next(iter(vg.encoders(wrapped).values()))
+    is_text = MODELS[name].call is texts
+    padded = padded_encoder(copy.deepcopy(model)) if is_text and name != "ModernBERT-base" else None
+    found = []
+    for batch, call in calls.items():
         with torch.no_grad():
             expected = real_rows(reference(**in_dtype(call, torch.float32)), call)
             wrapped(**call)
         encoder.capture_wanted(None)
-        systems = {"eager": model, "compiled": compiled, "padded": padded, "wrapped": wrapped}
-        if is_text and batch == max(about.batches):
-            budget = vg.Budget(-(-int(call["attention_mask"].sum()) // 128) * 128, items=2 * batch)
-            systems["fused"] = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
+        last = fused if batch == max(calls) else None
+        systems = {"eager": model, "compiled": compiled, "padded": padded, "wrapped": wrapped, "fused": last}
         row, runs = check_call({n: s for n, s in systems.items() if s is not None}, call, expected)
-        about_call = {"model": name, "batch": batch, "tokens": tokens(call)}
-        prepared.append((about_call | row | {"eager_calls": dict(encoder.stats.eager)}, runs))
-    return prepared
+        row |= {"eager_calls": dict(encoder.stats.eager), "replays": replays(encoder, runs)}
+        found.append(({"model": name, "batch": batch, "tokens": tokens(call)} | row, runs))
+    del reference
+    grow_cache()
+    return [row | measure(runs, repeats) for row, runs in found]
+
+
+def replays(encoder: Any, runs: dict[str, Run]) -> dict[str, int]:
+    """Number of replays that a call takes, by the rows of their budgets."""
+    before = encoder.stats.replays.copy()
+    if "wrapped" in runs:
+        runs["wrapped"]()
+    return {str(budget.rows): count for budget, count in (encoder.stats.replays - before).items()}
 
 
 def tokens(call: Call) -> str | None:

@@ -10,15 +10,18 @@ from torch import Tensor
 from varlen_graphs.capture.stream_order import current_stream
 
 BLOCKS = 16
-"""Number of blocks that are pinned at once: pinning takes longer than a whole call."""
+"""Number of blocks that are pinned at once, because pinning takes longer than a whole call."""
 
 
 class PinnedRing:
     """Uploads small arrays of integers to a device, each through a block of pinned memory of its own.
 
-    A block is written again only after the copy from it has run. If all blocks are in flight, the ring grows instead of
-    waiting; CUDA's own queue bounds the number of calls in flight. On the CPU a copy ends at once, and one block
-    suffices.
+    Blocks are pinned in slabs, and a slab is written again only after all copies from it have run. If all are in
+    flight, the ring grows instead of waiting; CUDA's own queue bounds the number of calls in flight. On the CPU a copy
+    ends at once, and one block suffices.
+
+    Uploads come from one stream after another, each behind what was queued on the one before: one event after the last
+    copy from a slab tells that all have run.
 
     Args:
         size: Largest number of integers in an upload.
@@ -28,36 +31,40 @@ class PinnedRing:
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
         self._pinned = device.type == "cuda"
-        self._blocks: deque[_PinnedBlock] = deque()
+        self._slabs: deque[_Slab] = deque()
+        self._slab: _Slab | None = None
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return sum(len(slab.blocks) for slab in (*self._slabs, *filter(None, [self._slab])))
 
     def upload(self, values: "array[int]", static: Tensor) -> None:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
-        if not self._blocks or not self._blocks[0].is_free():
-            blocks = BLOCKS if self._pinned else 1
-            slab = torch.empty(blocks, self._size, dtype=torch.int64, device="cpu", pin_memory=self._pinned)
-            self._blocks.extendleft(_PinnedBlock(memory, self._pinned) for memory in slab)
-        block = self._blocks.popleft()
-        block.send(values, static)
-        self._blocks.append(block)
+        slab = self._slab
+        if slab is None or slab.used == len(slab.blocks):
+            slab = self._slab = self._next(slab, static.device)
+        memory, address = slab.blocks[slab.used]
+        slab.used += 1
+        memmove(address, values.buffer_info()[0], values.itemsize * len(values))
+        static.copy_(memory if len(values) == self._size else memory[: len(values)], non_blocking=True)
+
+    def _next(self, last: "_Slab | None", device: torch.device) -> "_Slab":
+        """Return a slab that no copy reads any more, in place of the last one, which is full."""
+        if last is not None:
+            if last.copied is not None:
+                last.copied.record(current_stream(device))
+            self._slabs.append(last)
+        if self._slabs and (self._slabs[0].copied is None or self._slabs[0].copied.query()):
+            slab = self._slabs.popleft()
+            slab.used = 0
+            return slab
+        return _Slab(BLOCKS if self._pinned else 1, self._size, self._pinned)
 
 
-class _PinnedBlock:
-    """One block of host memory, and the event at the end of the last copy from it."""
+class _Slab:
+    """Blocks of host memory with their addresses, the number of those in use, and the event after the last copy."""
 
-    def __init__(self, memory: Tensor, pinned: bool) -> None:
-        self._memory = memory
-        self._address = memory.data_ptr()
-        self._copied = torch.cuda.Event() if pinned else None
-
-    def is_free(self) -> bool:
-        return self._copied is None or self._copied.query()
-
-    def send(self, values: "array[int]", static: Tensor) -> None:
-        memmove(self._address, values.buffer_info()[0], values.itemsize * len(values))
-        memory = self._memory if len(values) == len(self._memory) else self._memory[: len(values)]
-        static.copy_(memory, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record(current_stream(static.device))
+    def __init__(self, blocks: int, size: int, pinned: bool) -> None:
+        slab = torch.empty(blocks, size, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self.blocks = [(memory, memory.data_ptr()) for memory in slab]
+        self.used = 0
+        self.copied = torch.cuda.Event() if pinned else None

@@ -13,7 +13,7 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_cost
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.spec.reading import read_items
 
 EAGER_IS_FASTER = "faster without padding"
 
@@ -83,7 +83,7 @@ class Router:
                 # one than the cheapest costs more than a look at them.
                 if budget is not None and budget.holds(*self._spec.needs.most(rows, items, self._min_segment_rows)):
                     return Route((Pack(budget, range(items)),))
-            read_layout(self._spec, call)
+            read_items(self._spec, call)
         layout = call.layout
         assert layout is not None  # noqa: S101 - it was just read
         if call.staged:

@@ -168,7 +168,7 @@ class Executor:
                 "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call "
                 "it belongs to; compute it from the layout alone, or call another encoder"
             )
-        arena.check_row_shape(call.shape)
+        arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
         self.pool.advance()
         packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
         if call.to_pack and not packs_in_place:

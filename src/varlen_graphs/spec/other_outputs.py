@@ -26,6 +26,9 @@ _SETTINGS = [(name, f"_{name}", other) for name, other in OTHER_OUTPUTS.items()]
 """The same with the attributes of a configuration: some are properties, stored under a private name."""
 
 
+_NAMES = [name for names in _SETTINGS for name in names[:2]]
+
+
 def declares_hidden_states(declared: Declared, by_module: bool) -> bool:
     """Return True if a declaration covers hidden states: by name, or as one extent for all that the module returns.
 
@@ -79,7 +82,15 @@ def asked_by_config(arguments: Mapping[str, Any], module: nn.Module) -> str | No
     return None
 
 
+def settings_now(module: nn.Module) -> tuple[Any, ...]:
+    """Return the settings that ask for other outputs, as a tuple that changes with them."""
+    return tuple([tuple(one) if type(one) is list else one for one in map(_settings(module).get, _NAMES)])
+
+
 def _settings(module: nn.Module) -> Mapping[str, Any]:
     """Return a dict, because attributes of a transformers configuration take a microsecond each."""
-    settings: dict[str, Any] = getattr(getattr(module, "config", None), "__dict__", {})
+    try:
+        settings: dict[str, Any] = object.__getattribute__(getattr(module, "config", None), "__dict__")
+    except AttributeError:
+        return {}
     return settings

@@ -19,38 +19,26 @@ from varlen_graphs.spec.inputs import PerRow
 
 
 def read_call(spec: BufferSpec, call: Call) -> Layout:
-    """Read the items of a user's call; `call.beyond` tells if only the module can run them.
-
-    A batch to pack stays padded; `read_layout` packs it.
+    """Return the items of a user's call, as `read_items` does; `call.beyond` tells if only the module can run them.
 
     Raises:
-        LayoutError: As for `read_layout`.
+        LayoutError: As for `read_items`.
     """
-    layout = _read(spec, call)
+    layout = read_items(spec, call)
     if isinstance(spec.layout, Pictures) and call.beyond is None:
         call.beyond = spec.layout.beyond(layout, call.padded)
     return layout
 
 
-def read_layout(spec: BufferSpec, call: Call) -> Layout:
+def read_items(spec: BufferSpec, call: Call) -> Layout:
     """Return the items of a call, and keep them in `call.layout`. Costs a sync if only the GPU has seen them.
 
-    A padded batch to pack is packed here.
+    A padded batch to pack stays padded, with `call.to_pack`.
 
     Raises:
         LayoutError: Impossible items, items that do not match the rows or other tensors of the call, or an item that an
             output ratio cuts.
     """
-    layout = _read(spec, call)
-    if call.to_pack:
-        call.rows = pack_rows(call.rows, call.sizes, call.places)
-        names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-        call.inputs |= {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
-        call.to_pack = False
-    return layout
-
-
-def _read(spec: BufferSpec, call: Call) -> Layout:
     if call.layout is None:
         batch, padded = spec.batch_of(call.rows) if spec.packs else (call.rows, ())
         call.layout = parse(spec, call.description, batch.shape)
@@ -60,6 +48,21 @@ def _read(spec: BufferSpec, call: Call) -> Layout:
             call.rows, call.padded, call.sizes = batch, padded, item_sizes(call.layout, padded)
             call.places, call.to_pack = Places(batch.device), True
     return call.layout
+
+
+def read_layout(spec: BufferSpec, call: Call) -> Layout:
+    """Return the items of a call as `read_items` does, and pack a padded batch.
+
+    Raises:
+        LayoutError: As for `read_items`.
+    """
+    layout = read_items(spec, call)
+    if call.to_pack:
+        call.rows = pack_rows(call.rows, call.sizes, call.places)
+        names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
+        call.inputs |= {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
+        call.to_pack = False
+    return layout
 
 
 def check_inputs(spec: BufferSpec, call: Call) -> None:

@@ -16,9 +16,11 @@ from varlen_graphs.spec.other_outputs import (
     OUTPUT_HIDDEN_STATES,
     asked_by_config,
     declares_hidden_states,
+    settings_now,
     with_hidden_states,
 )
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
+from varlen_graphs.spec.undeclared import declaration_of
 
 WITHOUT_EFFECT = ("use_cache",)
 """Arguments that transformers hands on from `generate` to towers, and that mean nothing to an encoder."""
@@ -102,6 +104,7 @@ class Signature:
         )
         graphed = {OUTPUT_HIDDEN_STATES} if self._graphs_hidden_states else set()
         self._others = {name: other for name, other in OTHER_OUTPUTS.items() if name not in graphed}
+        self._no_statics: tuple[tuple[Any, ...], dict[str, Any], str | None] | None = None
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
         self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
         self.original_takes_call = self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
@@ -145,7 +148,7 @@ class Signature:
                 others[name] = value
         if self._spec.layout.optional and description[self._spec.layout.name] is None:
             description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
-        statics, beyond = self.bind_statics(others, rows.shape, description)
+        statics, beyond = self.bind_statics(others, rows.shape, description) if others else self._bind_no_statics()
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
         key = self._spec.key(statics, self._spec.row_shape(rows.shape))
@@ -175,10 +178,10 @@ class Signature:
             if name in self._produced or name in self._declared:
                 raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+                declaration = declaration_of(self._spec, name, value, rows, description or {})
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
-                    f"declare {self._declaration_of(name, value, rows, description or {})}, or a buffer of this name "
-                    "if it follows from the items"
+                    f"declare {declaration}, or a buffer of this name if it follows from the items"
                 )
             if self.takes(name):
                 if not self._is_default(name, value):
@@ -201,6 +204,14 @@ class Signature:
             beyond = asked or f"no {self._asked} any more"
         return statics, beyond
 
+    def _bind_no_statics(self) -> tuple[dict[str, Any], str | None]:
+        """Return what `bind_statics` returns for no arguments, which changes with the configuration alone."""
+        settings = settings_now(self._module)
+        if self._no_statics is None or self._no_statics[0] != settings:
+            self._no_statics = settings, *self.bind_statics({})
+        _, statics, beyond = self._no_statics
+        return {**statics}, beyond
+
     def _asked_by_config(self) -> str | None:
         graphed = {OUTPUT_HIDDEN_STATES: None} if self._graphs_hidden_states else {}
         return asked_by_config(graphed, self._module)
@@ -218,21 +229,6 @@ class Signature:
         more = self._inputs.keys() if self._module_takes_any else set()  # which it hands on, or ignores
         takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
-
-    def _declaration_of(self, name: str, value: Any, rows: Sequence[int], description: Mapping[str, Any]) -> str:
-        """Return the declaration that an undeclared tensor seems to need."""
-        if not isinstance(value, Tensor):
-            return "the tensors in it as arguments of their own, by inputs=[...] of the BufferSpec"
-        dims, items = len(self._spec.call_dims), _length(description.get(self._spec.layout.name))
-        shape = tuple(value.shape)
-        kind, rest = "PerCall", shape
-        if shape and rows and shape[:dims] == tuple(rows[:dims]):
-            one = self._spec.layout.one_row or self._spec.layout.pictures
-            kind, rest = "PerItem" if one else "PerRow", shape[dims:]
-        elif shape and shape[0] == items:
-            kind, rest = "PerItem", shape[1:]
-        own = "" if value.dtype.is_floating_point else f", dtype={value.dtype}"
-        return f"inputs=[vg.{kind}({name!r}, {rest}{own})] in the BufferSpec"
 
     def _original_takes(self, name: str) -> bool:
         """Return True if an argument that the captured forward lacks could go to the module itself."""
@@ -285,11 +281,3 @@ class Signature:
         if not self._spec.accepts(shape):
             name, form = self._spec.packed.name, self._spec.call_form
             raise InputError(f"{name} is {list(shape)}: expected {form}, {self._spec.call_rows_are}")
-
-
-def _length(value: Any) -> int:
-    """Return the number of items that a description has; -1 if it does not tell."""
-    try:
-        return len(value)
-    except TypeError:
-        return -1
