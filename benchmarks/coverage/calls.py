@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
+from varlen_graphs.recipes.flattened_patches import PATCHES
 from varlen_graphs.recipes.speech import CLIP_MASK, ClipMask
 
 GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
@@ -49,6 +50,8 @@ def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[F
 def direct_calls(tower: nn.Module, spec: vg.BufferSpec) -> list[dict[str, Any]]:
     """Calls of a tower itself, by its declaration: batches, texts, or items of some sizes."""
     packed, layout = spec.packed, spec.layout
+    if PATCHES in parameters(tower.forward):
+        return [{PATCHES: flattened(own, math.prod(packed.shape or ()), seed)} for seed, own in enumerate(GRIDS)]
     if layout.one_row:
         sizes = [count for count in COUNTS if count > 1]
         shape = layout.usual or ()
@@ -75,6 +78,15 @@ def direct_calls(tower: nn.Module, spec: vg.BufferSpec) -> list[dict[str, Any]]:
         shape = packed.argument_shape((count,), packed.shape or ())
         calls.append({packed.name: seeded(*shape, seed=seed), layout.name: torch.tensor(items)})
     return calls
+
+
+def flattened(sizes: list[tuple[int, int]], pixels: int, seed: int) -> Tensor:
+    """A batch of patches behind their lines and columns, which begin at 1, and its padding of zeros."""
+    batch = torch.zeros(len(sizes), max(h * w for h, w in sizes) + 2, 2 + pixels)
+    for own, (h, w) in zip(batch, sizes, strict=True):
+        own[: h * w, 0], own[: h * w, 1] = torch.arange(h).repeat_interleave(w) + 1, torch.arange(w).repeat(h) + 1
+        own[: h * w, 2:] = seeded(h * w, pixels, seed=seed)
+    return batch
 
 
 def required(one: vg.PerItem, count: int) -> Tensor:

@@ -61,6 +61,8 @@ def budgets_for(spec: vg.BufferSpec) -> Any:
     if isinstance(spec.layout, ClipMask):
         length = max(128, 16 * spec.layout.shortest)
         return vg.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 4, step=4.0)
+    if spec.layout.name == "patches":
+        return vg.PaddedLadder(batch=8, length=160, min_batch=8, min_length=160)
     return [2, 8] if spec.layout.one_row else PADDED if spec.layout.padded else PACKED
 
 

@@ -61,7 +61,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "EfficientNetModel": {
         "image_size": 64, "width_coefficient": 1.0, "depth_coefficient": 0.5, "hidden_dim": 1280,
     },
-    "Emu3ForConditionalGeneration": {"vocabulary_map": {"<image>": 9, "<|extra_200|>": 8}},
+    "Emu3ForConditionalGeneration": {
+        "vocabulary_map": {
+            "<image>": 9, "<|extra_200|>": 8, **{f"<|visual token {code:06d}|>": 10 + code for code in range(16)},
+        },
+        "image_size": 32, "vq_config.base_channels": 32, "vq_config.hidden_size": 128, "vq_config.codebook_size": 16,
+    },
     "Gemma3ForConditionalGeneration": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
     "GraniteDoclingForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "Granite4VisionForConditionalGeneration": {

@@ -134,14 +134,6 @@ def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason(wrap
         wrapped(phi("sdpa"))
 
 
-def test_positions_among_pixels_are_refused_with_the_reason(wrapped):
-    config = transformers.Pix2StructVisionConfig(
-        hidden_size=32, d_ff=64, d_kv=16, num_hidden_layers=2, num_attention_heads=2
-    )
-    with pytest.raises(vg.SpecError, match="Pix2StructVisionModel reads positions among the pixels of its rows"):
-        wrapped(transformers.Pix2StructVisionModel(config).eval())
-
-
 def test_models_with_prompts_replay_graphs_of_their_encoder_of_images(wrapped):
     config = transformers.SamConfig(
         vision_config={**SEGMENTING, "num_pos_feats": 8},

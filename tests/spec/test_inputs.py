@@ -64,6 +64,24 @@ def test_a_stage_takes_them_beside_the_layout(kind):
     assert equal_bits(stage.output, encoder(ids=rows, lengths=layout, **call))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
+def test_what_a_call_leaves_out_has_its_default_whatever_came_before(dtype):
+    inputs = [vg.PerRow("a_row", (), dtype, default=3), vg.PerItem("an_item", (), dtype, default=5, per_row=True)]
+    inputs += [vg.PerCall("a_call", (), dtype, default=7)]
+    spec = vg.BufferSpec(vg.PackedRows("x", (2,)), vg.Lengths(), inputs=inputs)
+    budgets = [vg.Budget(16, items=2), vg.Budget(64, items=4)]
+    encoder = vg.GraphedEncoder(Casts().eval(), budgets, spec, backend="tape").capture()
+    for lengths in ([9], [30, 20], [40, 2], [5]):
+        x, rows, items = torch.zeros(sum(lengths), 2), sum(lengths), len(lengths)
+        own = {"a_row": torch.full((rows,), 20), "an_item": torch.full((items,), 30), "a_call": torch.tensor(40)}
+        own = {name: value.to(dtype) for name, value in own.items()}
+        for brought, want in (({}, 15), (own, 90), ({}, 15), ({"a_call": own["a_call"]}, 48)):
+            assert encoder(x, lengths=lengths, **brought).unique().tolist() == [want]
+        with encoder.stage(lengths) as stage:
+            stage.rows.zero_()
+        assert stage.output.unique().tolist() == [15]
+
+
 def test_borrowed_outputs_may_be_passed_as_inputs():
     pool = vg.Pool()
     spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), inputs=[vg.PerRow("y", (8,))])

@@ -5,6 +5,7 @@ To add a recipe, write one file with a function decorated by `handles`, and impo
 
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.cosmos3_edge import cosmos3_edge
+from varlen_graphs.recipes.flattened_patches import flattened_patches
 from varlen_graphs.recipes.gemma4 import gemma4
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.glm4v import glm4v
@@ -37,6 +38,7 @@ __all__ = [
     "TextEncoder",
     "by_batch",
     "cosmos3_edge",
+    "flattened_patches",
     "gemma4",
     "generic",
     "glm4v",

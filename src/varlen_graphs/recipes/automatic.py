@@ -10,6 +10,7 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.fixed_sizes import INPUTS
+from varlen_graphs.recipes.flattened_patches import PATCHES, flattened_patches
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.inspection import LAYOUTS
 from varlen_graphs.recipes.packed_text import packed_text
@@ -20,9 +21,6 @@ from varlen_graphs.recipes.text_model import IDS, MASK
 
 SOUND = ("input_features", "input_values")
 """Names that transformers gives to spectrograms and samples."""
-
-FLATTENED = "flattened_patches"
-"""Name that transformers gives to patches behind their positions."""
 
 MODALITIES = "input_modalities"
 """Attribute of the models of transformers 5 that names the kinds of their inputs."""
@@ -151,19 +149,7 @@ def _generates(module: nn.Module) -> bool:
 
 def reads_flattened_patches(module: nn.Module) -> bool:
     """Return True for the towers of Pix2Struct and Kosmos 2.5."""
-    return is_model(module) and next(iter(arguments_of(module)), "") == FLATTENED and is_encoder(module)
-
-
-def flattened_patches(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
-    """Refuse a tower whose rows begin with the line and the column of their patch, which index a table.
-
-    Raises:
-        SpecError: Always.
-    """
-    raise SpecError(
-        f"{type(tower).__name__} reads positions among the pixels of its rows: graphs of it cannot be proven, because "
-        "the random rows of a proof hold no valid positions"
-    )
+    return is_model(module) and next(iter(arguments_of(module)), "") == PATCHES and is_encoder(module)
 
 
 Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]

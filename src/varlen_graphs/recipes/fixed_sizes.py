@@ -71,6 +71,8 @@ def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:
     patch = _integer(config, "patch_size")
     if patch:  # patches in rows
         yield (sides[0] // patch) * (sides[1] // patch), channels * patch * patch
+    if config is None:  # a part of a model, such as the encoder of a tokenizer, whose images have any size
+        yield 4, channels, 32, 32
 
 
 def _sides(config: Any) -> tuple[int, int]:

@@ -107,7 +107,10 @@ class Signature:
         self._no_statics: tuple[tuple[Any, ...], dict[str, Any], str | None] | None = None
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
         self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
-        self.original_takes_call = self._replaced and (self._module_takes_any or self._declared <= self._module_takes)
+        hands_on = self._module_takes_any and (
+            spec.packed.name in own or all(p.kind not in ORDINARY for p in own.values())
+        )
+        self.original_takes_call = self._replaced and (hands_on or self._declared <= self._module_takes)
 
     def takes(self, name: str) -> bool:
         """Return True if the captured forward takes an argument of this name."""
