@@ -1,7 +1,5 @@
 """Speech encoders of transformers with clips of any length: graphed as they are, each clip alone, or refused by name."""
 
-import re
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,13 +12,14 @@ pytest.importorskip("transformers", minversion="5.20", reason="needs the masks o
 from tests.support.speech_models import (
     ALONE,
     RAGGED,
-    REFUSED,
+    SQUEEZED,
     check_clips,
     clips,
     error_of,
     speech_encoder,
     speech_model,
 )
+from tests.support.towers import distance
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +37,23 @@ def test_models_are_told_apart_by_whether_padding_reaches_real_frames(name):
     assert speech_encoder(name, backend="eager").alone == (name in ALONE)  # the recipe compares it with the model
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
-    with pytest.raises(vg.SpecError, match=re.escape(REFUSED[name][4])):
-        speech_encoder(name)
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_models_that_squeeze_frames(name):
+    encoder = speech_encoder(name, backend="tape").capture()
+    assert encoder.alone
+    with torch.no_grad():
+        for rows in (399, 400, 77, 61, 62, 150, 168):  # odd numbers of frames, and even ones
+            clip = torch.randn(3, rows, generator=torch.Generator().manual_seed(rows))
+            expected = encoder.module(clip).last_hidden_state
+            encoder.poison()
+            for mask in (None, torch.ones(3, rows, dtype=torch.long)):
+                out = encoder(clip, attention_mask=mask).last_hidden_state
+                assert out.shape == expected.shape
+                assert distance(out, expected) < 1e-5
+        assert not encoder.stats.eager
+        with pytest.raises(RuntimeError, match="size"):
+            encoder(clip[:, :40])  # as the model does
+    assert encoder.stats.eager == {f"clips of less than {encoder.spec.layout.shortest} rows": 1}
 
 
 @settings(max_examples=15, deadline=None)

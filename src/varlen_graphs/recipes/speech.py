@@ -141,8 +141,8 @@ def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredS
         if model.mask is not None:
             yield DeclaredSpeech(model, BufferSpec(model.rows, mask, outputs=outputs), _forward(model), alone=False)
         spec = BufferSpec(model.rows, replace(mask, name=CLIP_MASK), outputs=outputs)
-        for picked, attends in ((False, False), (True, False), (False, True)):
-            yield DeclaredSpeech(model, spec, _forward_alone(model, picked, attends), alone=True)
+        for how in ({}, {"picked": True}, {"attends": True}, {"pools": True}):
+            yield DeclaredSpeech(model, spec, _forward_alone(model, **how), alone=True)
 
 
 def _forward(model: SpeechModel) -> Callable[..., Any]:
@@ -155,11 +155,14 @@ def _forward(model: SpeechModel) -> Callable[..., Any]:
     return _with_signature(forward, model, str(model.mask))
 
 
-def _forward_alone(model: SpeechModel, picked: bool, attends: bool) -> Callable[..., Any]:
+def _forward_alone(
+    model: SpeechModel, picked: bool = False, attends: bool = False, pools: bool = False
+) -> Callable[..., Any]:
     """Return the tower's own forward with each clip as if it were alone.
 
     If `picked`, the tower takes every so many entries of the mask for its frames, which has just as many then. If
-    `attends`, its own mask does not keep its attention from the padding.
+    `attends`, its own mask does not keep its attention from the padding. If `pools`, it squeezes frames, and makes as
+    many again in the end: of those that fill no piece, zeros.
     """
     count = model.frames
 
@@ -170,10 +173,21 @@ def _forward_alone(model: SpeechModel, picked: bool, attends: bool) -> Callable[
             mask = real_rows((count.of(rows) - 1) * count.stride + 1, mask.shape[1]).to(mask.dtype)
         if model.mask is not None:
             arguments[model.mask] = mask
-        with Alone(rows, model.inside, count if attends else None):
-            return model.forward(**arguments)
+        with Alone(rows, model.inside, count if attends else None, pools) as mode:
+            output = model.forward(**arguments)
+        return _without_pieces(model, output, rows, mode.piece) if pools else output
 
     return _with_signature(forward, model, CLIP_MASK)
+
+
+def _without_pieces(model: SpeechModel, output: Any, rows: Tensor, piece: int) -> Any:
+    """Return an output with zeros in the frames of each clip that fill no piece of so many."""
+    fields = {}
+    for name, count in model.fields.items():
+        if count is not None and output.get(name) is not None:
+            real = real_rows(count.of(rows) // piece * piece, output[name].shape[1])
+            fields[name] = output[name].masked_fill(~real[..., None], 0)
+    return type(output)(**{**output, **fields})
 
 
 def _with_signature(forward: Callable[..., Any], model: SpeechModel, mask: str) -> Callable[..., Any]:

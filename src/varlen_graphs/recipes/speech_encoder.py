@@ -30,6 +30,7 @@ class SpeechEncoder(TowerEncoder):
         self.alone = alone
         self._mask = model.mask or CLIP_MASK
         self._of_mask = model.of_mask
+        self._shortest = model.shortest
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
@@ -46,6 +47,8 @@ class SpeechEncoder(TowerEncoder):
         call = dict(zip(self._names, args, strict=False)) | kwargs
         clips: Any = call.get(self.spec.packed.name)
         mask = call.get(self._mask)
+        if isinstance(clips, Tensor) and clips.dim() > 1 and clips.shape[1] < self._shortest:
+            return self._itself(f"clips of less than {self._shortest} rows", len(clips), args, kwargs)
         if self.alone and call.pop(self._mask, None) is not None and not _marks_all(mask, clips):
             return self._itself(f"{self._mask} of clips of several lengths", len(clips), args, kwargs)
         try:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.padded import real_rows
@@ -58,7 +59,7 @@ class SpeechModel:
         frames: That of the first field with frames.
         of_mask: Names of the fields that only calls with a mask get.
         inside: Number of frames before each convolution with padding and each group norm.
-        shortest: Fewest rows of a clip that has a frame.
+        shortest: Rows of the shortest clip that the encoder takes.
 
     Raises:
         SpecError: The encoder takes no clips of several lengths, or the sizes of its outputs do not follow from them.
@@ -81,14 +82,25 @@ class SpeechModel:
         plain, masked = (self._fields(self._run_one(self._start, with_mask)) for with_mask in (self._needs_mask, True))
         self.of_mask = [name for name in masked if name not in plain]
         counts = {key: self._count(key) for key in self._sizes[self._start]}
-        self.fields = {name: counts.get(name) for name in masked}
+        self.shortest, squeezes = self._shortest([*counts.values()])
+        least = self.shortest if squeezes else 0
+        fields = {name: counts.get(name) for name in masked}
+        self.fields = {name: count and replace(count, least=least) for name, count in fields.items()}
         self.inside = [count for key, count in counts.items() if isinstance(key, int)]
         self.frames = next(iter(counts.values()))
-        self.shortest = max(1, *(count.stride - count.offset for count in counts.values()))
-        try:
-            self._measured(self.shortest)
-        except RUN_ERRORS as error:
-            raise SpecError(f"it takes no clip of {self.shortest} rows, which has a single frame: {error}") from error
+
+    def _shortest(self, counts: Sequence[FrameCount]) -> tuple[int, bool]:
+        """Return the rows of the shortest clip that the encoder takes, and True if it squeezes frames: that has two."""
+        refusals = []
+        for frames in (1, 2):
+            rows = max(1, *(frames * count.stride - count.offset for count in counts))
+            try:
+                self._measured(rows)
+            except RUN_ERRORS as error:
+                refusals.append(f"it takes no clip of {rows} rows, which has {counted(frames, 'frame')}: {error}")
+            else:
+                return rows, frames > 1
+        raise SpecError(refusals[0])
 
     def outputs(self, hidden_states: bool = False) -> Declared:
         """Declare the output."""
@@ -112,11 +124,15 @@ class SpeechModel:
         return found[0]
 
     def calls(self) -> Iterator[list[int]]:
-        """Yield the rows of the clips of small batches: of several lengths, one clip, and clips of one length."""
+        """Yield the rows of the clips of small batches: of several lengths, one clip, and clips of one length.
+
+        Some have a frame more, because encoders may squeeze frames in pairs.
+        """
         step = max(one.stride for one in self.fields.values() if one is not None)
         start = self._start
         yield [start + 5 * step + 1, self.shortest + step, start + 3]
         yield [start + 2]
+        yield [start + 2 + step]
         yield [start + step - 1] * 2
 
     def check(self, spec: BufferSpec, forward: Callable[..., Any], ragged: bool, asked: Mapping[str, Any]) -> None:

@@ -15,24 +15,31 @@ from varlen_graphs.recipes.modes.host_questions import is_question
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
+POOLS = (torch.max_pool1d, F.max_pool1d)
+"""Functions by which transformers pools masks of frames."""
+
 PADDING = 4
 """Place of the padding among the arguments of a convolution."""
 
 
 @dataclass(frozen=True)
 class FrameCount:
-    """Number of frames that convolutions make of the rows of a clip: `(rows + offset) // stride`, at least 0."""
+    """Number of frames that convolutions make of the rows of a clip: `(rows + offset) // stride`, at least 0.
+
+    A clip of fewer rows than `least` has none.
+    """
 
     stride: int
     offset: int
+    least: int = 0
 
     def __call__(self, rows: int) -> int:
         """Return the number of frames."""
-        return max(0, (rows + self.offset) // self.stride)
+        return 0 if rows < self.least else max(0, (rows + self.offset) // self.stride)
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the numbers of frames of several clips, int64 `[clips]`. Part of the graph."""
-        return ((rows + self.offset) // self.stride).clamp(min=0)
+        return ((rows + self.offset) // self.stride).clamp(min=0) * (rows >= self.least)
 
 
 class Alone(TorchFunctionMode):
@@ -40,25 +47,31 @@ class Alone(TorchFunctionMode):
 
     What transformers asks about masks on the host gets the answer no, as under `HostQuestions`. With `counts`, padded
     convolutions see zeros past the end of each clip, and group norms see its frames alone. With `keys`, so does
-    attention, be it over all frames or in blocks of frames.
+    attention, be it over all frames or in blocks of frames. With `pools`, a mask that is pooled marks a piece of it
+    only if all frames of the piece are real: a clip alone has no other pieces.
 
     Args:
         rows: Number of rows of each clip, int64 `[clips]`.
         counts: Number of frames of a clip before each convolution with padding and each group norm, in their order.
         keys: Number of frames of a clip in each attention; `None` leaves attention as it is.
+        pools: True if a mask may be pooled.
 
     Attributes:
         frames: Size of the time dimension before each convolution and norm of `counts`.
+        piece: Frames that a pooled mask had for each piece; 1 if none was pooled.
     """
 
     def __init__(
-        self, rows: Tensor | None = None, counts: Sequence[FrameCount] = (), keys: FrameCount | None = None
-    ) -> None:
+        self, rows: Tensor | None = None, counts: Sequence[FrameCount] = (), keys: FrameCount | None = None,
+        pools: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._rows = rows
         self._counts = counts
         self._keys = keys
+        self._pools = pools
         self.frames: list[int] = []
+        self.piece = 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
@@ -67,6 +80,10 @@ class Alone(TorchFunctionMode):
             return False
         if func is F.scaled_dot_product_attention and self._rows is not None and self._keys is not None:
             return _attention(self._rows, self._keys, *args, **kwargs)
+        if self._pools and func in POOLS:
+            mask, kernel, *others = args if len(args) > 1 else (args[0], kwargs.pop("kernel_size"))
+            self.piece = kernel if isinstance(kernel, int) else kernel[0]
+            return -func(-mask, kernel, *others, **kwargs)
         if not (func is F.group_norm or (func in CONVOLUTIONS and _pads(args, kwargs)) or _pads_time(func, args)):
             return func(*args, **kwargs)
         x, *others = args
