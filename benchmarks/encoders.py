@@ -10,12 +10,15 @@ the model's own run. Texts have lognormal lengths of 40 tokens on average; their
 - *padded*: of texts, graphs of padded batches, with a mask computed in the graph.
 - *wrapped*: `vg.wrap(model)` with the default budgets, each captured after a call needed it.
 - *fused*: of the largest batch of texts, the same with `capture=vg.Capture(compile=True)`.
+
+The milliseconds of one of several calls in a row, where the host is ahead of the GPU, end in `_in_row_ms`.
 """
 
 import argparse
 import copy
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +43,9 @@ from benchmarks.common import (
 
 MEAN_TOKENS, SPREAD = 40, 0.8
 LONGEST = 512
+
+IN_ROW = 8
+"""Calls in a row, where the host prepares one while the GPU computes the one before."""
 
 Call = dict[str, Tensor]
 Run = Callable[[], Any]
@@ -295,7 +301,7 @@ def check_call(systems: dict[str, Any], call: Call, expected: list[Tensor]) -> t
 
 
 def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
-    """Milliseconds of each system, in turn: until the GPU is done, and until the host is."""
+    """Milliseconds of each system, in turn: until the GPU is done, until the host is, and of calls in a row."""
     row = {}
     for each in runs.values():
         for _ in range(3):
@@ -303,7 +309,16 @@ def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
     for name, (walls, hosts) in zip(runs, measure_in_turn([*runs.values()], repeats, 20), strict=True):
         row[f"{name}_ms"] = statistics.median(walls)
         row[f"{name}_host_ms"] = statistics.median(hosts)
+    several = [partial(in_row, each) for each in runs.values()]
+    for name, (walls, _) in zip(runs, measure_in_turn(several, repeats // 2, 20), strict=True):
+        row[f"{name}_in_row_ms"] = statistics.median(walls) / IN_ROW
     return row
+
+
+def in_row(run: Run) -> None:
+    """Make several calls, without waiting for the GPU between them."""
+    for _ in range(IN_ROW):
+        run()
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ from tests.support.speech_models import (
     RAGGED,
     SQUEEZED,
     check_clips,
+    check_squeezed,
     clips,
     error_of,
     speech_encoder,
     speech_model,
 )
-from tests.support.towers import distance
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +39,7 @@ def test_models_are_told_apart_by_whether_padding_reaches_real_frames(name):
 
 @pytest.mark.parametrize("name", SQUEEZED)
 def test_models_that_squeeze_frames(name):
-    encoder = speech_encoder(name, backend="tape").capture()
-    assert encoder.alone
-    with torch.no_grad():
-        for rows in (399, 400, 77, 61, 62, 150, 168):  # odd numbers of frames, and even ones
-            clip = torch.randn(3, rows, generator=torch.Generator().manual_seed(rows))
-            expected = encoder.module(clip).last_hidden_state
-            encoder.poison()
-            for mask in (None, torch.ones(3, rows, dtype=torch.long)):
-                out = encoder(clip, attention_mask=mask).last_hidden_state
-                assert out.shape == expected.shape
-                assert distance(out, expected) < 1e-5
-        assert not encoder.stats.eager
-        with pytest.raises(RuntimeError, match="size"):
-            encoder(clip[:, :40])  # as the model does
-    assert encoder.stats.eager == {f"clips of less than {encoder.spec.layout.shortest} rows": 1}
+    check_squeezed(speech_encoder(name))
 
 
 @settings(max_examples=15, deadline=None)

@@ -175,3 +175,23 @@ def check_clips(encoder, tolerance=1e-5):
         assert error_of(encoder, encoder(**dirty, **asked), expected, lengths) < tolerance
     assert encoder.stats.replays
     assert not encoder.stats.eager
+
+
+def check_squeezed(encoder, tolerance=1e-5):
+    """Check clips with odd numbers of frames, and with even ones, against a model that squeezes frames."""
+    encoder.capture()
+    assert encoder.alone
+    device = next(encoder.module.parameters()).device
+    with torch.no_grad():
+        for rows in (399, 400, 77, 61, 62, 150, 168):
+            clip = torch.randn(3, rows, generator=torch.Generator().manual_seed(rows)).to(device)
+            expected = encoder.module(clip).last_hidden_state
+            encoder.poison()
+            for mask in (None, torch.ones(3, rows, dtype=torch.long, device=device)):
+                out = encoder(clip, attention_mask=mask).last_hidden_state
+                assert out.shape == expected.shape
+                assert distance(out, expected) < tolerance
+        assert not encoder.stats.eager
+        with pytest.raises(RuntimeError, match="size"):
+            encoder(clip[:, :40])  # as the model does
+    assert encoder.stats.eager == {f"clips of less than {encoder.spec.layout.shortest} rows": 1}

@@ -41,6 +41,7 @@ class PinnedRing:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
         slab = self._slab
         if slab is None or slab.used == len(slab.blocks):
+            self._slab = None  # first, so that an interrupt loses a slab and never queues it twice
             slab = self._slab = self._next(slab, static.device)
         memory, address = slab.blocks[slab.used]
         slab.used += 1

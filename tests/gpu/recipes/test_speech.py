@@ -3,13 +3,21 @@
 import pytest
 import torch
 
-import varlen_graphs as vg
 from tests.support.contract import check_half_precision
 from tests.support.gpu import on_gpus
 
 pytest.importorskip("transformers", minversion="5.20", reason="needs the masks of transformers 5")
 
-from tests.support.speech_models import ALONE, RAGGED, REFUSED, check_clips, clips, speech_encoder, speech_model
+from tests.support.speech_models import (
+    ALONE,
+    RAGGED,
+    SQUEEZED,
+    check_clips,
+    check_squeezed,
+    clips,
+    speech_encoder,
+    speech_model,
+)
 
 pytestmark = on_gpus()
 
@@ -21,10 +29,9 @@ def test_clips_are_as_the_model_has_them(name):
     assert encoder.alone == (name in ALONE)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_no_graph_can_run_are_refused(name):
-    with pytest.raises(vg.SpecError):
-        vg.recipes.speech(speech_model(name).cuda())
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_models_that_squeeze_frames(name):
+    check_squeezed(speech_encoder(name, speech_model(name).cuda(), backend="cuda"), 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
