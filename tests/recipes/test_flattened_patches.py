@@ -45,6 +45,13 @@ def test_calls_that_graphs_cannot_answer_run_the_tower(tower):
             assert encoder.stats.eager == {"config.return_dict=False": 1}
 
 
+def test_positions_are_never_rounded_by_a_cast(tower):
+    encoder = flattened_patches(tower.bfloat16(), BUDGETS, backend="tape")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="dtype"):
+        encoder(patches_of([(2, 3)]))  # as the tower does
+    assert encoder.stats.eager == {"flattened_patches of another dtype": 1}
+
+
 def test_wrap_finds_it_and_states_of_layers_are_graphed(tower):
     with torch.no_grad():
         patches = patches_of([(2, 3), (4, 3)])

@@ -79,8 +79,13 @@ def _forward(
 class PatchesEncoder(TowerEncoder):
     """Encoder of flattened patches, called as its tower is.
 
-    Calls that bring or ask for more than graphs give run the tower itself, and count in `stats.eager`.
+    Calls that bring or ask for more than graphs give run the tower itself, and count in `stats.eager`. So do patches of
+    another dtype than the tower's, because a cast would round lines and columns.
     """
+
+    def __init__(self, tower: Any, budgets: Budgets, spec: BufferSpec, **options: Any) -> None:
+        super().__init__(tower, budgets, spec, **options)
+        self._names = [*inspect.signature(tower.forward).parameters]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the images of one call.
@@ -93,7 +98,7 @@ class PatchesEncoder(TowerEncoder):
         """
         if self.executor.forward.is_running:  # the graphs' forward calls the tower, in whose place the encoder is
             return self.executor.forward.module_forward(*args, **kwargs)
-        call = dict(zip(inspect.signature(self.module.forward).parameters, args, strict=False)) | kwargs
+        call = dict(zip(self._names, args, strict=False)) | kwargs
         reason = self._why_eager(call)
         if reason is not None:
             patches = call.get(PATCHES)
@@ -106,6 +111,8 @@ class PatchesEncoder(TowerEncoder):
         patches, mask, shape = call.get(PATCHES), call.get(MASK), self.spec.packed.shape
         if not isinstance(patches, Tensor) or patches.dim() != 3 or (patches.shape[-1] - POSITIONS,) != shape:
             return f"{PATCHES} of another form"
+        if patches.dtype != self.executor.forward.row_dtype:
+            return f"{PATCHES} of another dtype"
         if not _marks_first(patches, mask):
             return f"{MASK} of another form, or an image without patches"
         graphed = {OUTPUT_HIDDEN_STATES} if declares_hidden_states(self.spec.outputs, by_module=False) else set()

@@ -105,8 +105,8 @@ class Signature:
         graphed = {OUTPUT_HIDDEN_STATES} if self._graphs_hidden_states else set()
         self._others = {name: other for name, other in OTHER_OUTPUTS.items() if name not in graphed}
         self._no_statics: tuple[tuple[Any, ...], dict[str, Any], str | None] | None = None
-        # True if something else than the module is captured, and the module takes the encoder's arguments too.
         self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
+        # True if something else than the module is captured, and the module takes the encoder's arguments too.
         hands_on = self._module_takes_any and (
             spec.packed.name in own or all(p.kind not in ORDINARY for p in own.values())
         )

@@ -1,4 +1,4 @@
-"""What to declare for a tensor that a call brings and nothing declares, for messages."""
+"""Suggest the declaration of a tensor that a call brings and nothing declares, for messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

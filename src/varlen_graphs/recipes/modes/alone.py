@@ -39,7 +39,8 @@ class FrameCount:
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the numbers of frames of several clips, int64 `[clips]`. Part of the graph."""
-        return ((rows + self.offset) // self.stride).clamp(min=0) * (rows >= self.least)
+        frames = ((rows + self.offset) // self.stride).clamp(min=0)
+        return frames * (rows >= self.least) if self.least else frames
 
 
 class Alone(TorchFunctionMode):
