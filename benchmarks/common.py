@@ -89,14 +89,17 @@ def measure(
 
 
 def measure_in_turn(
-    runs: Sequence[Callable[[], Any]], repeats: int, seconds: float
+    runs: Sequence[Callable[[], Any]], repeats: int, seconds: float, warm: bool = False
 ) -> list[tuple[list[float], list[float]]]:
-    """`measure` of several runs, each once before any is measured again: a chip that gets slower is slower for all."""
+    """`measure` of several runs, each once before any is measured again: a chip that gets slower is slower for all.
+
+    If `warm`, each run that is measured follows one that is not, so that the host's caches do not hold another system.
+    """
     measured: list[tuple[list[float], list[float]]] = [([], []) for _ in runs]
     deadline = time.perf_counter() + seconds
     while len(measured[0][0]) < repeats and (not measured[0][0] or time.perf_counter() < deadline):
         for run, (walls, hosts) in zip(runs, measured, strict=True):
-            wall, host = measure(run, 1, seconds)
+            wall, host = measure(run, 1, seconds, before=run if warm else None)
             walls += wall
             hosts += host
     return measured

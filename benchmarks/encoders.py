@@ -1,8 +1,9 @@
 """Wall milliseconds of encoders that `vg.wrap` understands by itself: eager, compiled, exact graph, and wrapped.
 
 Run with `python -m benchmarks.encoders`. Real sizes, random weights, bfloat16, inputs on the GPU, a synchronize on both
-sides of every call, systems in turn. A system is timed only if it is about as close to a float32 copy of the model as
-the model's own run. Texts have lognormal lengths of 40 tokens on average; their batches come padded, with a mask.
+sides of every call, systems in turn, each with a call that is not timed before the one that is. A system is timed only
+if it is about as close to a float32 copy of the model as the model's own run. Texts have lognormal lengths of 40 tokens
+on average; their batches come padded, with a mask.
 
 - *eager*: the model of transformers on sdpa.
 - *compiled*: `torch.compile(model, dynamic=True)`, after a call of another shape.
@@ -306,7 +307,7 @@ def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
     for each in runs.values():
         for _ in range(3):
             each()
-    for name, (walls, hosts) in zip(runs, measure_in_turn([*runs.values()], repeats, 20), strict=True):
+    for name, (walls, hosts) in zip(runs, measure_in_turn([*runs.values()], repeats, 20, warm=True), strict=True):
         row[f"{name}_ms"] = statistics.median(walls)
         row[f"{name}_host_ms"] = statistics.median(hosts)
     several = [partial(in_row, each) for each in runs.values()]

@@ -36,7 +36,8 @@ class Arena:
     """Rows, tensors beside them, item table and host buffers, shared by all budgets: each budget uses a prefix.
 
     Attributes:
-        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls (integers: the declared pad).
+        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls, which the graph replaces by the
+            declared pad if they are integers.
         items: int64: `header`, `table`, and the places of the real rows in a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
@@ -61,7 +62,6 @@ class Arena:
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
         self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
-        self._pads = not dtype.is_floating_point and not spec.row_extent.gaps  # the graph itself clears gaps
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
@@ -149,8 +149,7 @@ class Arena:
     ) -> None:
         """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
 
-        Writes the padding of integer rows too. Floating ones are cast to the dtype of the arena. Tensors on the host
-        sync if they lie in pinned memory.
+        Floating rows are cast to the dtype of the arena. Tensors on the host sync if they lie in pinned memory.
 
         Args:
             call: The call.
@@ -160,9 +159,6 @@ class Arena:
         """
         if call.inputs or self._spec.inputs:
             self._inputs.load(call, spans, budget, places)
-        if self._pads:
-            _, last = spans[-1]
-            self.rows[last.row + last.rows : budget.rows].fill_(self._spec.packed.pad)
         if places is not None:
             pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
         if call.staged or places is not None:

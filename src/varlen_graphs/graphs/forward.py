@@ -112,7 +112,7 @@ class Forward:
         """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
-        if spec.clears_padding and rows.is_floating_point():
+        if not spec.row_extent.gaps and (spec.clears_padding or not rows.is_floating_point()):
             rows = filled(rows, ~table.row_active, spec.packed.pad)
         if spec.packed.normalize is not None:
             rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)

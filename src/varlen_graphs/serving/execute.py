@@ -188,9 +188,9 @@ class Executor:
                 active = items.load(arena, pack)
                 places = arena.places(call) if packs_in_place else None
                 arena.load_rows(call, spans, budget, places)
-                self.stats.count_replay(budget, active)
-                self.used[call.key][budget] += 1
                 outputs = graphs.replay(budget)
+                self.stats.count_replay(budget, active)  # while the GPU works
+                self.used[call.key][budget] += 1
                 if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)
