@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +93,24 @@ def measure_in_turn(
 ) -> list[tuple[list[float], list[float]]]:
     """`measure` of several runs, each once before any is measured again: a chip that gets slower is slower for all.
 
-    If `warm`, each run that is measured follows one that is not, so that the host's caches do not hold another system.
+    If `warm`, each run that is measured follows one that is not, whose end the host polls: its caches then hold nothing
+    of another system, nor of a wait in CUDA.
     """
     measured: list[tuple[list[float], list[float]]] = [([], []) for _ in runs]
     deadline = time.perf_counter() + seconds
     while len(measured[0][0]) < repeats and (not measured[0][0] or time.perf_counter() < deadline):
         for run, (walls, hosts) in zip(runs, measured, strict=True):
-            wall, host = measure(run, 1, seconds, before=run if warm else None)
+            wall, host = measure(run, 1, seconds, before=partial(_warm, run) if warm else None)
             walls += wall
             hosts += host
     return measured
+
+
+def _warm(run: Callable[[], Any]) -> None:
+    run()
+    stream = torch.cuda.current_stream()
+    while not stream.query():
+        pass
 
 
 @contextmanager

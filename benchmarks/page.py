@@ -28,6 +28,9 @@ NAMES = {
 }  # fmt: skip
 """What the page calls the systems, in its order."""
 
+ENCODERS = ["eager", "compiled", "exact", "padded", "wrapped", "fused"]
+"""The systems of `benchmarks.encoders`."""
+
 Result = dict[str, Any]
 Rows = dict[tuple[str, str], dict[str, Any]]
 
@@ -216,18 +219,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "row_counts": row_counts,
     "breakdown": breakdown,
     "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
-    "encoders": plain(
-        "model",
-        "batch",
-        "tokens",
-        "kernels_ms",
-        "eager_ms",
-        "compiled_ms",
-        "exact_ms",
-        "padded_ms",
-        "wrapped_ms",
-        "fused_ms",
-    ),
+    "encoders": plain("model", "batch", "tokens", "kernels_ms", *(f"{name}_ms" for name in ENCODERS)),
+    "encoders_in_row": plain("model", "batch", *(f"{name}_in_row_ms" for name in ENCODERS)),
     "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "plan": plan,

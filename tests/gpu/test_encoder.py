@@ -1,5 +1,6 @@
 """The padding contract on real CUDA graphs, and what only a GPU can show."""
 
+import gc
 import threading
 from functools import partial
 
@@ -240,14 +241,37 @@ def test_what_a_graph_cannot_hold_is_named_before_anything_is_captured():
         ):
             encoder(rows, lengths=[6])
     for scale in (
-        lambda cu_seqlens: torch.tensor([2.0], device="cuda"),
-        lambda cu_seqlens: torch.tensor([2.0]).to("cuda"),
         lambda cu_seqlens: cu_seqlens.cpu()[-1].to("cuda"),
         lambda cu_seqlens: cu_seqlens[cu_seqlens > 0].sum(),
     ):
         with pytest.raises(vg.CaptureError, match=r"could not be captured: .*\n  at .*test_encoder.py"):
             scaled(scale)(rows, lengths=[6])
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
+
+
+def test_numbers_written_on_the_host_become_constants_of_the_graph():
+    rows = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
+    for scale in (
+        lambda cu_seqlens: torch.tensor([2.0], device="cuda"),
+        lambda cu_seqlens: torch.tensor([2.0]).to("cuda"),
+    ):
+        encoder = scaled(scale)
+        torch.testing.assert_close(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6]))
+        assert encoder.stats.replays
+
+
+def test_the_end_of_an_encoder_leaves_a_capture_of_the_caller_alone():
+    rows = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
+    encoder = scaled(lambda cu_seqlens: 1)
+    encoder(rows, lengths=[6])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = rows * 2
+        del encoder
+        gc.collect()
+        doubled += 1
+    graph.replay()
+    assert torch.equal(doubled, rows * 2 + 1)
 
 
 def test_a_capture_that_cuda_ends_leaves_pool_allocator_and_random_numbers_working():

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint, c_void_p
 from functools import cache
 from itertools import count
@@ -12,8 +14,8 @@ import torch
 NON_BLOCKING = 1
 """Flag of streams that do not wait for the default stream."""
 
-THREAD_LOCAL = 1
-"""Capture mode in which other threads may go on using the GPU."""
+THREAD_LOCAL, RELAXED = 1, 2
+"""Capture modes in which other threads, or all, may go on using the GPU."""
 
 
 def call_driver(function: str, *arguments: Any) -> None:
@@ -63,3 +65,14 @@ def end_capture(stream: torch.cuda.Stream) -> c_void_p:
     graph = c_void_p()
     call_driver("cuStreamEndCapture", c_void_p(stream.cuda_stream), byref(graph))
     return graph
+
+
+@contextmanager
+def spare_captures() -> Iterator[None]:
+    """Let this thread wait for the GPU inside without ending a capture that it makes, or one of the whole process."""
+    mode = c_int(RELAXED)
+    call_driver("cuThreadExchangeStreamCaptureMode", byref(mode))
+    try:
+        yield
+    finally:
+        call_driver("cuThreadExchangeStreamCaptureMode", byref(mode))

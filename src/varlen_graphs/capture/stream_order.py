@@ -5,6 +5,8 @@ from typing import Optional
 
 import torch
 
+from varlen_graphs.capture.driver import spare_captures
+
 OpenBlock = tuple[torch.cuda.Stream | None, int, Optional["OpenBlock"]]
 """Stream, thread and outer block of a block that is open, or that an interrupt ended before its end was recorded.
 
@@ -57,14 +59,18 @@ class StreamOrder:
         self._open = outer
 
     def synchronize(self) -> None:
-        """Wait on the host for the end of all blocks, and for what is queued on the streams of open ones."""
+        """Wait on the host for the end of all blocks, and for what is queued on the streams of open ones.
+
+        A capture of the caller's goes on: the collector may call this at any time.
+        """
         block = self._open
         while block is not None:
             stream, _, block = block
             if stream is not None:
                 stream.synchronize()
         if self._done is not None:
-            self._done.synchronize()
+            with spare_captures():
+                self._done.synchronize()
 
 
 _streams: dict[tuple[int, int], torch.cuda.Stream] = {}

@@ -16,7 +16,7 @@ from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows, real_places
+from varlen_graphs.layout.packed_batch import Places, Sizes, pack_rows, real_places
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -36,8 +36,8 @@ class Arena:
     """Rows, tensors beside them, item table and host buffers, shared by all budgets: each budget uses a prefix.
 
     Attributes:
-        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls, which the graph replaces by the
-            declared pad if they are integers.
+        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace integers there
+            by the declared pad.
         items: int64: `header`, `table`, and the places of the real rows in a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
@@ -168,15 +168,16 @@ class Arena:
             whole = there.rows == len(rows) and not self._extent.gaps
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
-    def load_layout(self, layout: Layout, budget: Budget, padded: Sequence[int] = ()) -> None:
+    def load_layout(self, layout: Layout, budget: Budget, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.
 
         Args:
             layout: The items.
             budget: Budget of the replay.
-            padded: For a batch that is packed on the way: size to which its items are padded; see `places`.
+            sizes: For a batch that is packed on the way: sizes of its items; see `places`.
+            padded: The size to which these are padded.
         """
-        self._load_items(layout, padded)
+        self._load_items(layout, sizes, padded)
         self.loading = True
         try:
             for buffer in self._spec.host_buffers:
@@ -244,12 +245,12 @@ class Arena:
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(self, layout: Layout, padded: Sequence[int] = ()) -> None:
+    def _load_items(self, layout: Layout, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         values = array("q", (0, len(layout.items), layout.total, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
         if not padded or layout.total == len(layout) * math.prod(padded):
             self.ring.upload(values, self._uploaded)
         else:
-            values.frombytes(real_places(item_sizes(layout, padded), padded).tobytes())
+            values.frombytes(real_places(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])

@@ -94,7 +94,7 @@ class LayoutArgument(ABC):
             LayoutError: The number of rows differs.
         """
         if layout.total != shape[0]:
-            is_batch = len(shape) > 1 and shape[0] == len(layout) and shape[1] >= max(layout.rows)
+            is_batch = len(shape) > 1 and shape[0] == len(layout) and shape[1] >= layout.longest
             batch = "; for a padded batch declare PaddedMask or PaddedLengths" if is_batch else ""
             raise LayoutError(
                 f"{self.name} describes {counted(len(layout), 'item')} of {counted(layout.total, 'row')} in all, but "

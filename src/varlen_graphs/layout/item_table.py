@@ -8,7 +8,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
-from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate
+from varlen_graphs.kernels.items.reference import RowItems, item_rows, locate_between
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.kernels.windows.op import cu_window_seqlens
 from varlen_graphs.layout.arguments import LayoutArgument
@@ -135,7 +135,7 @@ class ItemTable:
     @cached_property
     def _row_items(self) -> RowItems:
         self._check_packed("the item of each row")
-        return locate(self.values, self.budget.rows)
+        return locate_between(self.item_starts, self.item_ends, self.row)
 
     @property
     def row_active(self) -> Tensor:

@@ -38,6 +38,11 @@ class Layout:
         """Rows of all items."""
         return sum(self.rows)
 
+    @cached_property
+    def longest(self) -> int:
+        """Rows of the largest item."""
+        return max(self.rows)
+
     @property
     def size(self) -> int:
         """Rows of the call, those that pad a batch included."""

@@ -60,7 +60,7 @@ class Needs:
         segments = longest = 0
         if whole:
             segments = len(layout.items)  # a group takes as many as it has items
-            longest = max(layout.group_rows if "group" in self.kinds else layout.rows)
+            longest = max(layout.group_rows) if "group" in self.kinds else layout.longest
         if frames:  # an item has no fewer segments than one, and no frame is longer than its item
             segments = frame = 0
             for item in layout.items:

@@ -31,24 +31,27 @@ class Places:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._known: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        self._known: list[tuple[Sizes, tuple[int, ...], Tensor]] = []  # of a few: a dictionary would hash all sizes
 
     def of(self, sizes: Sizes, padded: Sequence[int]) -> Tensor | None:
         """Return the places of items of these sizes, padded to `padded`, int64 `[rows]`; `None` if all rows are real.
 
         Costs one copy to the device, unless these sizes were asked for before.
         """
-        key = (*sizes, tuple(padded))
-        if key not in self._known:
-            if all(size == key[-1] for size in sizes):
-                return None
-            self._known[key] = torch.from_numpy(real_places(sizes, padded)).to(self.device, non_blocking=True)
-        return self._known[key]
+        most = tuple(padded)
+        for own, length, places in self._known:
+            if length == most and (own is sizes or own == sizes):
+                return places
+        if sizes.count(most) == len(sizes):
+            return None
+        places = torch.from_numpy(real_places(sizes, padded)).to(self.device, non_blocking=True)
+        self._known.append((sizes, most, places))
+        return places
 
     def keep(self, sizes: Sizes, padded: Sequence[int], places: Tensor) -> None:
         """Take the places of items of these sizes from where they are on the device, unless all rows are real."""
         if len(places) < len(sizes) * math.prod(padded):
-            self._known[(*sizes, tuple(padded))] = places
+            self._known.append((sizes, tuple(padded), places))
 
 
 def real_places(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]":

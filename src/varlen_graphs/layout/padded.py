@@ -216,9 +216,9 @@ class PackedMask(PaddedMask):
 
 def check_batch(name: str, layout: Layout, shape: Sequence[int], rows: str) -> None:
     """Check that the items described by the argument `name` are those of a batch."""
-    if len(layout) != shape[0] or max(layout.rows) > shape[1]:
+    if len(layout) != shape[0] or layout.longest > shape[1]:
         raise LayoutError(
-            f"{name} describes {counted(len(layout), 'item')}, the longest of {counted(max(layout.rows), 'row')}, but "
+            f"{name} describes {counted(len(layout), 'item')}, the longest of {counted(layout.longest, 'row')}, but "
             f"{rows} is "
             f"{list(shape)}: expected [batch, length, ...] with one entry per item, and no item longer than the batch"
         )

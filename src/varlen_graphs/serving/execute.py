@@ -173,8 +173,8 @@ class Executor:
         packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
         if call.to_pack and not packs_in_place:
             read_layout(self.spec, call)
-        padded, places = call.padded if packs_in_place else (), None
-        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, padded)
+        batch, places = (call.sizes, call.padded) if packs_in_place else (), None
+        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *batch)
         self.stats.count_call(items.everything.items)
         if self.traces:
             self._trace(call)

@@ -9,6 +9,7 @@ from varlen_graphs.capture.stream_order import current_stream
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.packed_batch import Sizes
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.spec.call import Call
@@ -19,7 +20,8 @@ class HostItems:
 
     Args:
         layout: The items.
-        padded: For a batch that its replay packs: size to which its items are padded.
+        sizes: For a batch that its replay packs: sizes of its items.
+        padded: The size to which these are padded.
 
     Attributes:
         everything: The span of all items.
@@ -28,9 +30,9 @@ class HostItems:
 
     veils: Mapping[torch.dtype, Tensor] | None = None
 
-    def __init__(self, layout: Layout, padded: Sequence[int] = ()) -> None:
+    def __init__(self, layout: Layout, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         self.layout = layout
-        self._padded = padded
+        self._batch = sizes, padded
         self.everything = Span.of(layout)
         self._all = [(self.everything, self.everything)]
 
@@ -44,7 +46,7 @@ class HostItems:
         """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
-        arena.load_layout(part, pack.budget, self._padded)
+        arena.load_layout(part, pack.budget, *self._batch)
         return part.total
 
     def finish(self, wait: bool) -> None:

@@ -129,7 +129,7 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
         layout = _with_columns(spec, layout, description)
     if spec.row_multiple != argument.row_multiple:  # otherwise the layout argument has checked it
         _check_ratios(spec, layout)
-    if max(layout.rows) > spec.largest:  # no item is larger than its rows
+    if layout.longest > spec.largest:  # no item is larger than its rows
         _check_sizes(spec, layout)
     return layout
 

@@ -169,7 +169,7 @@ def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs) -> Itera
 def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make") -> Call:
     spec, packed = forward.spec, forward.spec.packed
     statics, row_shape, device = inputs
-    span, length = Span.of(layout), max(layout.rows)
+    span, length = Span.of(layout), layout.longest
     padded = tuple(map(max, zip(*[item[1:3] for item in layout.items], strict=True)))
     padded = padded if spec.layout.pictures else (length,)
 

@@ -37,10 +37,14 @@ def locate(values: Tensor, rows: int) -> RowItems:
     """Return the item of each of `rows` rows."""
     counts = item_rows(values)
     ends = counts.cumsum(0)
-    row = torch.arange(rows, device=values.device)
-    item = torch.searchsorted(ends, row, right=True).clamp(max=values.shape[0] - 1)
+    return locate_between(ends - counts, ends, torch.arange(rows, device=values.device))
+
+
+def locate_between(starts: Tensor, ends: Tensor, row: Tensor) -> RowItems:
+    """Return the item of each `row` of all rows in order, where items begin at `starts` and end before `ends`."""
+    item = torch.searchsorted(ends, row, right=True).clamp(max=len(ends) - 1)
     active = row < ends[-1:]
-    return RowItems(item, torch.where(active, row - (ends - counts)[item], 0), active)
+    return RowItems(item, torch.where(active, row - starts[item], 0), active)
 
 
 def coordinates(values: Tensor, rows: int, merge: int, side: int = 0) -> Coordinates:
