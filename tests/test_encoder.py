@@ -4,6 +4,7 @@ import itertools
 import math
 import pickle
 import re
+import sys
 import threading
 import time
 import weakref
@@ -309,11 +310,19 @@ def test_a_function_around_a_module_that_takes_no_items_runs_eager_under_hooks()
 
 def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)  # a second goes by whenever somebody asks
-    encoder = attention_encoder()
-    encoder(rows_for([6]), lengths=[6])
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder.capture()
+    assert not capsys.readouterr().err  # it is no terminal
+    encoder.release()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    encoder.capture()
     shown = capsys.readouterr().err
     assert re.search(rf"capturing: .* \d/{len(encoder.budgets)} \[", shown)
     assert not shown.rpartition("\r")[2].strip()  # and leaves nothing behind
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    encoder.release()
+    encoder.capture()
+    assert not capsys.readouterr().err
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():

@@ -49,9 +49,10 @@ class GraphedEncoder(OperatedEncoder):
     In grad mode, calls of a module in training mode with a trainable parameter, and calls whose rows require grad, run
     the original with its gradients.
 
-    Graphs are captured at the first call, or by `capture()`. A replay does not sync with the host. Weights may be
-    updated in place. Moving, casting or reloading the module raises `StaleGraphError` at the next call; replacing a
-    single one of hundreds of weights does within 64 calls, and at `check()`. Calls from several threads take turns.
+    A call captures the graph that it needs, and the first one that of the largest budget too; `capture()` captures all.
+    A replay does not sync with the host. Weights may be updated in place. Moving, casting or reloading the module
+    raises `StaleGraphError` at the next call; replacing a single one of hundreds of weights does within 64 calls, and
+    at `check()`. Calls from several threads take turns.
 
     A budget whose graph cannot be captured is disabled, with a warning: its calls use larger budgets or several smaller
     ones, and what no enabled budget holds runs eager. If none can be captured, the error is raised.

@@ -585,7 +585,7 @@ def test_what_an_encoder_holds_is_counted():
 
 def test_without_calls_the_largest_budgets_go():
     limit = bytes_of(BUDGETS[:3])
-    encoder = attention_encoder(BUDGETS, spec=SHAPED, memory=limit)
+    encoder = attention_encoder(BUDGETS, spec=SHAPED, memory=limit).capture()
     check(encoder, [20])
     assert captured(encoder) == set(BUDGETS[:3])
     assert len(encoder.executor.store.arena.rows) == BUDGETS[2].rows

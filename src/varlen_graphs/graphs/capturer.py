@@ -87,8 +87,8 @@ class Capturer:
         self._pool = pool
         self._budgets = budgets
 
-    def capture(self, key: Key, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
-        """Capture these budgets, which have no graph yet."""
+    def capture(self, key: Key, inputs: CaptureInputs, budgets: Sequence[Budget], spare: Sequence[Budget] = ()) -> None:
+        """Capture these budgets, which have no graph yet; spare ones if none of them can be captured."""
         statics, row_shape, device = inputs
         backend = self._mode.backend(device)
         assert backend is not None  # noqa: S101 - calls run eager without one
@@ -114,7 +114,7 @@ class Capturer:
                 compiled.begin()
             self._pool.advance()
             try:
-                graphs.capture(budgets, forward, backend)
+                budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise

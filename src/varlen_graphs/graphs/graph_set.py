@@ -1,5 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import shorten
@@ -47,7 +48,6 @@ class GraphSet:
         rebuild: Builds a new output object from tensors.
         times: Number of captures of each budget.
         places: Addresses of the memory of each budget's outputs.
-        complete_for: The costs whose budgets all have a graph here, if known.
         timed: True if costs were measured with these graphs.
     """
 
@@ -63,10 +63,9 @@ class GraphSet:
         self.refused: dict[Budget, str] = {}
         self.against: set[str] = set()
         self.times: Counter[Budget] = Counter()
-        self.complete_for: Costs | None = None
         self.timed = timed
         self.state: list[Tensor] = []
-        self._usable: tuple[Costs, Costs, int] | None = None
+        self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
         self.places: dict[Budget, Sequence[range]] = {}
         self._graphs: dict[Budget, Graph] = {}
@@ -81,17 +80,23 @@ class GraphSet:
         own = {tensor.untyped_storage().data_ptr() for tensor in (*self.arena.memory, *self.checks.memory)}
         return [tensor for address, tensor in self._read.items() if address not in own]
 
-    def capture(self, budgets: Sequence[Budget], forward: BoundForward, backend: Backend) -> None:
+    def capture(
+        self, budgets: Sequence[Budget], forward: BoundForward, backend: Backend, spare: Sequence[Budget] = ()
+    ) -> list[Budget]:
         """Capture budgets that have no graph yet, largest first.
 
         A budget whose capture fails is left out. If it is the largest, and there is no graph yet, the smallest is tried
         next: if that fails as well, the forward cannot be captured. Memory may be short for large budgets only, so then
-        all are tried. After any other error this call leaves nothing behind.
+        all are tried, spare ones too, until there is a graph. After any other error this call leaves nothing behind.
 
         Args:
             budgets: The budgets.
             forward: The forward; not kept.
             backend: Captures it.
+            spare: More budgets, to try while there is no graph.
+
+        Returns:
+            The budgets that were tried.
 
         Raises:
             SpecError: The output is not as declared.
@@ -107,46 +112,59 @@ class GraphSet:
         memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
         before = set(self._graphs)
         try:
-            self._capture_all(budgets, forward, backend, memory)
+            tried = self._capture_all(budgets, forward, backend, memory, spare)
         except BaseException:
             for budget in self._graphs.keys() - before:
                 self.drop(budget)  # whoever keeps the traceback does not keep the memory
             raise
         self._held, self._read, self.state = memory.held, memory.read, memory.state
+        return tried
 
     def _capture_all(
-        self, budgets: Sequence[Budget], forward: BoundForward, backend: Backend, memory: ReadMemory
-    ) -> None:
-        waiting = deque(sorted(budgets, reverse=True))
+        self,
+        budgets: Sequence[Budget],
+        forward: BoundForward,
+        backend: Backend,
+        memory: ReadMemory,
+        spare: Sequence[Budget],
+    ) -> list[Budget]:
+        waiting, others, tried = deque(sorted(budgets, reverse=True)), deque(sorted(spare, reverse=True)), []
         first: Exception | None = None
-        for _ in tqdm(range(len(waiting)), desc="capturing", unit="graph", delay=2, leave=False):
-            budget = waiting.popleft()
-            failure = self._capture(budget, forward, backend, memory)
-            if failure is None:
-                self.failed.pop(budget, None)
-                if first is not None:
-                    forget_frames(first)
-                    first = None
-                continue
-            error, kind = failure
-            del failure
-            if kind == "declaration":
-                raise error
-            self.failed[budget] = reason_of(error)
-            if kind == "memory":
-                forget_frames(error)
-                empty_cache(self.arena.rows.device)
-            elif not self._graphs:
-                if first is not None:
-                    raise first from None
-                first = error
-                waiting.rotate(1)  # the smallest comes next
-            del error
+        hidden = bool(os.environ.get("TQDM_DISABLE")) or None  # None: unless on a terminal
+        progress = tqdm(total=len(waiting), desc="capturing", unit="graph", delay=2, leave=False, disable=hidden)
+        with progress:
+            while waiting:
+                tried.append(budget := waiting.popleft())
+                failure = self._capture(budget, forward, backend, memory)
+                progress.update()
+                if failure is None:
+                    self.failed.pop(budget, None)
+                    if first is not None:
+                        forget_frames(first)
+                        first = None
+                    continue
+                error, kind = failure
+                del failure
+                if kind == "declaration":
+                    raise error
+                self.failed[budget] = reason_of(error)
+                if kind == "memory":
+                    forget_frames(error)
+                    empty_cache(self.arena.rows.device)
+                elif not self._graphs:
+                    if first is not None:
+                        raise first from None
+                    first = error
+                    waiting.rotate(1)  # the smallest comes next
+                del error
+                if others and not (waiting or self._graphs):
+                    waiting.append(others.popleft() if first is None else others.pop())
         if not self._graphs:
             raise first or CaptureError(
-                f"no budget could be captured, because memory is short: {self.failed[min(budgets)]}\n"
+                f"no budget could be captured, because memory is short: {self.failed[min(tried)]}\n"
                 "Give the encoder smaller budgets, or free memory first."
             )
+        return tried
 
     def _capture(self, budget: Budget, forward: BoundForward, backend: Backend, memory: ReadMemory) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
@@ -189,12 +207,12 @@ class GraphSet:
         self.times[budget] += 1
         return None
 
-    def usable(self, costs: Costs) -> Costs:
-        """Return these costs, of budgets that have a graph alone."""
-        found, changes = self._usable, self._changes  # which another thread may change
+    def usable(self, costs: Costs, captured: bool) -> Costs:
+        """Return these costs, without budgets that were refused; if `captured`, of those alone that have a graph."""
+        found, changes = self._usable.get(captured), self._changes  # which another thread may change
         if found is None or found[0] is not costs or found[2] != changes:
-            usable = costs.without([budget for budget in costs.replays if budget not in self])
-            self._usable = found = costs, usable, changes
+            without = [b for b in costs.replays if b not in self] if captured else self.refused
+            self._usable[captured] = found = costs, costs.without(without), changes
         return found[1]
 
     def drop(self, budget: Budget) -> None:

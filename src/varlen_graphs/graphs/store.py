@@ -30,14 +30,12 @@ class Usable(NamedTuple):
         graphs: Its set of graphs; `None` before the first capture.
         costs: The budgets that the call may use, and their costs.
         timed: True if costs were measured for calls like this one.
-        complete: True if nothing is to be captured before the call.
         refused: Budgets whose graphs failed the proof, which the call must not use.
     """
 
     graphs: GraphSet | None
     costs: Costs
     timed: bool
-    complete: bool
     refused: Collection[Budget] = ()
 
 
@@ -102,8 +100,12 @@ class GraphStore:
         """Return the key of the graphs for these static arguments."""
         return statics, self.mode.adapters()
 
-    def usable(self, statics: StaticKey) -> Usable:
+    def usable(self, statics: StaticKey, captured: bool = False) -> Usable:
         """Return the graphs that a call with these static arguments may use.
+
+        Args:
+            statics: The static arguments.
+            captured: If True, with the budgets alone that have a graph; so it is always if calls never capture.
 
         Raises:
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part.
@@ -115,10 +117,8 @@ class GraphStore:
             self._handle(change)
         graphs, costs = self._sets.get((statics, self.mode.adapters())), self.budgets.costs
         if graphs is None:
-            return Usable(None, costs.without(costs.replays) if self.lazy else costs, False, self.lazy)
-        if self.lazy or graphs.complete_for is costs:
-            return Usable(graphs, graphs.usable(costs), graphs.timed, True, graphs.refused)
-        return Usable(graphs, costs.without(graphs.refused), graphs.timed, False, graphs.refused)
+            return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
+        return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.refused)
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
@@ -136,7 +136,7 @@ class GraphStore:
         """Capture all enabled budgets without a graph, or those that so many recent calls requested.
 
         The first graph of a set is that of the largest enabled budget: the pool is then as large as it has to be, and
-        smaller ones find room in it. Synchronizes with the host.
+        smaller ones find room in it. If none of these can be captured, others are tried. Synchronizes with the host.
 
         Raises:
             CaptureError: No budget is enabled, or none could be captured.
@@ -155,12 +155,11 @@ class GraphStore:
             budgets.append(enabled[-1])
         missing = [budget for budget in budgets if graphs is None or graphs.lacks(budget)]
         if missing:
-            self.capturer.capture(key, inputs, missing)
+            spare = [budget for budget in enabled if budget not in missing] if graphs is None else []
+            self.capturer.capture(key, inputs, missing, spare)
             if self.limit is not None:
                 self.limit.request(requested or (), calls)
             self._keep_to_limit()
-        if requested is None and key in self._sets:
-            self._sets[key].complete_for = self.budgets.costs
 
     def add(self, budget: Budget) -> None:
         """Add a budget, and capture it where there are graphs and calls do not wait for `capture_wanted`.
@@ -180,7 +179,7 @@ class GraphStore:
                 self._keep_to_limit()
         for key, inputs in [] if self.lazy else [*self._inputs.items()]:
             if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
-                self.capture(inputs)
+                self.capture(inputs, [budget])
 
     def drop(self, budget: Budget) -> None:
         """Remove a budget, and drop its graphs once they have run.

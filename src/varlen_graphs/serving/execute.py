@@ -140,19 +140,23 @@ class Executor:
         return self.eager(call, route.reason or NO_GRAPHS)
 
     def route(self, call: Call) -> tuple[Usable, Route]:
-        """Choose the packs of a call, after capturing what it needs and calls capture."""
+        """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture."""
         usable = self.store.usable(call.key)
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if usable.graphs is None and (route.packs or self.store.lazy):
             capturer, key = self.store.capturer, self.store.key(call.key)
             if (reason := capturer.why_not(key, call.statics)) is not None:
                 return usable, Route(reason=reason)
-        if route.packs and not usable.complete:
+        missing = []
+        for pack in () if self.store.lazy else route.packs:  # a loop, because a comprehension costs a call of its own
+            if pack.budget is not None and (usable.graphs is None or pack.budget not in usable.graphs):
+                missing.append(pack.budget)  # noqa: PERF401
+        if missing:
             self.mode.look_again()  # submodules may have come since the last capture
             if reason := self.mode.why_eager(call.rows.device):
                 return usable, Route(reason=reason)
-            self.store.capture(self.store.inputs(call))
-            usable = self.store.usable(call.key)
+            self.store.capture(self.store.inputs(call), [max(missing)], 1)
+            usable = self.store.usable(call.key, captured=True)
             route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         return usable, route
 

@@ -114,6 +114,8 @@ class Prover:
                 whole = [why for _, why in prove(self._tasks_of_a_set(right))]
             if not whole and right and is_new:
                 whole = self._evidence_eager(graphs, inputs, known)
+            if is_new and not right:
+                whole = whole or [*refused.values()]
             if whole:
                 refused |= dict.fromkeys(self._budgets.enabled, whole[0])
         graphs.against |= {example.against for example in known.values()}

@@ -42,7 +42,7 @@ def locate(values: Tensor, rows: int) -> RowItems:
 
 def locate_between(starts: Tensor, ends: Tensor, row: Tensor) -> RowItems:
     """Return the item of each `row` of all rows in order, where items begin at `starts` and end before `ends`."""
-    item = torch.searchsorted(ends, row, right=True).clamp(max=len(ends) - 1)
+    item = torch.searchsorted(ends, row, right=True).clamp(max=ends.shape[0] - 1)
     active = row < ends[-1:]
     return RowItems(item, torch.where(active, row - starts[item], 0), active)
 

@@ -1,0 +1,136 @@
+"""Graphs that calls capture when they need them."""
+
+import threading
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+
+BUDGETS = [vg.Budget(rows, items=8) for rows in (32, 64, 96, 128)]
+SMALL, _, LARGE, LARGEST = BUDGETS
+SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+
+
+def check(encoder, lengths):
+    """Call an encoder and compare with an eager run."""
+    rows = rows_for(lengths)
+    output = encoder(rows, lengths=lengths)
+    torch.testing.assert_close(output, encoder.eager(rows, lengths=lengths), atol=1e-5, rtol=1e-5)
+
+
+def captured(encoder):
+    """Return the budgets that have a graph."""
+    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
+
+
+def test_a_call_captures_what_it_needs_and_the_first_one_the_largest_budget_too():
+    encoder = attention_encoder(BUDGETS)
+    check(encoder, [20])
+    assert captured(encoder) == {SMALL, LARGEST}
+    check(encoder, [15, 10])
+    assert captured(encoder) == {SMALL, LARGEST}
+    check(encoder, [80])
+    assert captured(encoder) == {SMALL, LARGE, LARGEST}
+    assert encoder.stats.replays == {SMALL: 2, LARGE: 1}
+    assert not encoder.stats.eager
+
+
+def test_capture_captures_the_rest():
+    encoder = attention_encoder(BUDGETS)
+    check(encoder, [20])
+    encoder.capture()
+    assert captured(encoder) == set(BUDGETS)
+
+
+def test_a_call_of_several_replays_captures_the_largest_of_what_is_missing():
+    encoder = attention_encoder(BUDGETS)
+    check(encoder, [120])
+    assert captured(encoder) == {LARGEST}
+    check(encoder, [120, 20])  # 128 rows and 32
+    assert captured(encoder) == {SMALL, LARGEST}
+    encoder = attention_encoder(BUDGETS)
+    check(encoder, [90, 90, 20])  # 128 rows and 96
+    assert captured(encoder) == {LARGEST}
+    assert encoder.stats.replays == {LARGEST: 2}
+    check(encoder, [90, 90, 20])
+    assert captured(encoder) == {LARGE, LARGEST}
+    assert encoder.stats.replays == {LARGEST: 3, LARGE: 1}
+
+
+def test_a_budget_that_is_added_is_captured_and_no_other():
+    encoder = attention_encoder(BUDGETS)
+    check(encoder, [20])
+    added = encoder.add_budget(vg.Budget(48, items=8))
+    assert captured(encoder) == {SMALL, added, LARGEST}
+    check(encoder, [40])
+    assert encoder.stats.replays == {SMALL: 1, vg.Budget(48, items=8): 1}
+
+
+class Limited(Attention):
+    """A module that takes few rows only, as if memory were short."""
+
+    most = 70
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+def test_where_memory_is_short_for_the_largest_budgets_others_are_tried():
+    encoder = vg.GraphedEncoder(Limited(8).eval(), BUDGETS, SHAPED, backend="tape")
+    with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
+        check(encoder, [60])
+    assert encoder.disabled.keys() == {LARGEST}
+    assert captured(encoder) == {BUDGETS[1]}
+    with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
+        output = encoder(rows_for([60, 20]), lengths=[60, 20])
+    assert output.isfinite().all()
+    assert encoder.disabled.keys() == {LARGE, LARGEST}
+
+
+def test_where_neither_what_a_call_needs_nor_the_largest_budget_can_be_captured_others_are_tried():
+    encoder = vg.GraphedEncoder(Limited(8).eval(), BUDGETS, SHAPED, backend="tape")
+    with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
+        encoder(rows_for([50, 30]), lengths=[50, 30])  # as two replays, once 96 and 128 rows are disabled
+    assert encoder.disabled.keys() == {LARGE, LARGEST}
+    assert encoder.stats.replays == {BUDGETS[1]: 2}
+    assert not encoder.stats.eager
+
+
+class Wrong(Attention):
+    """A module whose declared cu_seqlens are ignored: no graph equals it."""
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        return super().forward(x, cu_seqlens, max_seqlen) + x.mean()
+
+
+def test_a_new_set_of_which_every_graph_is_wrong_is_refused_whole():
+    encoder = vg.GraphedEncoder(Wrong(8).eval(), BUDGETS, SHAPED, backend="tape")
+    with pytest.warns(UserWarning, match="4 of 4 graphs failed the proof") as warned:
+        for lengths in ([20], [60], [90], [120]):
+            check(encoder, lengths)
+    assert sum("failed the proof" in str(one.message) for one in warned) == 1
+    assert not encoder.stats.replays
+
+
+def test_threads_that_need_different_budgets_all_get_them():
+    encoder, errors = attention_encoder(BUDGETS), []
+
+    def work(rows):
+        try:
+            for _ in range(3):
+                check(encoder, [rows - 2])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(budget.rows,)) for budget in BUDGETS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert captured(encoder) == set(BUDGETS)
+    assert encoder.stats.replays == dict.fromkeys(BUDGETS, 3)
