@@ -148,10 +148,8 @@ class GraphedEncoder(OperatedEncoder):
         store = GraphStore(runs, mode, pool, enabled, limit, capture)
         layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
         routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
-        requests = Requests(store, stats, capture.exact)
-        router = LazyRouter(*routes, requests) if capture.lazy else Router(*routes)
-        parts = signature, mode, router, requests
-        lends, waits = outputs == "borrowed", layouts.check == "checked"
+        router = LazyRouter(*routes, Requests(store, stats)) if capture.lazy else Router(*routes)
+        parts, lends, waits = (signature, mode, router, store, stats), outputs == "borrowed", layouts.check == "checked"
         executor = (
             VerifyingExecutor(*parts, lends=lends, waits=waits, options=verify)
             if verify.calls

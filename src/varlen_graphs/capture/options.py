@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.fields import check_fields, is_integer
+from varlen_graphs.layout.fields import check_fields
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,6 @@ class Capture:
             eager, counted in `stats.eager` as `"not captured yet"`.
         compile: Compile the forward with torch.compile before the first capture, once for all budgets. This takes tens
             of seconds. The tape and eager calls run the forward uncompiled.
-        exact: Number of recurring layouts that get graphs of exactly their size, without padding. Calls count layouts;
-            `capture_wanted` or `capture_in_background` capture, between calls, for those that came most often of late,
-            and drop graphs whose layouts come less often now. A call of such a layout replays its own graph, whose
-            output is that of `encoder.eager` to the bit where the module's kernels repeat their results. The host must
-            know the items.
         on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
             `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
             warning to the logger `varlen_graphs`.
@@ -31,13 +26,11 @@ class Capture:
             written for another device, version, module or declaration is ignored with a warning.
 
     Raises:
-        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, `exact` is not a number of
-            layouts, or `warmup` no path.
+        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, or `warmup` no path.
     """
 
     lazy: bool = False
     compile: bool = False
-    exact: int = 0
     on_change: Literal["error", "recapture"] = "error"
     warmup: str | os.PathLike[str] | None = None
 
@@ -47,6 +40,4 @@ class Capture:
         for name in ("lazy", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name}={getattr(self, name)!r}: expected True or False")
-        if not is_integer(self.exact) or self.exact < 0:
-            raise SpecError(f"exact={self.exact!r}: expected a number of layouts, 0 for none")
         check_fields(self)

@@ -90,11 +90,6 @@ class Arena:
         enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
 
-    def forget(self, budget: Budget) -> None:
-        """Forget the views at a budget, which are made again when they are needed."""
-        self._rows_at.pop(budget, None)
-        self._inputs.forget(budget)
-
     def check_row_shape(self, shape: Sequence[int]) -> None:
         """Check that rows of this shape, `[rows, ...]` or `[batch, length, ...]`, can be copied in.
 

@@ -176,12 +176,6 @@ class Capturer:
             return self.arenas.get(row_shape)
         return next(iter(self.arenas.values()), None)
 
-    @property
-    def no_budgets(self) -> set[Budget]:
-        """The sizes of graphs that are no budgets of the encoder, but those of single layouts."""
-        sets = [*self.sets.values()]  # copied: another thread may change them
-        return {size for graphs in sets for size in graphs.budgets}.difference(self._budgets.budgets)
-
     def own_bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graphs of each budget take beside shared memory."""
         own: Counter[Budget] = Counter()
@@ -201,7 +195,7 @@ class Capturer:
     def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
         """Time replays of budgets whose costs are not known from an earlier run."""
         before = self._budgets.known
-        budgets = [budget for budget in budgets if budget in self._budgets.budgets and budget not in before]
+        budgets = [budget for budget in budgets if budget not in before]
         if budgets and graphs.arena.rows.is_cuda:
             start = time.perf_counter()
             known = None if is_first and not before else self._budgets.measured

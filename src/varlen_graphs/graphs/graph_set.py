@@ -218,8 +218,6 @@ class GraphSet:
     def drop(self, budget: Budget) -> None:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
-        self.places.pop(budget, None)
-        self.arena.forget(budget)
         self._changes += 1
 
     def lacks(self, budget: Budget) -> bool:

@@ -102,10 +102,6 @@ class StaticInputs:
         for targets, sources in together.values():
             torch._foreach_copy_(targets, sources)
 
-    def forget(self, budget: Budget) -> None:
-        """Forget the views at a budget; see `Arena.forget`."""
-        self._views.pop(budget, None)
-
     def _at(self, budget: Budget) -> list[Tensor]:
         """Return the entries of a budget, as the forward takes them."""
         if budget not in self._views:

@@ -59,9 +59,14 @@ class GraphStore:
     """
 
     def __init__(
-        self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets, limit: MemoryLimit | None,
+        self,
+        forward: Forward,
+        mode: Mode,
+        pool: Pool,
+        budgets: EnabledBudgets,
+        limit: MemoryLimit | None,
         options: Capture,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.forward = forward
         self.mode = mode
         self.pool = pool
@@ -184,7 +189,7 @@ class GraphStore:
         """
         self._check_may_change()
         self.budgets.drop(budget)
-        self.drop_graphs([budget])
+        self._drop_graphs([budget])
 
     def _check_may_change(self) -> None:
         self.check_not_staged()
@@ -197,11 +202,9 @@ class GraphStore:
     def _keep_to_limit(self) -> None:
         """Evict budgets until graphs, arena and pool hold no more than the limit."""
         limit = self.limit
-        if limit is not None and self.bytes() > limit.most:
-            self.drop_graphs(self.capturer.no_budgets)
         while limit is not None and len(self) and (held := self.bytes()) > limit.most:
             evicted, shared_again = limit.evict(self.capturer.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
-            self.drop_graphs(evicted)
+            self._drop_graphs(evicted)
             if not self.budgets.enabled:
                 self._forget_all()
                 if self.pool.device is not None:
@@ -214,8 +217,7 @@ class GraphStore:
         """Return True if a budget that so many recent calls requested is worth its memory."""
         return self.limit is None or self.limit.admits(budget, calls, self.capturer.own_bytes(), self.bytes())
 
-    def drop_graphs(self, budgets: Collection[Budget]) -> None:
-        """Drop the graphs of some budgets, once the last replay has run."""
+    def _drop_graphs(self, budgets: Collection[Budget]) -> None:
         self.pool.synchronize()
         self.pool.advance()
         for graphs in self._sets.values():

@@ -13,12 +13,11 @@ from varlen_graphs.capture.pool import Loan, on_device
 from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.graphs.store import Usable
+from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
-from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
@@ -28,6 +27,7 @@ from varlen_graphs.spec.part import part_of
 from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
+from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Size, Trace
 
 
@@ -38,14 +38,13 @@ class Executor:
         signature: Binds arguments.
         mode: Says why a call must run eager.
         router: Chooses the packs of a call.
-        requests: What calls want captured between them; has the graphs and the counters.
+        store: The graphs.
+        stats: The counters.
         lends: If True, outputs are `Borrowed`.
         waits: If True, calls wait for the checks of layouts on the GPU.
 
     Attributes:
-        signature, mode, router, requests, lends, waits: As given.
-        store: The graphs.
-        stats: The counters.
+        signature, mode, router, store, stats, lends, waits: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, by static arguments.
@@ -56,7 +55,8 @@ class Executor:
         signature: Signature,
         mode: Mode,
         router: Router,
-        requests: Requests,
+        store: GraphStore,
+        stats: Stats,
         *,
         lends: bool = False,
         waits: bool = False,
@@ -64,11 +64,9 @@ class Executor:
         self.signature = signature
         self.mode = mode
         self.router = router
-        self.requests = requests
-        self.store = store = requests.store
-        self.stats = requests.stats
+        self.store = store
+        self.stats = stats
         self.lends = lends
-        self._recurring = requests.recurring
         self.waits = waits
         self.forward = store.forward
         self.pool = store.pool
@@ -144,8 +142,6 @@ class Executor:
     def route(self, call: Call) -> tuple[Usable, Route]:
         """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture."""
         usable = self.store.usable(call.key)
-        if self._recurring is not None and (own := self._recurring.route(call, usable.graphs)) is not None:
-            return usable, own
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if usable.graphs is None and (route.packs or self.store.lazy):
             capturer, key = self.store.capturer, self.store.key(call.key)
@@ -184,8 +180,6 @@ class Executor:
         batch, places = (call.sizes, call.padded) if packs_in_place else (), None
         items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *batch)
         self.stats.count_call(items.everything.items)
-        if self._recurring is not None and call.layout is not None:
-            self._recurring.count(call)
         if self.traces:
             self._trace(call)
         collected = Collected(items.everything, views=packs_in_place)

@@ -12,7 +12,6 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.eviction.recent import Recent
 from varlen_graphs.routing.packing import total_cost
 from varlen_graphs.routing.router import Route, Router
-from varlen_graphs.serving.recurring import RecurringLayouts
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.stats import Stats
@@ -45,19 +44,16 @@ class Requests:
     Args:
         store: Captures them.
         stats: Tells how many calls there were.
-        exact: Number of recurring layouts that get graphs of exactly their size.
 
     Attributes:
-        store, stats: As given.
+        store: As given.
         pending: Set when calls request something.
-        recurring: The layouts with graphs of their own; `None` for none.
     """
 
-    def __init__(self, store: GraphStore, stats: Stats, exact: int = 0) -> None:
+    def __init__(self, store: GraphStore, stats: Stats) -> None:
         self.store = store
         self.pending = Event()
-        self.recurring = RecurringLayouts(store, stats, exact, self.pending) if exact else None
-        self.stats = stats
+        self._stats = stats
         self._requests: dict[Key, _Request] = {}
         self._lock = RLock()  # a signal handler may interrupt who holds it
 
@@ -65,15 +61,13 @@ class Requests:
         """Count that calls requested budgets just now."""
         with self._lock:
             key = self.store.key(self.store.forward.spec.key(inputs.statics, inputs.row_shape))
-            self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self.stats.calls)
+            self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self._stats.calls)
             if len(self._requests) > MOST_KEYS:  # drop what was requested least, and longest ago
                 del self._requests[min(self._requests, key=lambda key: sum(self._requests[key].calls.values()))]
         self.pending.set()
 
     def capture(self, most: int | None) -> list[Budget]:
-        """Capture at most so many of the requested budgets, the most requested first, and return them.
-
-        Then those of recurring layouts.
+        """Capture at most so many of the requested budgets, the most requested first; return them.
 
         Takes the pool's turn for each of them alone. Captures nothing that was requested in another mode of the module,
         or with other adapters, than it has now.
@@ -87,11 +81,7 @@ class Requests:
             with self.store.pool.exclusive(), self.store.pool.order:
                 one = self._next()
                 if one is None:
-                    exact = self.recurring.capture() if self.recurring is not None else None
-                    if exact is None:
-                        break
-                    done.append(exact)
-                    continue
+                    break
                 key, inputs, budget, calls = one
                 graphs = self.store.find(key[0])
                 if graphs is None or budget not in graphs:
@@ -105,7 +95,7 @@ class Requests:
         self.pending.clear()  # first, so that no request from here on is missed
         with self._lock:
             for request in self._requests.values():
-                request.calls.count({}, self.stats.calls)
+                request.calls.count({}, self._stats.calls)
             requests = [
                 (calls, key, request.inputs, budget)
                 for key, request in self._requests.items()

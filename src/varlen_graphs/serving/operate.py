@@ -17,7 +17,7 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.serving.background import Background
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.html import page
-from varlen_graphs.serving.lazy import Requests
+from varlen_graphs.serving.lazy import LazyRouter, Requests
 from varlen_graphs.serving.report import report
 from varlen_graphs.serving.stand_in import StandIn
 from varlen_graphs.serving.warm_start import WarmStart
@@ -143,8 +143,7 @@ class OperatedEncoder(StandIn):
         """Capture budgets that calls requested but that have no graph yet, the most requested first.
 
         For the time between calls, with `Capture(lazy=True)`: takes the pool's turn for one budget at a time. The first
-        one comes with the largest budget, which sizes the memory that all share. With `Capture(exact=N)` the sizes of
-        recurring layouts follow.
+        one comes with the largest budget, which sizes the memory that all share.
 
         Args:
             most: Largest number of budgets; `None` is all.
@@ -153,14 +152,14 @@ class OperatedEncoder(StandIn):
             The budgets that were captured, or disabled because they could not be.
 
         Raises:
-            SpecError: The encoder is not lazy, so its calls capture, and has no `exact` layouts.
+            SpecError: The encoder is not lazy, so its calls capture.
             CaptureError, StaleGraphError, and errors of the module: As for `capture`. Calls go on eager.
         """
         self.executor.check_usable()
-        return self._requests().capture(most)
+        return self._lazy().capture(most)
 
     def capture_in_background(self) -> "Future[None]":
-        """Capture what `capture_wanted` does in a thread of its own, one budget after the other.
+        """Capture requested budgets in a thread of its own, with `Capture(lazy=True)`, one after the other.
 
         Calls do not wait meanwhile, unless they began before the capture: they run eager while a graph is captured, and
         use the existing graphs in between.
@@ -170,10 +169,10 @@ class OperatedEncoder(StandIn):
             it, and so do the end of the encoder and of the interpreter. An error ends it too, and is its `exception()`.
 
         Raises:
-            SpecError: The encoder is neither lazy, nor has it `exact` layouts.
+            SpecError: The encoder is not lazy.
         """
         self.executor.check_usable()
-        return Background.of(self._requests(), self.pool).future
+        return Background.of(self._lazy(), self.pool).future
 
     def add_budget(self, budget: int | Budget) -> Budget:
         """Add a budget while serving, from any thread.
@@ -264,12 +263,9 @@ class OperatedEncoder(StandIn):
         with self.pool.exclusive(), self.pool.order:
             self.executor.store.poison()
 
-    def _requests(self) -> Requests:
-        requests, lazy = self.executor.requests, self.executor.store.lazy
-        if not lazy and requests.recurring is None:
-            raise SpecError(
-                "calls of this encoder capture what they need: expected one with Capture(lazy=True) or Capture(exact=N)"
-            )
-        if lazy:
-            self._warm_start.request_used(requests)
-        return requests
+    def _lazy(self) -> Requests:
+        router = self.executor.router
+        if not isinstance(router, LazyRouter):
+            raise SpecError("calls of this encoder capture what they need: expected one with Capture(lazy=True)")
+        self._warm_start.request_used(router.requests)
+        return router.requests

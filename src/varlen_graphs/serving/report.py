@@ -9,7 +9,7 @@ from varlen_graphs.stats import Stats
 
 
 def report(name: str, store: GraphStore, stats: Stats) -> str:
-    """Format budgets, dropped ones that were replayed and sizes of single layouts too, with their costs and counters.
+    """Format the budgets, dropped ones that were replayed included, with their costs and counters.
 
     Args:
         name: Name of the encoder.
@@ -25,10 +25,9 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    own = capturer.no_budgets
-    for budget in sorted({*costs.replays, *disabled, *used, *own}):
+    for budget in sorted({*costs.replays, *disabled, *used}):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
-        note = "" if budget in budgets.budgets else "  of one layout" if budget in own else "  dropped"
+        note = "" if budget in budgets.budgets else "  dropped"
         note = "  not used: a larger budget takes no longer" if budget in costs.dropped else note
         note = f"  disabled: {disabled[budget]}" if budget in disabled else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]

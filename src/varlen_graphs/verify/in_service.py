@@ -9,18 +9,19 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.graphs.capturer import Key
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Signature
+from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 from varlen_graphs.verify.options import Verify
 
@@ -37,10 +38,10 @@ class VerifyingExecutor(Executor):
     """
 
     def __init__(
-        self, signature: Signature, mode: Mode, router: Router, requests: Requests, *, lends: bool, waits: bool,
-        options: Verify,
+        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool,
+        waits: bool, options: Verify,
     ) -> None:  # fmt: skip
-        super().__init__(signature, mode, router, requests, lends=lends, waits=waits)
+        super().__init__(signature, mode, router, store, stats, lends=lends, waits=waits)
         self._options = options
         self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recaptured graph begins again
 

@@ -12,7 +12,6 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.stats import Stats
@@ -61,8 +60,9 @@ class Verifier:
         self._forward = executor.forward
         self._spec = executor.spec
         self._router = executor.router
-        requests = Requests(executor.store, Stats())
-        self._executor = Executor(executor.signature, executor.mode, executor.router, requests)
+        self._executor = Executor(
+            executor.signature, executor.mode, executor.router, executor.store, Stats(), lends=False
+        )
         self._examples = sorted(examples, key=lambda pair: layout_of(pair[0]).size)
         self._largest = self._examples[-1][1]
         self._tolerance = limit_of(tolerance, self._forward, self._largest.rows.device)
