@@ -101,6 +101,81 @@ def test_where_neither_what_a_call_needs_nor_the_largest_budget_can_be_captured_
     assert not encoder.stats.eager
 
 
+class Short(Attention):
+    """A module with few positions."""
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        if max_seqlen > 70:
+            raise ValueError("at most 70 positions")
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+@pytest.mark.parametrize("first", [[50, 30], [100], [20]])
+def test_a_module_that_refuses_large_budgets_has_graphs_of_small_ones(first):
+    """As if all budgets were captured at once: the smallest is tried after the largest."""
+    encoder = vg.GraphedEncoder(Short(8).eval(), BUDGETS, SHAPED, backend="tape")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if first == [100]:
+            with pytest.raises(ValueError, match="at most 70 positions"):  # which an eager run refuses, too
+                encoder(rows_for(first), lengths=first)
+        else:
+            check(encoder, first)
+        check(encoder, [60])
+        check(encoder, [20])
+        check(encoder, [50, 30])
+    assert encoder.disabled.keys() <= {LARGE, LARGEST}
+    assert LARGEST in encoder.disabled
+
+
+def test_a_module_that_refuses_all_budgets_tells_so():
+    encoder = vg.GraphedEncoder(Short(8).eval(), BUDGETS[2:], SHAPED, backend="tape")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="at most 70 positions"):
+            encoder(rows_for([20]), lengths=[20])
+
+
+def test_where_all_graphs_were_dropped_the_largest_budget_comes_first_again():
+    most = [128]
+
+    class Shrinking(Limited):
+        @property
+        def most(self):
+            return most[0]
+
+    encoder = vg.GraphedEncoder(Shrinking(8).eval(), BUDGETS, SHAPED, backend="tape")
+    check(encoder, [20])
+    encoder.drop_budget(SMALL)
+    encoder.drop_budget(LARGEST)
+    most[0] = 70
+    with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
+        assert encoder(rows_for([40, 30, 20]), lengths=[40, 30, 20]).isfinite().all()
+    assert captured(encoder) == {BUDGETS[1]}
+    assert encoder.disabled.keys() == {LARGE}
+
+
+def test_a_host_buffer_that_calls_its_encoder_captures_nothing_over_the_call():
+    calls = []
+
+    def scale(layout):
+        if calls:
+            with pytest.raises(vg.InputError, match="a HostBuffer called the encoder that it is computed for"):
+                encoder(rows_for([90]), lengths=[90])
+        return torch.full((1,), 1.0)
+
+    class Scaled(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen, scale):
+            return super().forward(x, cu_seqlens, max_seqlen) * scale
+
+    buffers = [vg.CuSeqlens(), vg.MaxSeqlen(), vg.HostBuffer("scale", scale, (1,), torch.float32)]
+    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, vg.BufferSpec("x", vg.Lengths(), buffers), backend="tape")
+    expected = encoder(rows_for([6, 3]), lengths=[6, 3])
+    before = captured(encoder)
+    calls.append(1)
+    assert torch.equal(encoder(rows_for([6, 3]), lengths=[6, 3]), expected)
+    assert captured(encoder) == before
+
+
 class Wrong(Attention):
     """A module whose declared cu_seqlens are ignored: no graph equals it."""
 

@@ -4,7 +4,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -89,6 +89,13 @@ class Arena:
         rooms = [(buffer.capacity(budget), self._host[buffer.name]) for buffer in self._spec.host_buffers]
         enough = all(math.prod(capacity) <= len(room) for capacity, room in rooms)
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
+
+    def raise_loading(self) -> NoReturn:
+        """Raise that a host buffer made a call, or a capture, while it was computed for another call."""
+        raise InputError(
+            "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call it "
+            "belongs to; compute it from the layout alone, or call another encoder"
+        )
 
     def check_row_shape(self, shape: Sequence[int]) -> None:
         """Check that rows of this shape, `[rows, ...]` or `[batch, length, ...]`, can be copied in.

@@ -176,6 +176,16 @@ class Capturer:
             return self.arenas.get(row_shape)
         return next(iter(self.arenas.values()), None)
 
+    def check_not_loading(self) -> None:
+        """Check that no host buffer is being computed for a call, whose items a capture would overwrite.
+
+        Raises:
+            InputError: One is.
+        """
+        for arena in self.arenas.values():
+            if arena.loading:
+                arena.raise_loading()
+
     def own_bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graphs of each budget take beside shared memory."""
         own: Counter[Budget] = Counter()

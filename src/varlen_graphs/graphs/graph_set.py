@@ -156,9 +156,11 @@ class GraphSet:
                         raise first from None
                     first = error
                     waiting.rotate(1)  # the smallest comes next
+                    if others and (not waiting or others[-1] < waiting[0]):
+                        waiting.appendleft(others.pop())
                 del error
                 if others and not (waiting or self._graphs):
-                    waiting.append(others.popleft() if first is None else others.pop())
+                    waiting.append(others.popleft())
         if not self._graphs:
             raise first or CaptureError(
                 f"no budget could be captured, because memory is short: {self.failed[min(tried)]}\n"

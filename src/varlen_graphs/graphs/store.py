@@ -139,10 +139,12 @@ class GraphStore:
         smaller ones find room in it. If none of these can be captured, others are tried. Synchronizes with the host.
 
         Raises:
+            InputError: This thread stages rows, or computes a host buffer for a call.
             CaptureError: No budget is enabled, or none could be captured.
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`.
         """
         self.check_not_staged()
+        self.capturer.check_not_loading()
         self.check_memory()
         key = self.key(self.forward.spec.key(inputs.statics, inputs.row_shape))
         graphs, enabled = self._sets.get(key), self.budgets.enabled
@@ -150,13 +152,12 @@ class GraphStore:
             raise CaptureError(
                 f"nothing to capture: {self.budgets.describe()}; encoder.release() enables all budgets again"
             )
-        budgets = enabled if requested is None else [budget for budget in enabled if budget in requested]
-        if graphs is None and enabled[-1] not in budgets:
-            budgets.append(enabled[-1])
-        missing = [budget for budget in budgets if graphs is None or graphs.lacks(budget)]
-        if missing:
-            spare = [budget for budget in enabled if budget not in missing] if graphs is None else []
-            self.capturer.capture(key, inputs, missing, spare)
+        missing = [budget for budget in enabled if graphs is None or graphs.lacks(budget)]
+        first = missing[-1:] if not graphs else []  # none yet, or all of them were dropped
+        wanted = missing if requested is None else [b for b in missing if b in requested or b in first]
+        if wanted:
+            spare = [budget for budget in missing if budget not in wanted] if first else []
+            self.capturer.capture(key, inputs, wanted, spare)
             if self.limit is not None:
                 self.limit.request(requested or (), calls)
             self._keep_to_limit()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.mode import NO_GRAPHS, Mode
 from varlen_graphs.capture.pool import Loan, on_device
-from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
+from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore, Usable
@@ -168,10 +168,7 @@ class Executor:
         """
         arena = graphs.arena
         if arena.loading:
-            raise InputError(
-                "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call "
-                "it belongs to; compute it from the layout alone, or call another encoder"
-            )
+            arena.raise_loading()
         arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
         self.pool.advance()
         packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
