@@ -1,29 +1,17 @@
 """Graphs that calls capture when they need them."""
 
-import threading
 import warnings
 
 import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for
+from tests.support.threads import run_in_threads
 
 BUDGETS = [vg.Budget(rows, items=8) for rows in (32, 64, 96, 128)]
 SMALL, _, LARGE, LARGEST = BUDGETS
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-
-
-def check(encoder, lengths):
-    """Call an encoder and compare with an eager run."""
-    rows = rows_for(lengths)
-    output = encoder(rows, lengths=lengths)
-    torch.testing.assert_close(output, encoder.eager(rows, lengths=lengths), atol=1e-5, rtol=1e-5)
-
-
-def captured(encoder):
-    """Return the budgets that have a graph."""
-    return {budget for graphs in encoder.executor.store.sets for budget in graphs.budgets}
 
 
 def test_a_call_captures_what_it_needs_and_the_first_one_the_largest_budget_too():
@@ -195,20 +183,12 @@ def test_a_new_set_of_which_every_graph_is_wrong_is_refused_whole():
 
 
 def test_threads_that_need_different_budgets_all_get_them():
-    encoder, errors = attention_encoder(BUDGETS), []
+    encoder = attention_encoder(BUDGETS)
 
-    def work(rows):
-        try:
-            for _ in range(3):
-                check(encoder, [rows - 2])
-        except Exception as error:
-            errors.append(error)
+    def work(number):
+        for _ in range(3):
+            check(encoder, [BUDGETS[number].rows - 2])
 
-    threads = [threading.Thread(target=work, args=(budget.rows,)) for budget in BUDGETS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    run_in_threads(work, len(BUDGETS))
     assert captured(encoder) == set(BUDGETS)
     assert encoder.stats.replays == dict.fromkeys(BUDGETS, 3)
