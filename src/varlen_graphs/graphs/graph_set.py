@@ -133,8 +133,12 @@ class GraphSet:
         hidden = bool(os.environ.get("TQDM_DISABLE")) or None  # None: unless on a terminal
         progress = tqdm(total=len(waiting), desc="capturing", unit="graph", delay=2, leave=False, disable=hidden)
         with progress:
-            while waiting:
-                tried.append(budget := waiting.popleft())
+            while waiting or (others and not self._graphs):
+                if first is None:
+                    tried.append(budget := (waiting or others).popleft())
+                else:  # the smallest comes next
+                    smallest = min(filter(None, (waiting, others)), key=lambda queue: queue[-1])
+                    tried.append(budget := smallest.pop())
                 failure = self._capture(budget, forward, backend, memory)
                 progress.update()
                 if failure is None:
@@ -155,12 +159,7 @@ class GraphSet:
                     if first is not None:
                         raise first from None
                     first = error
-                    waiting.rotate(1)  # the smallest comes next
-                    if others and (not waiting or others[-1] < waiting[0]):
-                        waiting.appendleft(others.pop())
                 del error
-                if others and not (waiting or self._graphs):
-                    waiting.append(others.popleft())
         if not self._graphs:
             raise first or CaptureError(
                 f"no budget could be captured, because memory is short: {self.failed[min(tried)]}\n"

@@ -135,12 +135,12 @@ class ItemTable:
     @cached_property
     def _row_items(self) -> RowItems:
         self._check_packed("the item of each row")
-        return locate_between(self.item_starts, self.item_ends, self.row)
+        return locate_between(self.item_starts, self.item_ends, self.row, self.row_active)
 
-    @property
+    @cached_property
     def row_active(self) -> Tensor:
         """Mask of the rows that belong to an item, bool `[rows]`."""
-        return self._row_items.active
+        return self.row < self.active_rows
 
     @property
     def row_item(self) -> Tensor:

@@ -67,8 +67,9 @@ class Prover:
     frames (and the longest item that it holds, if an attention mask is declared), the smallest one that holds these all
     and some of them in another order, and the smallest one the edges of its budget. Each is replayed with NaN in the
     pool and in all padding, and with other values. Outputs must equal those of the module itself, run eager without
-    padding, and must not change with the padding. A graph that fails is refused: its calls run eager. The declared
-    forward also runs eager, on items that may be more and larger than graphs hold.
+    padding, and must not change with the padding. A graph that fails is refused: its calls run eager. If all graphs of
+    a new set fail, all budgets are refused. The declared forward also runs eager, on items that may be more and larger
+    than graphs hold.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.

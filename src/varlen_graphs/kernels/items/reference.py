@@ -37,13 +37,13 @@ def locate(values: Tensor, rows: int) -> RowItems:
     """Return the item of each of `rows` rows."""
     counts = item_rows(values)
     ends = counts.cumsum(0)
-    return locate_between(ends - counts, ends, torch.arange(rows, device=values.device))
+    row = torch.arange(rows, device=values.device)
+    return locate_between(ends - counts, ends, row, row < ends[-1:])
 
 
-def locate_between(starts: Tensor, ends: Tensor, row: Tensor) -> RowItems:
-    """Return the item of each `row` of all rows in order, where items begin at `starts` and end before `ends`."""
+def locate_between(starts: Tensor, ends: Tensor, row: Tensor, active: Tensor) -> RowItems:
+    """Return the item of each `row`, all in order, where items begin at `starts` and end before `ends`."""
     item = torch.searchsorted(ends, row, right=True).clamp(max=ends.shape[0] - 1)
-    active = row < ends[-1:]
     return RowItems(item, torch.where(active, row - starts[item], 0), active)
 
 
