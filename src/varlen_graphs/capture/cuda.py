@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.driver import private_stream
+from varlen_graphs.capture.driver import private_stream, spare_captures
 from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, release_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
@@ -32,6 +32,12 @@ class CudaGraph:
         self.bytes = taken
         self.cuda_graph = graph
         self._name = name
+
+    def __del__(self) -> None:
+        # The collector may end an encoder while this thread captures something of the caller's. A forked process, where
+        # CUDA does not work, frees nothing.
+        with spare_captures(), suppress(RuntimeError):
+            self.cuda_graph.reset()
 
     def replay(self) -> None:
         """Launch the graph, without waiting for it to run."""

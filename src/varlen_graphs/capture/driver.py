@@ -69,10 +69,14 @@ def end_capture(stream: torch.cuda.Stream) -> c_void_p:
 
 @contextmanager
 def spare_captures() -> Iterator[None]:
-    """Let this thread wait for the GPU inside without ending a capture that it makes, or one of the whole process."""
+    """Let this thread wait for the GPU, and destroy graphs, without ending a capture that it or the process makes.
+
+    Errors of the driver are ignored: where it does not work, as in a forked process, nothing is captured.
+    """
     mode = c_int(RELAXED)
-    call_driver("cuThreadExchangeStreamCaptureMode", byref(mode))
+    exchange = driver().cuThreadExchangeStreamCaptureMode
+    exchange(byref(mode))
     try:
         yield
     finally:
-        call_driver("cuThreadExchangeStreamCaptureMode", byref(mode))
+        exchange(byref(mode))
