@@ -1,4 +1,8 @@
-"""Process-wide hooks that count registrations on modules and resizes of storages."""
+"""Process-wide hooks that count registrations on modules and resizes of storages.
+
+They are installed when this is imported, and code that `torch.compile` traces passes by them: it would be guarded on
+what they are and read, so that a later change would make models of the process compile again.
+"""
 
 import threading
 import weakref
@@ -39,22 +43,21 @@ class _ChangeHooks:
     def __init__(self) -> None:
         self._counters: tuple[weakref.ref[ChangeCounter], ...] = ()
         self._lock = threading.Lock()
-        self._installed = False
+        torch_module.register_module_parameter_registration_hook(self._on_registration)
+        torch_module.register_module_buffer_registration_hook(self._on_registration)
+        torch_module.register_module_module_registration_hook(self._on_registration)
+        torch.UntypedStorage.resize_ = self._wrap(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+        torch.Tensor.resize_ = self._wrap(torch.Tensor.resize_)  # type: ignore[method-assign]
+        torch.Tensor.resize_as_ = self._wrap(torch.Tensor.resize_as_)  # type: ignore[method-assign]
 
     def add(self, counter: ChangeCounter) -> None:
-        """Notify a counter from now on; install the hooks the first time."""
+        """Notify a counter from now on."""
         with self._lock:
             self._counters = (*(held for held in self._counters if held() is not None), weakref.ref(counter))
-            if not self._installed:
-                self._installed = True
-                torch_module.register_module_parameter_registration_hook(self._on_registration)
-                torch_module.register_module_buffer_registration_hook(self._on_registration)
-                torch_module.register_module_module_registration_hook(self._on_registration)
-                torch.UntypedStorage.resize_ = self._wrap(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
-                torch.Tensor.resize_ = self._wrap(torch.Tensor.resize_)  # type: ignore[method-assign]
-                torch.Tensor.resize_as_ = self._wrap(torch.Tensor.resize_as_)  # type: ignore[method-assign]
 
     def _on_registration(self, module: nn.Module, *registered: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
         for reference in self._counters:
             if (counter := reference()) is not None:
                 counter.on_registration(module)
@@ -62,7 +65,7 @@ class _ChangeHooks:
     def _wrap(self, resize: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(resize)
         def wrapped(resized: Any, *args: Any, **kwargs: Any) -> Any:
-            for reference in self._counters:
+            for reference in () if torch.compiler.is_dynamo_compiling() else self._counters:
                 if (counter := reference()) is not None:
                     counter.on_resize(_storage_key(resized))
             return resize(resized, *args, **kwargs)
