@@ -64,6 +64,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
         stats.count_replay(budget, min(active, budget.rows))
         stats.count_check(budget, right)
         stats.count_wrong_layouts(2)
+        stats.count_exact(3)
     for reason in reasons:
         stats.count_eager(reason)
     now = json.loads(json.dumps(stats.as_dict()))
@@ -71,7 +72,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
     assert sum(each["padding"] for each in now["budgets"]) == now["padding"] == stats.padding
     found = parse(stats.prometheus("own", **labels))
     everywhere = frozenset(labels.items())
-    for name in ("calls", "items", "rows", "padding", "wrong_layouts"):
+    for name in ("calls", "items", "rows", "padding", "exact_replays", "wrong_layouts"):
         assert found.pop((f"own_{name}_total", everywhere)) == now[name]
     for reason, count in stats.eager.items():
         assert found.pop(("own_eager_total", everywhere | {("reason", reason)})) == count

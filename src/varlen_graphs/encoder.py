@@ -21,10 +21,11 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import Memory, MemoryLimit
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import LazyRouter, Requests
+from varlen_graphs.serving.lazy import LazyRouter
 from varlen_graphs.serving.operate import OperatedEncoder
 from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.serving.staging import Stage, stage
+from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.checks import check_budgets
@@ -148,14 +149,16 @@ class GraphedEncoder(OperatedEncoder):
         store = GraphStore(runs, mode, pool, enabled, limit, capture)
         layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
         routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
-        router = LazyRouter(*routes, Requests(store, stats)) if capture.lazy else Router(*routes)
+        wanted = Wanted(store, stats, capture)
+        router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
         parts, lends, waits = (signature, mode, router, store, stats), outputs == "borrowed", layouts.check == "checked"
         executor = (
             VerifyingExecutor(*parts, lends=lends, waits=waits, options=verify)
             if verify.calls
             else Executor(*parts, lends=lends, waits=waits)
         )
-        super().__init__(module, executor, (capture.compile, getattr(forward, "__qualname__", None)))
+        executor.exact = wanted.exact
+        super().__init__(module, executor, wanted, (capture.compile, getattr(forward, "__qualname__", None)))
         self._tolerance = verify.tolerance
         if verify.prove:
             runs.proven = {}

@@ -24,6 +24,7 @@ class Stats:
         padding: Padding rows in all replays.
         checked: Number of replays of each budget that `verify=` compared with the module itself.
         wrong: Number of those whose output was wrong.
+        exact_replays: Number of replays of graphs of exactly the size of a call, see `Capture(exact=...)`.
         evicted: Number of times that the graphs of each budget were evicted for `memory=`.
         wrong_layouts: Number of calls whose layout the GPU found wrong, as far as the last call or `check()` knew.
     """
@@ -37,6 +38,7 @@ class Stats:
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
+    exact_replays: int = 0
     evicted: Counter[Budget] = field(default_factory=Counter)
     wrong_layouts: int = 0
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
@@ -59,6 +61,12 @@ class Stats:
             self.active[budget] += active
             self.rows += active
             self.padding += budget.rows - active
+
+    def count_exact(self, active: int) -> None:
+        """Count a replay of a graph of exactly the size of a call, with this number of active rows."""
+        with self._lock:
+            self.exact_replays += 1
+            self.rows += active
 
     def count_check(self, budget: Budget, right: bool) -> None:
         """Count a replay that was compared with the module itself."""
@@ -90,6 +98,7 @@ class Stats:
                 "items": self.items,
                 "rows": self.rows,
                 "padding": self.padding,
+                "exact_replays": self.exact_replays,
                 "wrong_layouts": self.wrong_layouts,
                 "eager": dict(self.eager),
                 "budgets": [
@@ -139,6 +148,7 @@ _OF_ALL = {
     "items": "Items of all calls.",
     "rows": "Active rows in all replays.",
     "padding": "Padding rows in all replays.",
+    "exact_replays": "Replays of graphs of exactly the size of a call.",
     "wrong_layouts": "Calls whose layout the GPU found wrong.",
 }
 

@@ -59,7 +59,7 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
         (
             attention_encoder(capture=vg.Capture(lazy=True)),
             {},
-            r"capture=vg.Capture\(lazy=True\) captures when one rank alone has time: expected an encoder",
+            r"Capture\(lazy=True\) and Capture\(exact=N\) capture when one rank alone has time",
         ),
         (attention_encoder(memory="1GiB"), {}, "memory= disables budgets by the memory of one rank alone"),
         (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example Ladder\.auto\(memory, bytes_per_row\)"),

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 import varlen_graphs as vg
 from tests.soak import parts
 from tests.soak.cases import Call, Case, cases, wrong_cases
-from tests.soak.check import check_case, check_claim, check_wrong_case
+from tests.soak.check import check_case, check_claim, check_exact_case, check_wrong_case
 from tests.soak.claims import Change, Claim, claims
 from tests.soak.flaws import Flaw
 from varlen_graphs.stats import Stats
@@ -36,6 +36,7 @@ def main():
     arguments.add_argument("--seed", type=int, help="the seed of the first round; later rounds count on from it")
     arguments.add_argument("--case", help="run this case alone")
     arguments.add_argument("--wrong", choices=["encoders", "declarations"], help="what is wrong, and must not answer")
+    arguments.add_argument("--exact", action="store_true", help="graphs of exactly the size of calls")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -45,7 +46,7 @@ def main():
         "encoders": (check_wrong_case, wrong_cases),
         "declarations": (check_claim, claims),
     }
-    check, drawn = kinds[options.wrong]
+    check, drawn = (check_exact_case, cases) if options.exact else kinds[options.wrong]
     if options.wrong:
         warnings.simplefilter("ignore")  # each is warned of
 

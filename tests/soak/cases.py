@@ -107,7 +107,7 @@ class Case:
             buffers.append(vg.DeviceBuffer("shares", shares, any_segments=False))
         return vg.BufferSpec(rows, layout, buffers, vg.Outputs(**{name: extents[name] for name in self.outputs}))
 
-    def encoder(self, device):
+    def encoder(self, device, capture=vg.Capture()):  # noqa: B008 - frozen
         """The encoder, with weights of its own."""
         spec = self.spec()
         promise = 1
@@ -123,6 +123,7 @@ class Case:
             backend="cuda" if device == "cuda" else "tape",
             outputs="borrowed" if self.borrowed else "owned",
             layouts=vg.GpuLayouts(min_segment_rows=max(1, promise)),
+            capture=capture,
         )
 
     def table(self, call):

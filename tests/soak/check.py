@@ -47,6 +47,32 @@ def check_case(case, device="cpu"):
     return encoder.stats
 
 
+def check_exact_case(case, device="cpu"):
+    """Make the calls of a case until their sizes have graphs of their own, which must give the bits of eager runs.
+
+    Returns:
+        What the encoder counted.
+
+    Raises:
+        AssertionError: A call gave something else.
+    """
+    encoder = case.encoder(device, vg.Capture(exact=2))
+    for call in case.calls:
+        for _ in range(4):
+            run_call(case, encoder, call, device)
+        encoder.capture_wanted(None)
+        encoder.poison()
+        before = encoder.stats.exact_replays
+        got = run_call(case, encoder, call, device)
+        arguments, x = case.arguments(call, case.real_rows(call, device))
+        expected = encoder.eager(x, **arguments)
+        for name, tensor in (expected.output if case.borrowed else expected).items():
+            if encoder.stats.exact_replays > before:
+                assert equal_bits(got[name], tensor), (call, name)
+            assert relative(got[name], tensor) < TOLERANCE[device], (call, name)
+    return encoder.stats
+
+
 def check_wrong_case(case, device="cpu"):
     """Run the calls of a wrong case: each must be refused, or be what the module gives eager for all of its items.
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.soak.cases import cases, wrong_cases
-from tests.soak.check import check_case, check_claim, check_wrong_case
+from tests.soak.check import check_case, check_claim, check_exact_case, check_wrong_case
 from tests.soak.claims import claims
 
 
@@ -12,6 +12,12 @@ from tests.soak.claims import claims
 @given(cases())
 def test_graphs_of_random_encoders_give_every_item_what_it_gets_alone(case):
     check_case(case)
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_graphs_of_exactly_the_size_of_calls_give_the_bits_of_eager_runs(case):
+    check_exact_case(case)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.fields import check_fields
+from varlen_graphs.layout.fields import check_fields, is_integer
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,22 @@ class Capture:
         on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
             `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
             warning to the logger `varlen_graphs`.
+        exact: Number of graphs of exactly the size of calls, for the sizes that came most often of late: such calls
+            replay without padding, and give the bits of an eager run. They are captured between calls, by
+            `capture_wanted` or `capture_in_background`, where `memory=` leaves room.
         warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
             are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. A file
             written for another device, version, module or declaration is ignored with a warning.
 
     Raises:
-        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, or `warmup` no path.
+        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, `exact` is no number of
+            graphs, or is given with `compile`, or `warmup` is no path.
     """
 
     lazy: bool = False
     compile: bool = False
     on_change: Literal["error", "recapture"] = "error"
+    exact: int = 0
     warmup: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -40,4 +45,11 @@ class Capture:
         for name in ("lazy", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name}={getattr(self, name)!r}: expected True or False")
+        if not is_integer(self.exact) or self.exact < 0:
+            raise SpecError(f"exact={self.exact!r}: expected a number of graphs, 0 or more")
+        if self.exact and self.compile:
+            raise SpecError(
+                f"exact={self.exact} with compile=True: graphs of exact sizes have the bits of eager runs, which are "
+                "not compiled; expected one of the two"
+            )
         check_fields(self)

@@ -55,7 +55,7 @@ def measure(
     """
     try:
         # The pool stays as large as the largest graph needed, which may have been timed before, or dropped.
-        bytes_per_row = held / max(graphs.times).rows + graphs.arena.rows[0].nbytes
+        bytes_per_row = held / graphs.most_rows + graphs.arena.rows[0].nbytes
         replays = _replays(graphs, forward.spec, budgets, agreement, replayed)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)

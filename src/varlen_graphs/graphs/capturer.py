@@ -60,7 +60,8 @@ class Capturer:
         budgets: The budgets. It learns costs, and disables budgets that cannot be captured.
 
     Attributes:
-        sets: The set of graphs of each key.
+        sets: The set of graphs of each key, one a budget.
+        exact: Beside them, the graphs of each key for calls of exactly their size.
         inputs: The inputs that each set was captured for.
         arenas: Static inputs of graphs by the shape of a row: one, unless items of a batch have several.
         checks: Validates layouts on the GPU; kept when graphs are dropped.
@@ -73,6 +74,7 @@ class Capturer:
 
     def __init__(self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets) -> None:
         self.sets: dict[Key, GraphSet] = {}
+        self.exact: dict[Key, GraphSet] = {}
         self.inputs: dict[Key, CaptureInputs] = {}
         self.arenas: dict[tuple[int, ...], Arena] = {}
         self.checks: GpuChecks | None = None
@@ -87,8 +89,18 @@ class Capturer:
         self._pool = pool
         self._budgets = budgets
 
-    def capture(self, key: Key, inputs: CaptureInputs, budgets: Sequence[Budget], spare: Sequence[Budget] = ()) -> None:
-        """Capture these budgets, which have no graph yet; spare ones if none of them can be captured."""
+    def capture(
+        self,
+        key: Key,
+        inputs: CaptureInputs,
+        budgets: Sequence[Budget],
+        spare: Sequence[Budget] = (),
+        exact: bool = False,
+    ) -> None:
+        """Capture these budgets, which have no graph yet; spare ones if none of them can be captured.
+
+        If `exact`, they are sizes of calls, captured beside the budgets, and neither timed nor disabled.
+        """
         statics, row_shape, device = inputs
         backend = self._mode.backend(device)
         assert backend is not None  # noqa: S101 - calls run eager without one
@@ -102,14 +114,15 @@ class Capturer:
             torch.no_grad(),
             on_device(device),
         ):
-            start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
+            sets = self.exact if exact else self.sets
+            start, is_new, is_first = time.perf_counter(), key not in sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape) or Arena(
                 spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device,
                 [self._forward.input_dtype(one) for one in spec.inputs],
             )  # fmt: skip
-            graphs = self.sets.get(key) or GraphSet(arena, self.checks, self.agreement, timed=is_first)
+            graphs = sets.get(key) or GraphSet(arena, self.checks, self.agreement, timed=is_first, exact=exact)
             if is_new and compiled is not None:
                 compiled.begin()
             self._pool.advance()
@@ -119,12 +132,15 @@ class Capturer:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise
             self.failure = None
-            self.sets[key], self.inputs[key] = graphs, inputs
+            sets[key] = graphs
+            if not exact:
+                self.inputs[key] = inputs
             if arena not in self.arenas.values():
                 self.arenas = {**self.arenas, row_shape: arena}  # another thread may be reading them
             with _dropped_on_error(graphs, budgets):
-                self.dependencies.watch(self.sets.values(), attributes, backend)
-            self._disable_failed(graphs, budgets)
+                self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
+            if not exact:
+                self._disable_failed(graphs, budgets)
             if graphs.timed:
                 self.seconds = {} if is_first else self.seconds
                 compiles = device.type == "cuda"  # the tape has no kernels
@@ -138,7 +154,7 @@ class Capturer:
                 self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
-        if is_new and len(self.sets) == MANY_KEYS:
+        if is_new and not exact and len(self.sets) == MANY_KEYS:
             warn(
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
                 "and memory; declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
@@ -193,11 +209,24 @@ class Capturer:
             own.update(graphs.bytes())
         return dict(own)
 
+    def bytes(self) -> int:
+        """Return the bytes that graphs and arenas hold, without the pool."""
+        arenas = sum(tensor.nbytes for arena in self.arenas.values() for tensor in arena.memory)
+        return arenas + sum(sum(graphs.bytes().values()) for graphs in (*self.sets.values(), *self.exact.values()))
+
+    def drop_exact(self) -> None:
+        """Drop the graphs for calls of exactly their size, once they have run."""
+        self._pool.synchronize()
+        self._pool.advance()
+        for graphs in self.exact.values():
+            graphs.clear()
+
     def forget(self) -> None:
         """Drop all graphs and the arena."""
-        for graphs in self.sets.values():
+        for graphs in (*self.sets.values(), *self.exact.values()):
             graphs.clear()  # whoever still has them does not keep the memory
         self.sets.clear()
+        self.exact.clear()
         self.inputs.clear()
         self.arenas = {}
         self.dependencies.forget()

@@ -1,7 +1,7 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import shorten
 from typing import Any
@@ -46,24 +46,28 @@ class GraphSet:
         per_square: Milliseconds of our own attention for each squared row of a segment.
         state: Memory that runs before the captures left behind, and that graphs may read.
         rebuild: Builds a new output object from tensors.
-        times: Number of captures of each budget.
+        most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         places: Addresses of the memory of each budget's outputs.
         timed: True if costs were measured with these graphs.
+        exact: True if each graph is for calls of exactly its size.
     """
 
     per_square: float
     extents: Sequence[Extent]
     rebuild: Callable[[Sequence[Tensor]], Any]
 
-    def __init__(self, arena: Arena, checks: GpuChecks, agreement: Agreement, timed: bool) -> None:
+    def __init__(
+        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, exact: bool = False
+    ) -> None:
         self.arena = arena
         self.checks = checks
         self.agreement = agreement
         self.failed: dict[Budget, str] = {}
         self.refused: dict[Budget, str] = {}
         self.against: set[str] = set()
-        self.times: Counter[Budget] = Counter()
+        self.most_rows = 0
         self.timed = timed
+        self.exact = exact
         self.state: list[Tensor] = []
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
@@ -205,7 +209,7 @@ class GraphSet:
             self._graphs.pop(budget, None)  # another rank has failed
             return attempt.take()
         self._changes += 1
-        self.times[budget] += 1
+        self.most_rows = max(self.most_rows, budget.rows)
         return None
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
@@ -219,6 +223,7 @@ class GraphSet:
     def drop(self, budget: Budget) -> None:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
+        self.places.pop(budget, None)
         self._changes += 1
 
     def lacks(self, budget: Budget) -> bool:

@@ -203,6 +203,8 @@ class GraphStore:
     def _keep_to_limit(self) -> None:
         """Evict budgets until graphs, arena and pool hold no more than the limit."""
         limit = self.limit
+        if limit is not None and self.bytes() > limit.most:
+            self.capturer.drop_exact()
         while limit is not None and len(self) and (held := self.bytes()) > limit.most:
             evicted, shared_again = limit.evict(self.capturer.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
             self._drop_graphs(evicted)
@@ -237,8 +239,7 @@ class GraphStore:
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold; of a shared pool, all of it."""
-        arenas = sum(tensor.nbytes for arena in self.capturer.arenas.values() for tensor in arena.memory)
-        return arenas + self.pool.bytes() + sum(self.capturer.own_bytes().values())
+        return self.capturer.bytes() + self.pool.bytes()
 
     def check_memory(self) -> None:
         """Check that all memory that graphs read is unchanged since the capture; if not, graphs may be released.

@@ -18,7 +18,8 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
         side = min(windows.side * layout.merge, fits)
     unit = side**2
     count = max(1, min(budget.items, budget.segments, budget.rows // unit))
-    units = min(-(-budget.rows // count // unit), min(budget.rows, budget.max_seqlen) // unit)
+    longest = max(unit, min(budget.rows, budget.max_seqlen))  # without segments, `max_seqlen` may be anything
+    units = min(-(-budget.rows // count // unit), longest // unit)
     if windows is not None:
         units = min(units, budget.segments // count)
     if layout.has_sides:

@@ -105,9 +105,10 @@ class TensorParallelEncoder:
             )
         if encoder.executor.forward.compiled is not None:
             raise SpecError("capture=vg.Capture(compile=True) may reorder collectives: expected an encoder without it")
-        if encoder.executor.store.lazy:
+        if encoder.executor.store.lazy or encoder.executor.exact is not None:
             raise SpecError(
-                "capture=vg.Capture(lazy=True) captures when one rank alone has time: expected an encoder without it"
+                "Capture(lazy=True) and Capture(exact=N) capture when one rank alone has time: expected an encoder "
+                "without them"
             )
         if encoder.executor.store.limit is not None:
             raise SpecError(

@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.serving.lazy import Requests
+from varlen_graphs.serving.wanted import Wanted
 
 LOOKS = 0.05
 """Seconds after which a thread that waits for the pool's turn checks that it is still needed."""
@@ -18,32 +18,32 @@ LAST = 30.0
 
 
 class Background(threading.Thread):
-    """Captures requested budgets until its future is cancelled, a capture fails, or the encoder or interpreter ends.
+    """Captures what is wanted until its future is cancelled, a capture fails, or the encoder or interpreter ends.
 
     Args:
-        requests: The requests of calls; not kept alive while there is nothing to do.
+        wanted: The graphs to capture; not kept alive while there is nothing to do.
         pool: The pool whose turn a capture takes.
 
     Attributes:
         future: Pending as long as the thread works. Cancelling it ends the thread; it gets the error that ended it.
     """
 
-    def __init__(self, requests: Requests, pool: Pool) -> None:
+    def __init__(self, wanted: Wanted, pool: Pool) -> None:
         super().__init__(name="varlen_graphs captures", daemon=True)
         self.future: Future[None] = Future()
-        self._requests = weakref.ref(requests, self._wake)
-        self._pending = requests.pending
+        self._wanted = weakref.ref(wanted, self._wake)
+        self._pending = wanted.pending
         self._pool = pool
         self.future.add_done_callback(self._wake)
 
     @classmethod
-    def of(cls, requests: Requests, pool: Pool) -> "Background":
-        """Return the thread that captures these requests; start it if there is none."""
+    def of(cls, wanted: Wanted, pool: Pool) -> "Background":
+        """Return the thread that captures these graphs; start it if there is none."""
         with _starting:
-            alive = (one for one in [*_running] if one._requests() is requests and one.is_alive())
+            alive = (one for one in [*_running] if one._wanted() is wanted and one.is_alive())
             thread = next((one for one in alive if not one.future.done()), None)
             if thread is None:
-                thread = cls(requests, pool)
+                thread = cls(wanted, pool)
                 thread.start()
                 _running.add(thread)
             return thread
@@ -66,17 +66,17 @@ class Background(threading.Thread):
         self.join(LAST)
 
     def _capture_all(self) -> bool:
-        """Capture all requested budgets; return True if there may be more to do."""
+        """Capture all that is wanted; return True if there may be more to do."""
         while not self.future.done():
             if not self._pool.lock.acquire(timeout=LOOKS):
                 continue
             try:
-                requests = self._requests()
-                if requests is None:
+                wanted = self._wanted()
+                if wanted is None:
                     return False
-                if not requests.capture(1):
+                if not wanted.capture(1):
                     return True
-                del requests
+                del wanted
             finally:
                 self._pool.lock.release()
         return False

@@ -18,6 +18,7 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
+from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
@@ -48,6 +49,7 @@ class Executor:
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, by static arguments.
+        exact: Graphs of exactly the size of calls, if there shall be some.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Executor:
         self.spec = store.forward.spec
         self._module = type(store.forward.module).__name__
         self.traces: list[Trace] = []
+        self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -142,6 +145,8 @@ class Executor:
     def route(self, call: Call) -> tuple[Usable, Route]:
         """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture."""
         usable = self.store.usable(call.key)
+        if self.exact is not None and (found := self.exact.route(call, usable)) is not None:
+            return found
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if usable.graphs is None and (route.packs or self.store.lazy):
             capturer, key = self.store.capturer, self.store.key(call.key)
@@ -190,8 +195,11 @@ class Executor:
                 places = arena.places(call) if packs_in_place else None
                 arena.load_rows(call, spans, budget, places)
                 outputs = graphs.replay(budget)
-                self.stats.count_replay(budget, active)  # while the GPU works
-                self.used[call.key][budget] += 1
+                if graphs.exact:
+                    self.stats.count_exact(active)
+                else:
+                    self.stats.count_replay(budget, active)  # while the GPU works
+                    self.used[call.key][budget] += 1
                 if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)

@@ -1,4 +1,4 @@
-"""Capture budgets between calls: calls request them, and meanwhile use other budgets or run eager."""
+"""Budgets that calls request, to be captured between calls: meanwhile they use other budgets, or run eager."""
 
 from collections.abc import Collection, Mapping
 from threading import Event, RLock
@@ -44,15 +44,15 @@ class Requests:
     Args:
         store: Captures them.
         stats: Tells how many calls there were.
+        pending: Set when calls request something.
 
     Attributes:
         store: As given.
-        pending: Set when calls request something.
     """
 
-    def __init__(self, store: GraphStore, stats: Stats) -> None:
+    def __init__(self, store: GraphStore, stats: Stats, pending: Event) -> None:
         self.store = store
-        self.pending = Event()
+        self._pending = pending
         self._stats = stats
         self._requests: dict[Key, _Request] = {}
         self._lock = RLock()  # a signal handler may interrupt who holds it
@@ -64,35 +64,30 @@ class Requests:
             self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self._stats.calls)
             if len(self._requests) > MOST_KEYS:  # drop what was requested least, and longest ago
                 del self._requests[min(self._requests, key=lambda key: sum(self._requests[key].calls.values()))]
-        self.pending.set()
+        self._pending.set()
 
-    def capture(self, most: int | None) -> list[Budget]:
-        """Capture at most so many of the requested budgets, the most requested first; return them.
+    def capture_next(self) -> Budget | None:
+        """Capture the most requested budget, in the pool's turn; return it, or `None` if there is none.
 
-        Takes the pool's turn for each of them alone. Captures nothing that was requested in another mode of the module,
-        or with other adapters, than it has now.
+        Captures nothing that was requested in another mode of the module, or with other adapters, than it has now.
 
         Raises:
             InputError: This thread is inside a stage.
             CaptureError, StaleGraphError, and errors of the module: As for a call that captures.
         """
-        done: list[Budget] = []
-        while most is None or len(done) < most:
-            with self.store.pool.exclusive(), self.store.pool.order:
-                one = self._next()
-                if one is None:
-                    break
-                key, inputs, budget, calls = one
-                graphs = self.store.find(key[0])
-                if graphs is None or budget not in graphs:
-                    self.store.capture(inputs, [budget], calls)
-                    done.append(budget)
-                self._forget(key, budget)
-        return done
+        while (one := self._next()) is not None:
+            key, inputs, budget, calls = one
+            graphs = self.store.find(key[0])
+            missing = graphs is None or budget not in graphs
+            if missing:
+                self.store.capture(inputs, [budget], calls)
+            self._forget(key, budget)
+            if missing:
+                return budget
+        return None
 
     def _next(self) -> tuple[Key, CaptureInputs, Budget, float] | None:
         """Return the most requested budget of those that can be captured now."""
-        self.pending.clear()  # first, so that no request from here on is missed
         with self._lock:
             for request in self._requests.values():
                 request.calls.count({}, self._stats.calls)

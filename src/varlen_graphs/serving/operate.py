@@ -17,9 +17,9 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.serving.background import Background
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.html import page
-from varlen_graphs.serving.lazy import LazyRouter, Requests
 from varlen_graphs.serving.report import report
 from varlen_graphs.serving.stand_in import StandIn
+from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
@@ -35,6 +35,7 @@ class OperatedEncoder(StandIn):
     Args:
         module: The module.
         executor: The path of a call.
+        wanted: What is captured between calls.
         identity: Options that measurements depend on.
 
     Attributes:
@@ -42,13 +43,14 @@ class OperatedEncoder(StandIn):
         spec, pool, stats: Those of the executor.
     """
 
-    def __init__(self, module: nn.Module, executor: Executor, identity: tuple[object, ...]) -> None:
+    def __init__(self, module: nn.Module, executor: Executor, wanted: Wanted, identity: tuple[object, ...]) -> None:
         super().__init__(module)
         self.executor = executor
         self.spec: BufferSpec = executor.spec
         self.pool: Pool = executor.pool
         self.stats: Stats = executor.stats
         self._budgets: EnabledBudgets = executor.store.budgets
+        self._wanted = wanted
         self._warm_start = WarmStart(executor, identity)
 
     @property
@@ -142,37 +144,39 @@ class OperatedEncoder(StandIn):
     def capture_wanted(self, most: int | None = 1) -> list[Budget]:
         """Capture budgets that calls requested but that have no graph yet, the most requested first.
 
-        For the time between calls, with `Capture(lazy=True)`: takes the pool's turn for one budget at a time. The first
-        one comes with the largest budget, which sizes the memory that all share.
+        For the time between calls: takes the pool's turn for one graph at a time. With `Capture(lazy=True)` the first
+        budget comes with the largest one, which sizes the memory that all share. With `Capture(exact=...)` sizes of
+        calls that came at least four times of late follow, the most frequent first: there is one more graph, or it
+        takes the place of that of a size which came less than half as often.
 
         Args:
-            most: Largest number of budgets; `None` is all.
+            most: Largest number of graphs; `None` is all.
 
         Returns:
-            The budgets that were captured, or disabled because they could not be.
+            The budgets and sizes that were captured, or are left out because they could not be.
 
         Raises:
-            SpecError: The encoder is not lazy, so its calls capture.
+            SpecError: The encoder is neither lazy nor has graphs of exact sizes, so its calls capture what they need.
             CaptureError, StaleGraphError, and errors of the module: As for `capture`. Calls go on eager.
         """
         self.executor.check_usable()
-        return self._lazy().capture(most)
+        return self._between_calls().capture(most)
 
     def capture_in_background(self) -> "Future[None]":
-        """Capture requested budgets in a thread of its own, with `Capture(lazy=True)`, one after the other.
+        """Capture what `capture_wanted` does in a thread of its own, one graph after the other.
 
-        Calls do not wait meanwhile, unless they began before the capture: they run eager while a graph is captured, and
-        use the existing graphs in between.
+        Calls of a lazy encoder do not wait meanwhile, unless they began before the capture: they run eager while a
+        graph is captured, and use the existing graphs in between. Other calls wait for the graph.
 
         Returns:
             A future that is pending as long as the thread works: the same for all callers meanwhile. `cancel()` ends
             it, and so do the end of the encoder and of the interpreter. An error ends it too, and is its `exception()`.
 
         Raises:
-            SpecError: The encoder is not lazy.
+            SpecError: As for `capture_wanted`.
         """
         self.executor.check_usable()
-        return Background.of(self._lazy(), self.pool).future
+        return Background.of(self._between_calls(), self.pool).future
 
     def add_budget(self, budget: int | Budget) -> Budget:
         """Add a budget while serving, from any thread.
@@ -263,9 +267,11 @@ class OperatedEncoder(StandIn):
         with self.pool.exclusive(), self.pool.order:
             self.executor.store.poison()
 
-    def _lazy(self) -> Requests:
-        router = self.executor.router
-        if not isinstance(router, LazyRouter):
-            raise SpecError("calls of this encoder capture what they need: expected one with Capture(lazy=True)")
-        self._warm_start.request_used(router.requests)
-        return router.requests
+    def _between_calls(self) -> Wanted:
+        if self._wanted.requests is not None:
+            self._warm_start.request_used(self._wanted.requests)
+        elif self._wanted.exact is None:
+            raise SpecError(
+                "calls of this encoder capture what they need: expected one with Capture(lazy=True) or Capture(exact=N)"
+            )
+        return self._wanted

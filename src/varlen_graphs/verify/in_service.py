@@ -1,13 +1,13 @@
 """Verify the first calls of each graph in service, and disable budgets whose graphs are wrong."""
 
 import logging
-from collections import Counter
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from varlen_graphs.capture.backend import Graph
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import LayoutError, VerificationError
-from varlen_graphs.graphs.capturer import Key
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
@@ -43,14 +43,14 @@ class VerifyingExecutor(Executor):
     ) -> None:  # fmt: skip
         super().__init__(signature, mode, router, store, stats, lends=lends, waits=waits)
         self._options = options
-        self._done: Counter[tuple[int, Key, Budget | None, int]] = Counter()  # a recaptured graph begins again
+        self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
         """Replay a call, and compare its output if its graphs are still to be verified, which syncs.
 
         Returns the module's own output if that of the replay is wrong.
         """
-        if all(self._done[self._graph(call, graphs, pack.budget)] >= self._options.calls for pack in route.packs):
+        if all(self._done.get(graph, 0) >= self._options.calls for graph in _graphs_of(route, graphs)):
             return super().run(call, route, graphs)
         call = self._with_own_rows(call) if call.staged else call
         output = super().run(call, route, graphs)
@@ -74,11 +74,6 @@ class VerifyingExecutor(Executor):
         rows = rows.clone()
         return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
 
-    def _graph(self, call: Call, graphs: GraphSet, budget: Budget | None) -> tuple[int, Key, Budget | None, int]:
-        """Return the identity of the graph of a budget."""
-        times = 0 if budget is None else graphs.times[budget]
-        return self.store.losses, self.store.key(call.key), budget, times
-
     def _verified(self, call: Call, layout: Layout, route: Route, graphs: GraphSet, output: Any) -> Any:
         """Return the output if it is right, else the module's own."""
         try:
@@ -88,7 +83,8 @@ class VerifyingExecutor(Executor):
             if self._options.strict:
                 raise
             LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
-            self._done.update(self._graph(call, graphs, pack.budget) for pack in route.packs)
+            for graph in _graphs_of(route, graphs):
+                self._count(graph)
             return output
         limit = limit_of(self._options.tolerance, self.forward, call.rows.device)
         wrong: dict[Budget, str] = {}
@@ -96,9 +92,10 @@ class VerifyingExecutor(Executor):
             if pack.budget is not None:
                 worst = max(found[item] for item in pack.items)
                 right = worst.error <= limit
-                self.stats.count_check(pack.budget, right)
+                if not graphs.exact:
+                    self.stats.count_check(pack.budget, right)
                 if right:
-                    self._done[self._graph(call, graphs, pack.budget)] += 1
+                    self._count(graphs[pack.budget])
                 else:
                     wrong[pack.budget] = (
                         f"{worst.where} differs by {worst.error:.1e} from the module's own output (tolerance "
@@ -107,26 +104,38 @@ class VerifyingExecutor(Executor):
         if not wrong:
             return output
         exact = self.forward.exact(call)
-        self._disable(wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
+        self._disable(graphs, wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
         return expected.output
+
+    def _count(self, graph: Graph) -> None:
+        self._done[graph] = self._done.get(graph, 0) + 1
 
     def _differences(self, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
         parts = flatten(output, self.spec.declared)
         return expected.differences(parts, layout, range(len(layout)), call.padded)
 
-    def _disable(self, wrong: dict[Budget, str], forward_is_right: bool) -> None:
+    def _disable(self, graphs: GraphSet, wrong: dict[Budget, str], forward_is_right: bool) -> None:
         """Disable wrong budgets and log each once; disable all if graphs are not what is wrong."""
         budgets = self.store.budgets
         for budget, why in wrong.items():
             if budget not in budgets.disabled:
-                LOGGER.error("%s is disabled: %s; %s", budget, why, MORE)
-            budgets.disable(budget, WRONG_OUTPUT, why)
+                what = f"the graph of exactly {budget}" if graphs.exact else budget
+                LOGGER.error("%s is disabled: %s; %s", what, why, MORE)
+            if graphs.exact:  # its calls use the budgets
+                graphs.refuse(budget, why)
+            else:
+                budgets.disable(budget, WRONG_OUTPUT, why)
         if not forward_is_right:
             self.forward.wrong = True
             why = next(iter(wrong.values()))
             LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
-            for budget in [*budgets.costs.replays, *wrong]:
+            for budget in [*budgets.costs.replays, *(() if graphs.exact else wrong)]:
                 budgets.disable(budget, WRONG_OUTPUT, f"wrong in eager runs too: {why}")
         if self._options.strict:
             budget, why = next(iter(wrong.items()))
             raise VerificationError(f"{budget} is wrong and now disabled: {why}; {MORE}")
+
+
+def _graphs_of(route: Route, graphs: GraphSet) -> list[Graph]:
+    """Return the graphs that a route replays."""
+    return [graphs[pack.budget] for pack in route.packs if pack.budget is not None]

@@ -63,13 +63,13 @@ class _Task(NamedTuple):
 class Prover:
     """Proves new graphs of an encoder before calls use them.
 
-    Every graph replays a few small items. Of a new set the largest graph replays items of several sizes and numbers of
-    frames (and the longest item that it holds, if an attention mask is declared), the smallest one that holds these all
-    and some of them in another order, and the smallest one the edges of its budget. Each is replayed with NaN in the
-    pool and in all padding, and with other values. Outputs must equal those of the module itself, run eager without
-    padding, and must not change with the padding. A graph that fails is refused: its calls run eager. If all graphs of
-    a new set fail, all budgets are refused. The declared forward also runs eager, on items that may be more and larger
-    than graphs hold.
+    Every graph replays a few small items; one of the exact size of calls no more. Of another new set the largest graph
+    replays items of several sizes and numbers of frames (and the longest item that it holds, if an attention mask is
+    declared), the smallest one that holds these all and some of them in another order, and the smallest one the edges
+    of its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
+    those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
+    refused: its calls run eager. If all graphs of a new set fail, all budgets are refused. The declared forward also
+    runs eager, on items that may be more and larger than graphs hold.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -99,7 +99,7 @@ class Prover:
         """
         if not budgets:
             return
-        is_new = len(graphs) == len(budgets)
+        is_new = len(graphs) == len(budgets) and not graphs.exact
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
             tasks = [_Task(budget, small_layouts(self._spec, budget)) for budget in sorted(budgets, reverse=True)]
@@ -123,7 +123,7 @@ class Prover:
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
-        if (proven := self._forward.proven) is not None:
+        if (proven := self._forward.proven) is not None and not graphs.exact:
             key = self._spec.key(inputs.statics, inputs.row_shape)
             proven[key] = proven.get(key, True) and not refused
         if refused:
@@ -156,7 +156,7 @@ class Prover:
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
             f"{type(self._forward.module).__name__}: {len(refused)} of {graphs} graphs failed the proof at their "
-            f"capture and are not used; calls that need them run eager.\n{next(iter(refused.values()))}"
+            f"capture and are not used: their calls use others, or run eager.\n{next(iter(refused.values()))}"
         )
         if self._options.strict:
             raise VerificationError(message)

@@ -1,0 +1,49 @@
+"""What is captured between calls."""
+
+from threading import Event
+
+from varlen_graphs.capture.options import Capture
+from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.serving.exact import ExactGraphs
+from varlen_graphs.serving.lazy import Requests
+from varlen_graphs.stats import Stats
+
+
+class Wanted:
+    """The graphs to capture between calls: budgets that calls requested, and then sizes that recur.
+
+    Args:
+        store: Holds the graphs.
+        stats: Tells how many calls there were.
+        options: `lazy` and `exact` of the encoder.
+
+    Attributes:
+        pending: Set when there may be something to capture.
+        requests: The budgets that calls requested; `None` if they capture.
+        exact: The graphs of sizes that recur; `None` if there are to be none.
+    """
+
+    def __init__(self, store: GraphStore, stats: Stats, options: Capture) -> None:
+        self.pending = Event()
+        self.requests = Requests(store, stats, self.pending) if options.lazy else None
+        self.exact = ExactGraphs(store, options.exact, self.pending) if options.exact else None
+        self._pool = store.pool
+
+    def capture(self, most: int | None) -> list[Budget]:
+        """Capture at most so many graphs, each in a turn of the pool of its own; return their budgets and sizes.
+
+        Raises:
+            InputError: This thread is inside a stage.
+            CaptureError, StaleGraphError, and errors of the module: As for a call that captures.
+        """
+        done: list[Budget] = []
+        while most is None or len(done) < most:
+            with self._pool.exclusive(), self._pool.order:
+                self.pending.clear()  # first, so that nothing from here on is missed
+                sources = [source for source in (self.requests, self.exact) if source is not None]
+                captured = next(filter(None, (source.capture_next() for source in sources)), None)
+            if captured is None:
+                break
+            done.append(captured)
+        return done
