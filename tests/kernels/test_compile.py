@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run o
 
 KERNELS = {
     "attention": {"_attention"},
+    "threads": {"_add_layer_norm", "_silu_mul"},
     "others": {
         "_add_layer_norm", "_add_rms_norm", "_check_items", "_rotary", "_schedule", "_silu_mul", "antialias_kernel",
         "cu_seqlens_kernel", "cu_window_seqlens_kernel", "interpolate_kernel", "interpolation_taps_kernel",

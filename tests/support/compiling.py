@@ -5,6 +5,7 @@ machine, down to machine code; only the launch is left out.
 """
 
 import sys
+from contextlib import suppress
 
 import torch
 import triton
@@ -20,6 +21,7 @@ from varlen_graphs.kernels.antialias.triton import antialias
 from varlen_graphs.kernels.check.triton import check_items
 from varlen_graphs.kernels.cu_seqlens.triton import cu_seqlens
 from varlen_graphs.kernels.interpolation.triton import interpolate, interpolation_taps
+from varlen_graphs.kernels.launch import Compiling, compiling_in_threads
 from varlen_graphs.kernels.layer_norm.triton import add_layer_norm
 from varlen_graphs.kernels.positions.triton import positions
 from varlen_graphs.kernels.rms_norm.triton import add_rms_norm
@@ -89,6 +91,21 @@ def compile_others():
         check_items(header, TABLE, padding, status, torch.zeros(1), 2, 4, 8, 64, frames, not frames, window)
 
 
+def compile_in_threads():
+    """Kernels compile in threads, once each, and are launched when they are compiled."""
+    rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
+    norm = torch.ones(2, 72, dtype=BF16).unbind(0)
+    operators = [lambda: silu_mul(rows, add), lambda: add_layer_norm(rows, add, *norm, 1e-6)]
+    with compiling_in_threads():
+        for compiles in operators:
+            with suppress(Compiling):
+                compiles()
+                raise AssertionError("launched before it was compiled")
+    with compiling_in_threads():
+        for launches in operators:
+            launches()
+
+
 def main(name):
     compiled, run = set(), JITFunction.run
 
@@ -98,7 +115,7 @@ def main(name):
 
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    {"attention": compile_attention, "others": compile_others}[name]()
+    {"attention": compile_attention, "others": compile_others, "threads": compile_in_threads}[name]()
     print(triton.__version__, *sorted(compiled))
 
 

@@ -18,6 +18,7 @@ from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
+from varlen_graphs.kernels.launch import compiling_in_threads
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.entries import Extent
@@ -109,9 +110,10 @@ class GraphSet:
         """
         agreement = self.agreement
         if self._constants is None:
-            with agreement.attempt() as attempt, agreement.rehearsal():
+            with agreement.attempt() as attempt, agreement.rehearsal(), compiling_in_threads():
                 self._constants = forward.probe(self.arena)
             attempt.check()
+            self._compile(budgets, forward)
         memory = ReadMemory(self.arena.rows.device, "the module", takes_constants=not forward.is_compiled)
         memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
         before = set(self._graphs)
@@ -123,6 +125,17 @@ class GraphSet:
             raise
         self._held, self._read, self.state = memory.held, memory.read, memory.state
         return tried
+
+    def _compile(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
+        """Run the largest and the smallest budget, whose kernels compile in threads. Errors come again later."""
+        if not self.arena.rows.is_cuda:
+            return
+        with CAPTURE_LOCK, self.agreement.attempt() as attempt, compiling_in_threads():
+            for budget in {max(budgets), min(budgets)}:
+                self.arena.load_sample(budget)
+                with self.agreement.rehearsal():
+                    forward(*self.checks.view(self.arena, budget))
+        attempt.take()
 
     def _capture_all(
         self,

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.kernels.launch import Compiling
+
 _LIBRARY = torch.library.Library("varlen_graphs", "FRAGMENT")
 
 _references = ContextVar("varlen_graphs_references", default=False)
@@ -75,7 +77,10 @@ def _on_device_of_first(cuda: Callable[..., Any], reference: Callable[..., Any])
     def run(first: Tensor, *args: Any) -> Any:
         if _references.get():
             return reference(first, *args)
-        with torch.cuda.device_of(first):
-            return cuda(first, *args)
+        try:
+            with torch.cuda.device_of(first):
+                return cuda(first, *args)
+        except Compiling:
+            return reference(first, *args)
 
     return run

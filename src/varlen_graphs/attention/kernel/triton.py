@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.attention.kernel.config import configuration, split
+from varlen_graphs.kernels.launch import launch
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
@@ -237,7 +238,7 @@ def attention(
     # More programs than full tiles keep busy would mostly find no tile left, and cost their start.
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
-    _attention[(programs,)](
+    launch(_attention, (programs,),
         q, k, v, out, tiles, *descriptors, scale * LOG2E, bias,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         min(elements_ahead(x, first + rest) for x in (k, v)) if described else 0,

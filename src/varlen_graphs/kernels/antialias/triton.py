@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import OPTIONS, find, grid_position, triton_dtype
+from varlen_graphs.kernels.launch import launch
 
 ROWS, COLUMNS = 4, 128
 """Tile of a program. 128 columns divide the widths of most towers."""
@@ -96,7 +97,7 @@ def antialias(
     dim = entries.shape[1]
     out = torch.empty(rows, dim, dtype=dtype, device=entries.device)
     wide = torch.float64 if torch.float64 in (dtype, accum_dtype) else torch.float32
-    antialias_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(dim, COLUMNS))](
+    launch(antialias_kernel, (triton.cdiv(rows, ROWS), triton.cdiv(dim, COLUMNS)),
         out, entries.contiguous(), None if add is None else add.contiguous(), values, *values.stride(), values.shape[0],
         rows, DIM=dim, SIDE=math.isqrt(entries.shape[0]), MERGE=merge, ACCUM=triton_dtype(accum_dtype),
         WIDE=triton_dtype(wide), ROWS=ROWS, COLUMNS=COLUMNS, **OPTIONS,

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.check import reference
+from varlen_graphs.kernels.launch import launch
 
 SIZE, MERGE, ROWS = tl.constexpr(reference.SIZE), tl.constexpr(reference.MERGE), tl.constexpr(reference.ROWS)
 RATIO, SEGMENTS = tl.constexpr(reference.RATIO), tl.constexpr(reference.SEGMENTS)
@@ -17,7 +18,7 @@ def check_items(
 ) -> None:  # fmt: skip
     """Run `reference.check_items` in one launch. The table must be contiguous."""
     capacity, width = table.shape
-    _check_items[(1,)](
+    launch(_check_items, (1,),
         header, table, padding, status, veil, merge, multiple, segments, longest, capacity,
         FRAMES=frames, WHOLE=whole, WINDOW=window, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import ITEMS, OPTIONS, read_items, to_int32
+from varlen_graphs.kernels.launch import launch
 
 SLOTS = 16
 """Entries of the result per program."""
@@ -43,7 +44,7 @@ def cu_seqlens_kernel(
 def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None = None) -> Tensor:
     """Compute `reference.cu_seqlens` in one launch."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
-    cu_seqlens_kernel[(triton.cdiv(segments + 1, SLOTS),)](
+    launch(cu_seqlens_kernel, (triton.cdiv(segments + 1, SLOTS),),
         out, values, *values.stride(), values.shape[0], segments, begins or 0, BY_FRAME=by_frame,
         GROUPED=begins is not None, SLOTS=SLOTS, **OPTIONS,
     )  # fmt: skip

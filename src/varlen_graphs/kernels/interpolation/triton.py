@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import OPTIONS, grid_position, locate, triton_dtype
+from varlen_graphs.kernels.launch import launch
 
 TAPS = {"bilinear": 2, "bicubic": 4}
 """Taps per axis."""
@@ -130,7 +131,7 @@ def interpolation_taps(
     shape = (rows, TAPS[mode] ** 2)
     indices = torch.empty(shape, dtype=torch.int64, device=values.device)
     weights = torch.empty(shape, dtype=torch.float32, device=values.device)
-    interpolation_taps_kernel[(triton.cdiv(rows, TAP_ROWS),)](
+    launch(interpolation_taps_kernel, (triton.cdiv(rows, TAP_ROWS),),
         indices, weights, values, *values.stride(), values.shape[0], rows, SIDE=side, TAPS=TAPS[mode],
         ALIGN_CORNERS=align_corners, MERGE=merge, ROWS=TAP_ROWS, **OPTIONS,
     )  # fmt: skip
@@ -147,7 +148,7 @@ def interpolate(
     row_blocks, column_blocks = triton.cdiv(rows, ROWS[mode]), triton.cdiv(entries.shape[1], COLUMNS)
     wide = torch.float64 if torch.float64 in (dtype, accum_dtype) else torch.float32
     tiles = min(max(row_blocks * column_blocks // PROGRAMS, 1), column_blocks)
-    interpolate_kernel[(row_blocks, triton.cdiv(column_blocks, tiles))](
+    launch(interpolate_kernel, (row_blocks, triton.cdiv(column_blocks, tiles)),
         out, entries.contiguous(), None if add is None else add.contiguous(), values, *values.stride(), values.shape[0],
         rows, tiles, DIM=entries.shape[1], SIDE=math.isqrt(entries.shape[0]), TAPS=TAPS[mode],
         ALIGN_CORNERS=align_corners, MERGE=merge, ACCUM=triton_dtype(accum_dtype), WIDE=triton_dtype(wide),

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from varlen_graphs.kernels.launch import launch
+
 MAX_DIM = 8192
 """Largest row that one program keeps in registers."""
 
@@ -36,7 +38,7 @@ def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: 
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))
     if rows:
         block = triton.next_power_of_2(dim)
-        _add_layer_norm[(rows,)](
+        launch(_add_layer_norm, (rows,),
             x, delta, weight, bias, total, normed, eps, x.stride(0), delta.stride(0), DIM=dim, BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip

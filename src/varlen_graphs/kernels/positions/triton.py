@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import OPTIONS, coordinate, grid_position, locate
+from varlen_graphs.kernels.launch import launch
 
 ROWS = 16
 """Rows per program."""
@@ -27,7 +28,17 @@ def positions(values: Tensor, rows: int, axes: str, merge: int) -> Tensor:
     """Compute `reference.positions` in one launch."""
     names = tuple(axes.split())
     out = torch.empty(rows, len(names), dtype=torch.int64, device=values.device)
-    positions_kernel[(triton.cdiv(rows, ROWS),)](
-        out, values, *values.stride(), values.shape[0], rows, AXES=names, MERGE=merge, ROWS=ROWS, **OPTIONS
+    launch(
+        positions_kernel,
+        (triton.cdiv(rows, ROWS),),
+        out,
+        values,
+        *values.stride(),
+        values.shape[0],
+        rows,
+        AXES=names,
+        MERGE=merge,
+        ROWS=ROWS,
+        **OPTIONS,
     )
     return out

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from varlen_graphs.kernels.launch import launch
+
 BLOCK = 1024
 """Pairs of channels per program."""
 
@@ -65,7 +67,7 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     if rows:
         grid = triton.cdiv(rows * heads * half, BLOCK) + triton.cdiv(rows * heads_k * half, BLOCK)
-        _rotary[(grid,)](
+        launch(_rotary, (grid,),
             q, k, q_out, k_out, cos, sin, rows, *q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0),
             HEADS=heads, HEADS_K=heads_k, HALF=half, BLOCK=BLOCK, WIDE=math.gcd(half, WIDEST),
         )  # fmt: skip

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import OPTIONS, coordinate, grid_position, locate
+from varlen_graphs.kernels.launch import launch
 
 ROWS = 4
 """Rows per program."""
@@ -46,7 +47,7 @@ def rotary_table(
     names = tuple(axes.split())
     half = len(names) * inv_freq.shape[0]
     cos, sin = (torch.empty(rows, 2 * half, dtype=torch.float32, device=values.device) for _ in range(2))
-    rotary_table_kernel[(triton.cdiv(rows, ROWS),)](
+    launch(rotary_table_kernel, (triton.cdiv(rows, ROWS),),
         cos, sin, inv_freq.contiguous(), values, *values.stride(), values.shape[0], rows, FREQUENCIES=inv_freq.shape[0],
         AXES=names, MERGE=merge, SIDE=side, ROWS=ROWS, COLUMNS=triton.next_power_of_2(half), **OPTIONS,
     )  # fmt: skip

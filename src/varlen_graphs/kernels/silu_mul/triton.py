@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from varlen_graphs.kernels.launch import launch
+
 BLOCK = 1024
 """Elements per program."""
 
@@ -22,5 +24,5 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute `reference.silu_mul` in one launch. Both inputs must be contiguous."""
     out = torch.empty_like(gate)
     if gate.numel():
-        _silu_mul[(triton.cdiv(gate.numel(), BLOCK),)](gate, up, out, gate.numel(), BLOCK=BLOCK)
+        launch(_silu_mul, (triton.cdiv(gate.numel(), BLOCK),), gate, up, out, gate.numel(), BLOCK=BLOCK)
     return out

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varlen_graphs.kernels.items.triton import ITEMS, OPTIONS, grid_position, locate, read_items, to_int32
+from varlen_graphs.kernels.launch import launch
 
 SLOTS = 16
 """Entries of the result per program."""
@@ -75,8 +76,17 @@ def window_index_kernel(
 def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
     """Compute `reference.cu_window_seqlens` in one launch."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
-    cu_window_seqlens_kernel[(triton.cdiv(segments + 1, SLOTS),)](
-        out, values, *values.stride(), values.shape[0], segments, SIDE=side, SLOTS=SLOTS, **OPTIONS
+    launch(
+        cu_window_seqlens_kernel,
+        (triton.cdiv(segments + 1, SLOTS),),
+        out,
+        values,
+        *values.stride(),
+        values.shape[0],
+        segments,
+        SIDE=side,
+        SLOTS=SLOTS,
+        **OPTIONS,
     )
     return out
 
@@ -84,7 +94,7 @@ def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
 def window_index(values: Tensor, tokens: int, merge: int, side: int, inverse: bool) -> Tensor:
     """Compute `reference.window_index` in one launch."""
     out = torch.empty(tokens, dtype=torch.int64, device=values.device)
-    window_index_kernel[(triton.cdiv(tokens, SLOTS),)](
+    launch(window_index_kernel, (triton.cdiv(tokens, SLOTS),),
         out, values, *values.stride(), values.shape[0], tokens, MERGE=merge, SIDE=side, INVERSE=inverse, SLOTS=SLOTS,
         **OPTIONS,
     )  # fmt: skip

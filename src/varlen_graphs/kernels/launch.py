@@ -1,0 +1,55 @@
+"""Launches of Triton kernels, which may compile in other threads first."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+MOST_THREADS = 16
+"""Number of kernels that compile at a time, at most: a tower takes about as many."""
+
+_in_threads = ContextVar("varlen_graphs_compiling", default=False)
+
+
+class Compiling(Exception):  # noqa: N818 - no error
+    """A kernel is being compiled in another thread: its operator runs its reference meanwhile."""
+
+
+@contextmanager
+def compiling_in_threads() -> Iterator[None]:
+    """Compile kernels in threads, and run the references of their operators meanwhile, for calls inside of this thread.
+
+    Waits at the end until all are compiled. An error of the compiler is raised by the next launch of the kernel.
+    """
+    try:
+        from triton import knobs
+        from triton.runtime._async_compile import AsyncCompileMode
+    except ImportError:  # no Triton, or a version that compiles kernels one by one
+        yield
+        return
+    if knobs.runtime.interpret:
+        yield
+        return
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
+        token = _in_threads.set(True)
+        try:
+            yield
+        finally:
+            _in_threads.reset(token)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch a kernel of Triton on the current device.
+
+    Raises:
+        Compiling: It is being compiled, inside `compiling_in_threads`.
+    """
+    if _in_threads.get():
+        compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
+        future = getattr(compiled, "future", None)
+        if future is not None and not future.done():
+            raise Compiling
+    kernel[grid](*args, **options)
