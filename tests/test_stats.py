@@ -64,7 +64,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
         stats.count_replay(budget, min(active, budget.rows))
         stats.count_check(budget, right)
         stats.count_wrong_layouts(2)
-        stats.count_exact(3)
+        stats.count_exact(budget, 3)
     for reason in reasons:
         stats.count_eager(reason)
     now = json.loads(json.dumps(stats.as_dict()))
@@ -72,13 +72,13 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
     assert sum(each["padding"] for each in now["budgets"]) == now["padding"] == stats.padding
     found = parse(stats.prometheus("own", **labels))
     everywhere = frozenset(labels.items())
-    for name in ("calls", "items", "rows", "padding", "exact_replays", "wrong_layouts"):
+    for name in ("calls", "items", "rows", "padding", "wrong_layouts"):
         assert found.pop((f"own_{name}_total", everywhere)) == now[name]
     for reason, count in stats.eager.items():
         assert found.pop(("own_eager_total", everywhere | {("reason", reason)})) == count
     for each in now["budgets"]:
         own = {(name, str(each[name])) for name in ("rows", "items", "segments", "max_seqlen")}
-        for name in ("replays", "active", "padding", "checked", "wrong", "evicted"):
+        for name in ("replays", "active", "padding", "checked", "wrong", "evicted", "exact"):
             assert found.pop((f"own_budget_{name}_total", everywhere | own)) == each[name]
     assert not found
 
@@ -93,7 +93,7 @@ def test_what_an_encoder_did_is_on_its_page():
     assert found["varlen_graphs_eager_total", frozenset([model, ("reason", "larger than every budget")])] == 1
     assert encoder.stats.as_dict()["budgets"] == [
         {"rows": 64, "items": 4, "segments": 8, "max_seqlen": 64, "replays": 1, "active": 20, "padding": 44}
-        | {"checked": 0, "wrong": 0, "evicted": 0}
+        | {"checked": 0, "wrong": 0, "evicted": 0, "exact": 0}
     ]
 
 

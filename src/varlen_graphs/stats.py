@@ -24,7 +24,8 @@ class Stats:
         padding: Padding rows in all replays.
         checked: Number of replays of each budget that `verify=` compared with the module itself.
         wrong: Number of those whose output was wrong.
-        exact_replays: Number of replays of graphs of exactly the size of a call, see `Capture(exact=...)`.
+        exact: Number of replays of graphs of exactly the size of a call, see `Capture(exact=...)`, by the budget that
+            the call would have used.
         evicted: Number of times that the graphs of each budget were evicted for `memory=`.
         wrong_layouts: Number of calls whose layout the GPU found wrong, as far as the last call or `check()` knew.
     """
@@ -38,7 +39,7 @@ class Stats:
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
-    exact_replays: int = 0
+    exact: Counter[Budget] = field(default_factory=Counter)
     evicted: Counter[Budget] = field(default_factory=Counter)
     wrong_layouts: int = 0
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
@@ -62,10 +63,10 @@ class Stats:
             self.rows += active
             self.padding += budget.rows - active
 
-    def count_exact(self, active: int) -> None:
-        """Count a replay of a graph of exactly the size of a call, with this number of active rows."""
+    def count_exact(self, stand_in: Budget, active: int) -> None:
+        """Count a replay of a graph of exactly the size of a call, which would have used this budget without it."""
         with self._lock:
-            self.exact_replays += 1
+            self.exact[stand_in] += 1
             self.rows += active
 
     def count_check(self, budget: Budget, right: bool) -> None:
@@ -86,6 +87,12 @@ class Stats:
             self.evicted.update(budgets)
 
     @property
+    def uses(self) -> Counter[Budget]:
+        """Number of calls of each budget, those that had a graph of exactly their size included."""
+        with self._lock:
+            return self.replays + self.exact
+
+    @property
     def padding_share(self) -> float:
         """Share of padding in all replayed rows, 0 to 1."""
         return self.padding / max(1, self.rows + self.padding)
@@ -98,7 +105,6 @@ class Stats:
                 "items": self.items,
                 "rows": self.rows,
                 "padding": self.padding,
-                "exact_replays": self.exact_replays,
                 "wrong_layouts": self.wrong_layouts,
                 "eager": dict(self.eager),
                 "budgets": [
@@ -110,8 +116,9 @@ class Stats:
                         "checked": self.checked[budget],
                         "wrong": self.wrong[budget],
                         "evicted": self.evicted[budget],
+                        "exact": self.exact[budget],
                     }
-                    for budget in sorted({*self.replays, *self.checked, *self.evicted})
+                    for budget in sorted({*self.replays, *self.checked, *self.evicted, *self.exact})
                 ],
             }
 
@@ -148,7 +155,6 @@ _OF_ALL = {
     "items": "Items of all calls.",
     "rows": "Active rows in all replays.",
     "padding": "Padding rows in all replays.",
-    "exact_replays": "Replays of graphs of exactly the size of a call.",
     "wrong_layouts": "Calls whose layout the GPU found wrong.",
 }
 
@@ -159,4 +165,5 @@ _OF_BUDGETS = {
     "checked": "Replays of each budget that were compared with the module itself.",
     "wrong": "Compared replays of each budget whose output was wrong.",
     "evicted": "Evictions of the graphs of each budget for the memory limit.",
+    "exact": "Replays of graphs of exactly the size of a call, by the budget that it would have used.",
 }

@@ -144,6 +144,10 @@ class Arena:
         rows, inputs = self._extent.part(self._at(budget), span), self._inputs.part(span, budget)
         return Call(rows, {}, statics, self._spec.key(statics, self._row_shape), {}, None, layout, inputs=inputs)
 
+    def forget(self, budget: Budget) -> None:
+        """Keep nothing of a budget whose graph was dropped."""
+        self._rows_at.pop(budget, None)
+
     def _at(self, budget: Budget) -> Tensor:
         """Return the rows of a budget, as the module takes them."""
         if budget not in self._rows_at:

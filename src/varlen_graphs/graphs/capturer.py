@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -37,6 +37,9 @@ TOO_MANY_SETS = "more sets of static arguments than calls capture"
 Key = tuple[StaticKey, Hashable]
 """Key of a set of graphs: static arguments, and the active adapters."""
 
+Size = tuple[Key, Budget]
+"""The size at which a call runs eager, and the key of the graphs that it uses."""
+
 
 Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget]], None]
 """Replays new graphs of these budgets, compares them with the module, and refuses those that are wrong."""
@@ -61,7 +64,7 @@ class Capturer:
 
     Attributes:
         sets: The set of graphs of each key, one a budget.
-        exact: Beside them, the graphs of each key for calls of exactly their size.
+        exact: Beside them, graphs for calls of exactly their size, each in a set of its own.
         inputs: The inputs that each set was captured for.
         arenas: Static inputs of graphs by the shape of a row: one, unless items of a batch have several.
         checks: Validates layouts on the GPU; kept when graphs are dropped.
@@ -74,7 +77,7 @@ class Capturer:
 
     def __init__(self, forward: Forward, mode: Mode, pool: Pool, budgets: EnabledBudgets) -> None:
         self.sets: dict[Key, GraphSet] = {}
-        self.exact: dict[Key, GraphSet] = {}
+        self.exact: dict[Size, GraphSet] = {}
         self.inputs: dict[Key, CaptureInputs] = {}
         self.arenas: dict[tuple[int, ...], Arena] = {}
         self.checks: GpuChecks | None = None
@@ -95,11 +98,12 @@ class Capturer:
         inputs: CaptureInputs,
         budgets: Sequence[Budget],
         spare: Sequence[Budget] = (),
-        exact: bool = False,
+        stand_in: Budget | None = None,
     ) -> None:
         """Capture these budgets, which have no graph yet; spare ones if none of them can be captured.
 
-        If `exact`, they are sizes of calls, captured beside the budgets, and neither timed nor disabled.
+        With the budget that calls use without it, capture instead one graph of exactly their size. It lies beside those
+        of the budgets, and is neither timed nor disabled.
         """
         statics, row_shape, device = inputs
         backend = self._mode.backend(device)
@@ -114,15 +118,15 @@ class Capturer:
             torch.no_grad(),
             on_device(device),
         ):
-            sets = self.exact if exact else self.sets
-            start, is_new, is_first = time.perf_counter(), key not in sets, not self.sets
+            start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape) or Arena(
                 spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device,
                 [self._forward.input_dtype(one) for one in spec.inputs],
             )  # fmt: skip
-            graphs = sets.get(key) or GraphSet(arena, self.checks, self.agreement, timed=is_first, exact=exact)
+            graphs = None if stand_in else self.sets.get(key)
+            graphs = graphs or GraphSet(arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in)
             if is_new and compiled is not None:
                 compiled.begin()
             self._pool.advance()
@@ -132,14 +136,15 @@ class Capturer:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise
             self.failure = None
-            sets[key] = graphs
-            if not exact:
-                self.inputs[key] = inputs
+            if stand_in:
+                self.exact[key, budgets[0]] = graphs
+            else:
+                self.sets[key], self.inputs[key] = graphs, inputs
             if arena not in self.arenas.values():
                 self.arenas = {**self.arenas, row_shape: arena}  # another thread may be reading them
             with _dropped_on_error(graphs, budgets):
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
-            if not exact:
+            if not stand_in:
                 self._disable_failed(graphs, budgets)
             if graphs.timed:
                 self.seconds = {} if is_first else self.seconds
@@ -154,7 +159,7 @@ class Capturer:
                 self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
-        if is_new and not exact and len(self.sets) == MANY_KEYS:
+        if is_new and len(self.sets) == MANY_KEYS:
             warn(
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
                 "and memory; declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
@@ -209,17 +214,21 @@ class Capturer:
             own.update(graphs.bytes())
         return dict(own)
 
+    def exact_bytes(self) -> int:
+        """Return the bytes that graphs for calls of exactly their size take beside shared memory."""
+        return sum(sum(graphs.bytes().values()) for graphs in self.exact.values())
+
     def bytes(self) -> int:
         """Return the bytes that graphs and arenas hold, without the pool."""
         arenas = sum(tensor.nbytes for arena in self.arenas.values() for tensor in arena.memory)
-        return arenas + sum(sum(graphs.bytes().values()) for graphs in (*self.sets.values(), *self.exact.values()))
+        return arenas + sum(self.own_bytes().values()) + self.exact_bytes()
 
-    def drop_exact(self) -> None:
-        """Drop the graphs for calls of exactly their size, once they have run."""
+    def drop_exact(self, sizes: Collection[Size]) -> None:
+        """Drop graphs for calls of exactly these sizes, once they have run."""
         self._pool.synchronize()
         self._pool.advance()
-        for graphs in self.exact.values():
-            graphs.clear()
+        for key, size in sizes:
+            self.exact.pop((key, size)).drop(size)
 
     def forget(self) -> None:
         """Drop all graphs and the arena."""

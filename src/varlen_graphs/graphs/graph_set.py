@@ -50,7 +50,7 @@ class GraphSet:
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         places: Addresses of the memory of each budget's outputs.
         timed: True if costs were measured with these graphs.
-        exact: True if each graph is for calls of exactly its size.
+        stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
     """
 
     per_square: float
@@ -58,7 +58,7 @@ class GraphSet:
     rebuild: Callable[[Sequence[Tensor]], Any]
 
     def __init__(
-        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, exact: bool = False
+        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, stand_in: Budget | None = None
     ) -> None:
         self.arena = arena
         self.checks = checks
@@ -68,7 +68,7 @@ class GraphSet:
         self.against: set[str] = set()
         self.most_rows = 0
         self.timed = timed
-        self.exact = exact
+        self.stand_in = stand_in
         self.state: list[Tensor] = []
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
@@ -237,6 +237,7 @@ class GraphSet:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
         self.places.pop(budget, None)
+        self.arena.forget(budget)
         self._changes += 1
 
     def lacks(self, budget: Budget) -> bool:

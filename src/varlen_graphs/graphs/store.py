@@ -76,8 +76,7 @@ class GraphStore:
         self.staged = False
         self.losses = 0
         self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
-        self._sets = self.capturer.sets
-        self._inputs = self.capturer.inputs
+        self._sets, self._inputs = self.capturer.sets, self.capturer.inputs
 
     def __len__(self) -> int:
         return sum(map(len, self._sets.values()))
@@ -204,7 +203,7 @@ class GraphStore:
         """Evict budgets until graphs, arena and pool hold no more than the limit."""
         limit = self.limit
         if limit is not None and self.bytes() > limit.most:
-            self.capturer.drop_exact()
+            self.capturer.drop_exact([*self.capturer.exact])
         while limit is not None and len(self) and (held := self.bytes()) > limit.most:
             evicted, shared_again = limit.evict(self.capturer.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
             self._drop_graphs(evicted)
@@ -218,7 +217,8 @@ class GraphStore:
 
     def admits(self, budget: Budget, calls: float) -> bool:
         """Return True if a budget that so many recent calls requested is worth its memory."""
-        return self.limit is None or self.limit.admits(budget, calls, self.capturer.own_bytes(), self.bytes())
+        held = self.bytes() - self.capturer.exact_bytes()  # those make room
+        return self.limit is None or self.limit.admits(budget, calls, self.capturer.own_bytes(), held)
 
     def _drop_graphs(self, budgets: Collection[Budget]) -> None:
         self.pool.synchronize()

@@ -55,7 +55,7 @@ class MemoryLimit:
 
     def request(self, budgets: Collection[Budget], calls: float) -> None:
         """Take in that so many recent calls requested budgets without a graph."""
-        self._policy.record(self._stats.replays, self._stats.calls, dict.fromkeys(budgets, calls))
+        self._policy.record(self._stats.uses, self._stats.calls, dict.fromkeys(budgets, calls))
 
     def evict(self, own: Mapping[Budget, int], held: int, has_pool: bool, lazy: bool) -> tuple[list[Budget], bool]:
         """Disable budgets so that the rest may fit.
@@ -69,7 +69,7 @@ class MemoryLimit:
         Returns:
             The budgets whose graphs to drop, and True if shared memory must be made again for smaller ones.
         """
-        self._policy.record(self._stats.replays, self._stats.calls)
+        self._policy.record(self._stats.uses, self._stats.calls)
         shared = held - sum(own.values())
         fixed = min(shared, SCRATCH) if has_pool else 0
         per_row = (shared - fixed) / max(own).rows
@@ -109,6 +109,6 @@ class MemoryLimit:
         if held + own[larger] <= self.most:
             return True
         costs = self._budgets.costs.over(self._budgets.budgets)
-        self._policy.record(self._stats.replays, self._stats.calls)
+        self._policy.record(self._stats.uses, self._stats.calls)
         worth = self._policy.worth(budget, own, costs, calls) / max(1, own[larger]) / (1 + MARGIN)
         return any(self._policy.worth(one, own, costs) / max(1, own[one]) < worth for one in own if one != max(own))

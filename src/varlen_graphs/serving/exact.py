@@ -1,12 +1,11 @@
 """Graphs of exactly the size of calls, for the sizes that recur."""
 
 from collections import Counter
-from collections.abc import Iterator
 from threading import Event
 
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.errors import VerificationError, warn
-from varlen_graphs.graphs.capturer import CaptureInputs, Key
+from varlen_graphs.graphs.capturer import Size
 from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
@@ -14,7 +13,6 @@ from varlen_graphs.layout.needs import Load
 from varlen_graphs.routing.packing import Pack, cheapest
 from varlen_graphs.routing.router import Route
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.statics import StaticKey
 
 LEAST_CALLS = 4
 """Number of calls of late from which a size is worth a graph."""
@@ -24,9 +22,6 @@ MUCH_MORE = 2
 
 RECENT = 1000
 """Number of calls after which earlier ones count half."""
-
-Size = tuple[Key, Budget]
-"""The size of a call, at which it would run eager, and the key of the graphs that it uses."""
 
 
 class ExactGraphs:
@@ -47,37 +42,27 @@ class ExactGraphs:
         self._most = most
         self._pending = pending
         self._counted = 0
-        self._calls: Counter[Size] = Counter()  # counts of late
-        self._inputs: dict[Key, CaptureInputs] = {}
+        self._calls: Counter[Size] = Counter()  # of late
         self._left_out: set[Size] = set()
         self._losses = 0
 
     def route(self, call: Call, usable: Usable) -> tuple[Usable, Route] | None:
-        """Count a call; return the graphs of exact sizes and its route there, if one of them has its size."""
+        """Count a call; return the graph of its size and the route there, if there is one."""
         layout = call.layout
         if layout is None or call.staged:
             return None
         size = self._store.forward.spec.exact_budget(layout)
-        key = self._store.key(call.key)
-        graphs = self._store.capturer.exact.get(key)
-        found = graphs is not None and size in graphs
-        self._count((key, size), None if found else call)
-        if not found or self._store.forward.wrong:
+        one = self._store.key(call.key), size
+        graphs = self._store.capturer.exact.get(one)
+        self._count(one, graphs is None)
+        if graphs is None or size not in graphs or self._store.forward.wrong:
             return None
         return usable._replace(graphs=graphs), Route((Pack(size, range(len(layout.items))),))
-
-    def stand_ins(self) -> Iterator[tuple[StaticKey, Budget, int]]:
-        """Return the budgets that calls of sizes with a graph would use without it, and how often they came of late."""
-        for (key, size), calls in [*self._calls.items()]:  # other threads change them
-            exact = self._store.capturer.exact.get(key)
-            budget = cheapest(Load(*size), self._store.budgets.costs)
-            if exact is not None and size in exact and budget is not None:
-                yield key[0], budget, calls
 
     def capture_next(self) -> Budget | None:
         """Capture the size that came most often and has no graph; return it, or `None` if there is none to capture.
 
-        If there are too many graphs then, the one whose size came least is dropped.
+        If there is no room for one more, the graph whose size came least makes room.
 
         Raises:
             InputError: This thread stages rows, or computes a host buffer for a call.
@@ -85,78 +70,81 @@ class ExactGraphs:
             VerificationError: The graph failed the proof, with `strict`.
         """
         store, capturer = self._store, self._store.capturer
+        if self._losses != store.losses:  # released: what failed may be tried again
+            self._losses = store.losses
+            self._left_out.clear()
+        if gone := [one for one, graphs in capturer.exact.items() if not graphs]:  # wrong, or interrupted
+            self._left_out.update(one for one in gone if capturer.exact[one].refused)
+            capturer.drop_exact(gone)
+        least = min(capturer.exact, key=self._calls.__getitem__, default=None)
+        if (found := self._next(least)) is None:
+            return None
         store.check_not_staged()
         capturer.check_not_loading()
         store.check_memory()
-        held = [(key, size) for key, graphs in capturer.exact.items() for size in graphs.budgets]
-        least = min(held, key=self._calls.__getitem__) if len(held) >= self._most else None
-        if (one := self._next(least)) is None:
+        if self._losses != store.losses:  # it had changed, and all was released
             return None
-        key, size = one
-        self._left_out.add(one)  # until there is a graph
-        self._capture(key, size)
-        if (graphs := capturer.exact.get(key)) is not None and size in graphs:
-            if store.limit is not None and store.bytes() > store.limit.most:
-                self._drop(key, size)
-                return size
-            self._left_out.discard(one)
-            if least is not None:
-                self._drop(*least)
-        return size
+        one, stand_in = found
+        if least is not None and not self._has_room(stand_in):
+            capturer.drop_exact([least])
+        self._capture(one, stand_in)
+        return one[1]
 
-    def _next(self, least: Size | None) -> Size | None:
-        """Return the most frequent size to capture; if there is no room, one that came much more often than `least`."""
-        if self._losses != self._store.losses:  # released: what failed may be tried again
-            self._losses = self._store.losses
-            self._left_out.clear()
-        enough = LEAST_CALLS if least is None else max(LEAST_CALLS, MUCH_MORE * self._calls[least])
+    def _next(self, least: Size | None) -> tuple[Size, Budget] | None:
+        """Return the most frequent size to capture, and the budget that its calls use now.
+
+        Where there is no room for one more graph, one that came much more often than `least`, which has one.
+        """
         for one, calls in self._calls.most_common():
-            if calls < enough:
+            if calls < LEAST_CALLS:
                 break
-            if one not in self._left_out and self._may_capture(*one):
-                return one
+            if one in self._left_out or (stand_in := self._stand_in(one)) is None:
+                continue
+            if self._has_room(stand_in) or (least is not None and calls >= MUCH_MORE * self._calls[least]):
+                return one, stand_in
         return None
 
-    def _may_capture(self, key: Key, size: Budget) -> bool:
-        """Return True if a size has no graph, and a capture now may give it one that its calls use."""
-        store, capturer = self._store, self._store.capturer
-        graphs, exact = capturer.sets.get(key), capturer.exact.get(key)
-        if not graphs or size in store.budgets.costs.replays or not graphs.arena.holds(size):
-            return False
-        if exact is not None and not exact.lacks(size):
-            return False
-        return capturer.agreement.alone and not store.forward.wrong and store.can_capture(key, self._inputs[key])
+    def _stand_in(self, one: Size) -> Budget | None:
+        """Return the budget that calls of a size use; `None` if it has a graph, or none can be captured for it now."""
+        store, capturer, (key, size) = self._store, self._store.capturer, one
+        graphs, costs = capturer.sets.get(key), store.budgets.costs
+        if not graphs or one in capturer.exact or size in costs.replays or not graphs.arena.holds(size):
+            return None
+        if store.forward.wrong or not capturer.agreement.alone or not store.can_capture(key, capturer.inputs[key]):
+            return None
+        return cheapest(Load(*size), costs)
 
-    def _capture(self, key: Key, size: Budget) -> None:
-        """Capture a size; warn if that fails."""
-        capturer = self._store.capturer
+    def _has_room(self, stand_in: Budget) -> bool:
+        """Return True if there may be one more graph, which takes no more memory than that of the budget."""
+        store, capturer = self._store, self._store.capturer
+        if len(capturer.exact) >= self._most:
+            return False
+        return store.limit is None or store.bytes() + capturer.own_bytes().get(stand_in, 0) <= store.limit.most
+
+    def _capture(self, one: Size, stand_in: Budget) -> None:
+        """Capture a size; leave it out if that fails, or takes too much memory."""
+        store, capturer, (key, size) = self._store, self._store.capturer, one
+        reason = None
         try:
-            capturer.capture(key, self._inputs[key], [size], exact=True)
-            reason = capturer.exact[key].failed.get(size)
+            capturer.capture(key, capturer.inputs[key], [size], stand_in=stand_in)
         except VerificationError:
             raise
         except Exception as error:
             reason = reason_of(error)
             forget_frames(error)
         if reason is not None:
+            self._left_out.add(one)
             warn(f"no graph of exactly {size.rows} rows could be captured, so such calls go on with budgets: {reason}")
+        elif store.limit is not None and store.bytes() > store.limit.most:
+            self._left_out.add(one)
+            capturer.drop_exact([one])
 
-    def _drop(self, key: Key, size: Budget) -> None:
-        """Drop a graph once it has run."""
-        self._store.pool.synchronize()
-        self._store.pool.advance()
-        self._store.capturer.exact[key].drop(size)
-
-    def _count(self, one: Size, missing: Call | None) -> None:
-        """Count a call, whose size has no graph if it is given."""
+    def _count(self, one: Size, is_missing: bool) -> None:
         self._counted += 1
         if self._counted > RECENT:
             self._counted = 1
             self._calls = Counter({size: calls // 2 for size, calls in self._calls.items() if calls > 1})
-            kept = {key for key, _ in self._calls}
-            self._inputs = {key: inputs for key, inputs in self._inputs.items() if key in kept}
         self._calls[one] = calls = self._calls[one] + 1
-        if missing is not None:
-            self._inputs[one[0]] = self._store.inputs(missing)
-            if calls >= LEAST_CALLS and calls & (calls - 1) == 0:  # 4, 8, 16, ...
-                self._pending.set()
+        # Not at each call, because a size may be waiting for good: at 4, 8, 16, ... of them.
+        if is_missing and calls >= LEAST_CALLS and (calls & (calls - 1) == 0 or self._losses != self._store.losses):
+            self._pending.set()

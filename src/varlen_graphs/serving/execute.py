@@ -48,7 +48,7 @@ class Executor:
         signature, mode, router, store, stats, lends, waits: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
-        used: Number of replays of each budget, by static arguments.
+        used: Number of replays of each budget, or in its stead, by static arguments.
         exact: Graphs of exactly the size of calls, if there shall be some.
     """
 
@@ -195,11 +195,11 @@ class Executor:
                 places = arena.places(call) if packs_in_place else None
                 arena.load_rows(call, spans, budget, places)
                 outputs = graphs.replay(budget)
-                if graphs.exact:
-                    self.stats.count_exact(active)
-                else:
+                if graphs.stand_in is None:
                     self.stats.count_replay(budget, active)  # while the GPU works
-                    self.used[call.key][budget] += 1
+                else:
+                    self.stats.count_exact(graphs.stand_in, active)
+                self.used[call.key][graphs.stand_in or budget] += 1
                 if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)

@@ -44,13 +44,13 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     lines += [
         "",
         f"{counted(stats.calls, 'call')} of {counted(stats.items, 'item')}; "
-        f"{counted(stats.replays.total() + stats.exact_replays, 'replay')} of {counted(stats.rows, 'active row')}, "
+        f"{counted(stats.uses.total(), 'replay')} of {counted(stats.rows, 'active row')}, "
         f"{stats.padding_share:.1%} padding",
     ]
-    exact = [size for graphs in [*capturer.exact.values()] for size in graphs.budgets]
-    if exact or stats.exact_replays:
+    exact = [size for _, size in [*capturer.exact]]
+    if exact or stats.exact:
         rows = ", ".join(str(size.rows) for size in sorted(exact)) or "none now"
-        lines += [f"{counted(stats.exact_replays, 'replay')} of graphs of exactly the size of calls; rows: {rows}"]
+        lines += [f"{counted(stats.exact.total(), 'replay')} of graphs of exactly the size of calls; rows: {rows}"]
     if len(store.sets) > 1:
         lines += ["graphs for these static arguments (adapters apart):"]
         lines += [f"  {_describe(inputs.statics)}" for inputs in [*capturer.inputs.values()]]

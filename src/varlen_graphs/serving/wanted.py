@@ -46,4 +46,6 @@ class Wanted:
             if captured is None:
                 break
             done.append(captured)
+        if len(done) == most:
+            self.pending.set()  # there may be more
         return done

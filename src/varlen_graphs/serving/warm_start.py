@@ -1,7 +1,6 @@
 """Start from the measurements of an earlier run."""
 
 import os
-from collections import Counter
 from typing import Any
 
 from varlen_graphs.attention import timing
@@ -46,10 +45,7 @@ class WarmStart:
         device, costs = self._executor.forward.device, self._executor.store.budgets.measured
         costs = costs if costs is not None and costs.measured else None
         timed = timing.as_json(device) if device is not None else []
-        replays = {key: Counter(own) for key, own in [*self._executor.used.items()]}
-        for key, budget, calls in () if self._executor.exact is None else self._executor.exact.stand_ins():
-            replays.setdefault(key, Counter())[budget] += calls
-        by_key = [(json_statics(key), dict(own)) for key, own in replays.items()]
+        by_key = [(json_statics(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
         used = [(statics, replays) for statics, replays in by_key if statics is not None]
         WarmupFile(self._identity(), costs, used, timed).save(path)
 

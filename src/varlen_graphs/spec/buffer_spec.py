@@ -278,4 +278,5 @@ class BufferSpec:
     def exact_budget(self, layout: Layout) -> Budget:
         """Return the budget without padding that `layout` needs when it runs eager."""
         load = self.needs.load(layout)
-        return Budget(layout.size, load.items, max(1, load.segments), max(1, load.longest, layout.length))
+        longest = max(1, load.longest, layout.length)
+        return Budget._make((layout.size, load.items, max(1, load.segments), longest))  # without checks: calls ask

@@ -99,7 +99,7 @@ class Prover:
         """
         if not budgets:
             return
-        is_new = len(graphs) == len(budgets) and not graphs.exact
+        is_new = len(graphs) == len(budgets) and graphs.stand_in is None
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
             tasks = [_Task(budget, small_layouts(self._spec, budget)) for budget in sorted(budgets, reverse=True)]
@@ -123,7 +123,7 @@ class Prover:
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
-        if (proven := self._forward.proven) is not None and not graphs.exact:
+        if (proven := self._forward.proven) is not None and graphs.stand_in is None:
             key = self._spec.key(inputs.statics, inputs.row_shape)
             proven[key] = proven.get(key, True) and not refused
         if refused:

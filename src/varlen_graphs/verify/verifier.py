@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from varlen_graphs.errors import InputError, VerificationError, counted
+from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
@@ -110,8 +111,18 @@ class Verifier:
         if failed := [refused[budget] for budget in budgets if budget in refused]:
             raise VerificationError(failed[0])
         ways: list[Packs] = [[Pack(budget, everything)] for budget in budgets]
+        key, size = self._store.key(call.key), self._spec.exact_budget(layout)
+        if self._store.capturer.exact.get((key, size)) and size not in budgets:
+            ways.append([Pack(size, everything)])
         packs = self._router.route(call, costs, timed=False).packs
         return [packs, *ways] if len(packs) > 1 else ways
+
+    def _graphs(self, call: Call, packs: Packs) -> GraphSet | None:
+        """Return the graphs that packs replay: those of the budgets, or the one of exactly the size of the call."""
+        graphs, budget = self._store.find(call.key), packs[0].budget
+        if graphs is None or budget is None or budget in graphs:
+            return graphs
+        return self._store.capturer.exact.get((self._store.key(call.key), budget), graphs)
 
     def _reference(self, call: Call) -> Any:
         try:
@@ -136,7 +147,7 @@ class Verifier:
         return expected
 
     def _replay(self, call: Call, packs: Packs) -> Parts:
-        graphs = self._store.find(call.key)
+        graphs = self._graphs(call, packs)
         if graphs is None:
             raise InputError("there is nothing to verify: no graph is left")
         return flatten(self._executor.run(call, Route(packs), graphs), self._spec.declared)
@@ -149,7 +160,7 @@ class Verifier:
     def _over_rows(self, call: Call, packs: Packs) -> Parts:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
         self._replay(self._largest, self._routes(self._largest)[-1])
-        if (graphs := self._store.find(call.key)) is not None:
+        if (graphs := self._graphs(call, packs)) is not None:
             graphs.arena.fill(self._filling(call))
         return self._replay(call, packs)
 
@@ -183,7 +194,7 @@ class Verifier:
             self._refuse(call, pack, f"{what}: {found.where} differs by {found.error:.1e}", why)
 
     def _refuse(self, call: Call, pack: Pack, what: str, why: Why) -> NoReturn:
-        layout, graphs = layout_of(call), self._store.find(call.key)
+        layout, graphs = layout_of(call), self._graphs(call, [pack])
         where = f"an eager run of items {few(layout)}"
         cause = DECLARED
         if pack.budget is not None and graphs is not None:
