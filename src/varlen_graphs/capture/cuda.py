@@ -121,7 +121,7 @@ class CudaCapture:
         return CudaGraph(graph, name, release_to_pool(outputs), taken)
 
     def kept(self, graphs: Sequence[CudaGraph]) -> list[Tensor]:
-        """Return the tensors that live in the pool, outputs excluded. Scans all objects of the process."""
+        """Return the tensors that live in the pool, outputs excluded. May scan all objects of the process."""
         outputs = {id(output) for graph in graphs for output in graph.outputs}
         return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
 

@@ -64,6 +64,7 @@ class Pool:
         self.turn = 0
         self.loan: Loan | None = None
         self.busy = False
+        self._unowned: set[range] = set()  # blocks in use without a tensor
         self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
@@ -220,16 +221,23 @@ class Pool:
         return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in handles]
 
     def kept(self) -> list[Tensor]:
-        """Return the tensors of the process that live in the pool. Scans all objects of the process."""
-        live = [
+        """Return the tensors of the process that live in the pool.
+
+        Scans all objects of the process, unless memory in use is what no tensor had before, as cuBLAS's workspaces.
+        """
+        live = {
             range(block["address"], block["address"] + block["size"])
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment["segment_pool_id"]) in self._handles
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
-        ]
+        }
+        if live <= self._unowned:
+            return []
         tensors = [found for found in gc.get_objects() if type(found) in PLAIN_TENSORS and found.is_cuda]
-        return [t for t in tensors if any(t.untyped_storage().data_ptr() in block for block in live)]
+        owners = [(block, t) for t in tensors for block in live if t.untyped_storage().data_ptr() in block]
+        self._unowned = live - {block for block, _ in owners}
+        return [tensor for _, tensor in owners]
 
 
 class _Thread(threading.local):

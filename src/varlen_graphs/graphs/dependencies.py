@@ -55,9 +55,12 @@ class Dependencies:
 
     def _warn_of_kept(self, sets: Collection[GraphSet], backend: Backend) -> None:
         graphs = [graph for each in sets for graph in each]
-        if backend.kept(graphs):
+        kept = backend.kept(graphs)
+        if kept:
+            kept.clear()
             gc.collect()  # nobody keeps what only a cycle refers to
-        before, self.kept = self.kept, describe_with_owners(backend.kept(graphs), self._forward.module)
+            kept = backend.kept(graphs)
+        before, self.kept = self.kept, describe_with_owners(kept, self._forward.module)
         if set(self.kept).difference(before):
             warn(
                 f"something keeps {counted(len(self.kept), 'tensor')} made while graphs were captured: "

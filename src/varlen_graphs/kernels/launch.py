@@ -25,20 +25,23 @@ def compiling_in_threads() -> Iterator[None]:
     """
     try:
         from triton import knobs
-        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime._async_compile import AsyncCompileMode, active_mode
     except ImportError:  # no Triton, or a version that compiles kernels one by one
         yield
         return
-    if knobs.runtime.interpret:
+    if knobs.runtime.interpret or active_mode.get() is not None:  # nothing compiles, or already so
         yield
         return
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
-        token = _in_threads.set(True)
-        try:
-            yield
-        finally:
-            _in_threads.reset(token)
+    threads, before = min(MOST_THREADS, os.cpu_count() or 1), active_mode.set(None)
+    try:
+        with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
+            token = _in_threads.set(True)
+            try:
+                yield
+            finally:
+                _in_threads.reset(token)
+    finally:
+        active_mode.reset(before)  # an interrupt may have left the mode
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

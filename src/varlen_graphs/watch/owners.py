@@ -278,6 +278,8 @@ PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 def describe_with_owners(tensors: Sequence[Tensor], module: nn.Module) -> list[str]:
     """Describe each distinct storage of some tensors, with the path where the module keeps it."""
+    if not tensors:
+        return []
     reachable = [(path, tensor) for path, tensor in reachable_tensors(module) if type(tensor) in PLAIN_TENSORS]
     paths = {tensor.untyped_storage().data_ptr(): path for path, tensor in reachable}
     descriptions = {}

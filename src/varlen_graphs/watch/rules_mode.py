@@ -15,6 +15,7 @@ from varlen_graphs.errors import CaptureError
 from varlen_graphs.watch.copies import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
 from varlen_graphs.watch.host_tensors import HostTensors
 from varlen_graphs.watch.launches import Listener
+from varlen_graphs.watch.leaves import tensors_in
 from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.watch.rules import (
     EXPLANATIONS,
@@ -32,7 +33,6 @@ from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
 from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under, unwatched
 
 aten = torch.ops.aten
-
 
 Result = TypeVar("Result")
 
@@ -213,7 +213,7 @@ class CaptureRulesMode(ThreadDispatchMode):
             return NotImplemented  # its operations on this rank's plain tensors come here in turn
         kwargs = kwargs or {}
         args = self._with_constants(func, args, kwargs)
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = tensors_in(args, kwargs)
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]
         all_on_host = bool(inputs) and len(on_host) == len(inputs)
         violation = transfer_violation(func, args, kwargs)
@@ -228,7 +228,8 @@ class CaptureRulesMode(ThreadDispatchMode):
             result = func(*args, **kwargs)
         finally:
             self.dispatch_depth -= 1
-        results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(result)]
+        leaves = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [one for one in results if isinstance(one, Tensor)]
         uploads = all_on_host and self.device.type != "cpu" and not all(map(self.is_host, tensors))
         if func is aten.lift_fresh.default or (not uploads and (all_on_host or not inputs)):
@@ -250,8 +251,9 @@ class CaptureRulesMode(ThreadDispatchMode):
             return args
         copied = copied_to_device(func, args, kwargs, self.is_host)
         constants = {id(one): self.make_constant(one) for one in copied if self._made.are_constants([one])}
-        replaced: tuple[Any, ...] = tree_map_only(Tensor, lambda one: constants.get(id(one), one), args)
-        return replaced if constants else args
+        if constants:
+            args = tree_map_only(Tensor, lambda one: constants.get(id(one), one), args)
+        return args
 
     def _counts(self) -> bool:
         """Return False in checks of values on the CPU, and in code that ran before under the function mode."""
@@ -273,15 +275,14 @@ class _FunctionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        rules = self._rules
+        kwargs, rules = kwargs or {}, self._rules
         if rules.dispatch_depth:
             return func(*args, **kwargs)
         if func in (Tensor.__getitem__, Tensor.__setitem__) and rules.takes_constants:
             args = (args[0], lists_to_tensors(args[1]), *args[2:])
         if sys._getframe(1).f_code in _FAST_PATHS:
             rules.has_fast_path = True
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(args, kwargs)
         if func == _DEVICE and rules.device.type == "cpu":
             device = func(*args, **kwargs)
             rules.note_device(args[0], device)

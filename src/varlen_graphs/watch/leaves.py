@@ -1,0 +1,24 @@
+"""The tensors among the arguments of a function."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+PLAIN = frozenset(
+    [type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format]
+)  # fmt: skip
+"""Types of most other arguments, which hold no tensors."""
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors among arguments, those in containers included, in their order."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in PLAIN:  # `tree_leaves` takes longer than many an operator
+            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return found
