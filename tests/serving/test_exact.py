@@ -27,6 +27,14 @@ def exact(lengths):
     return vg.Budget(sum(lengths), items=len(lengths), segments=len(lengths), max_seqlen=max(lengths))
 
 
+def make_wrong(encoder, monkeypatch):
+    """Let the only graph of an exact size give wrong outputs."""
+    (graphs,) = encoder.executor.store.capturer.exact.values()
+    (graph,) = graphs
+    right = graph.replay
+    monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
+
+
 def sizes(encoder):
     """Return the sizes that have a graph."""
     return sorted(size for (_, size), graphs in encoder.executor.store.capturer.exact.items() if graphs)
@@ -191,10 +199,7 @@ def test_verification_in_service_stops_a_graph_that_is_wrong(monkeypatch):
     encoder = recurring(verify=2)
     call(encoder, [20], times=4)
     encoder.capture_wanted()
-    (graphs,) = encoder.executor.store.capturer.exact.values()
-    graph = graphs[exact([20])]
-    right = graph.replay
-    monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
+    make_wrong(encoder, monkeypatch)
     call(encoder, [20], times=3)
     assert (encoder.stats.replays, encoder.stats.exact.total()) == ({SMALL: 6}, 1)
     assert not encoder.disabled
@@ -444,10 +449,7 @@ def test_a_graph_found_wrong_in_service_is_counted_and_not_captured_again(monkey
     encoder = recurring(verify=2)
     call(encoder, [20], times=4)
     encoder.capture_wanted()
-    (graphs,) = encoder.executor.store.capturer.exact.values()
-    graph = graphs[exact([20])]
-    right = graph.replay
-    monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
+    make_wrong(encoder, monkeypatch)
     call(encoder, [20])
     assert encoder.stats.wrong == {exact([20]): 1}
     call(encoder, [30], times=4)
@@ -461,10 +463,7 @@ def test_verify_replays_calls_in_the_graph_of_their_size(monkeypatch):
     encoder.capture_wanted()
     example = {"x": rows_for([20]), "lengths": [20]}
     assert encoder.verify([example]).budgets == (exact([20]), *BUDGETS)
-    (graphs,) = encoder.executor.store.capturer.exact.values()
-    graph = graphs[exact([20])]
-    right = graph.replay
-    monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
+    make_wrong(encoder, monkeypatch)
     with pytest.raises(vg.VerificationError, match="rows=20"):
         encoder.verify([example])
 

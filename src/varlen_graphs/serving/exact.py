@@ -10,6 +10,7 @@ from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.needs import Load
+from varlen_graphs.routing.eviction.recent import RECENT
 from varlen_graphs.routing.packing import Pack, cheapest
 from varlen_graphs.routing.router import Route
 from varlen_graphs.spec.call import Call
@@ -18,10 +19,7 @@ LEAST_CALLS = 4
 """Number of calls of late from which a size is worth a graph."""
 
 MUCH_MORE = 2
-"""How many times as often as another one a size must come to take the place of its graph."""
-
-RECENT = 1000
-"""Number of calls after which earlier ones count half."""
+"""Ratio of calls of late at which a size takes the place of another one's graph."""
 
 
 class ExactGraphs:
@@ -124,18 +122,19 @@ class ExactGraphs:
     def _capture(self, one: Size, stand_in: Budget) -> None:
         """Capture a size; leave it out if that fails, or takes too much memory."""
         store, capturer, (key, size) = self._store, self._store.capturer, one
-        reason = None
         try:
             capturer.capture(key, capturer.inputs[key], [size], stand_in=stand_in)
         except VerificationError:
             raise
-        except Exception as error:
-            reason = reason_of(error)
-            forget_frames(error)
-        if reason is not None:
+        except Exception as error:  # of the module's own code, or the device's memory: calls have the budgets
             self._left_out.add(one)
-            warn(f"no graph of exactly {size.rows} rows could be captured, so such calls go on with budgets: {reason}")
-        elif store.limit is not None and store.bytes() > store.limit.most:
+            forget_frames(error)
+            warn(
+                f"no graph of exactly {size.rows} rows could be captured, so such calls go on with budgets: "
+                f"{reason_of(error)}"
+            )
+            return
+        if store.limit is not None and store.bytes() > store.limit.most:
             self._left_out.add(one)
             capturer.drop_exact([one])
 

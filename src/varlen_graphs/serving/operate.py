@@ -35,7 +35,7 @@ class OperatedEncoder(StandIn):
     Args:
         module: The module.
         executor: The path of a call.
-        wanted: What is captured between calls.
+        wanted: Captures between calls.
         identity: Options that measurements depend on.
 
     Attributes:

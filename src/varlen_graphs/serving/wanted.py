@@ -1,4 +1,4 @@
-"""What is captured between calls."""
+"""Captures between calls: of budgets that calls requested, and of sizes that recur."""
 
 from threading import Event
 

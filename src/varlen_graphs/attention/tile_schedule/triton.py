@@ -66,17 +66,7 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
     """Compute `reference.tile_schedule` in one launch."""
     segments = cu_seqlens_q.shape[0] - 1
     tiles = torch.empty((1 + tile_bound(rows, segments, block), 5), dtype=torch.int32, device=cu_seqlens_q.device)
-    launch(
-        _schedule,
-        (triton.cdiv(segments + 1, SEGMENTS),),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        tiles,
-        segments,
-        rows,
-        BLOCK=block,
-        SEGMENTS=SEGMENTS,
-        CHUNK=128,
-        TILES=64,
-    )
+    launch(_schedule, (triton.cdiv(segments + 1, SEGMENTS),),
+        cu_seqlens_q, cu_seqlens_k, tiles, segments, rows, BLOCK=block, SEGMENTS=SEGMENTS, CHUNK=128, TILES=64,
+    )  # fmt: skip
     return tiles

@@ -28,17 +28,7 @@ def positions(values: Tensor, rows: int, axes: str, merge: int) -> Tensor:
     """Compute `reference.positions` in one launch."""
     names = tuple(axes.split())
     out = torch.empty(rows, len(names), dtype=torch.int64, device=values.device)
-    launch(
-        positions_kernel,
-        (triton.cdiv(rows, ROWS),),
-        out,
-        values,
-        *values.stride(),
-        values.shape[0],
-        rows,
-        AXES=names,
-        MERGE=merge,
-        ROWS=ROWS,
-        **OPTIONS,
-    )
+    launch(positions_kernel, (triton.cdiv(rows, ROWS),),
+        out, values, *values.stride(), values.shape[0], rows, AXES=names, MERGE=merge, ROWS=ROWS, **OPTIONS,
+    )  # fmt: skip
     return out

@@ -76,18 +76,9 @@ def window_index_kernel(
 def cu_window_seqlens(values: Tensor, segments: int, side: int) -> Tensor:
     """Compute `reference.cu_window_seqlens` in one launch."""
     out = torch.empty(segments + 1, dtype=torch.int32, device=values.device)
-    launch(
-        cu_window_seqlens_kernel,
-        (triton.cdiv(segments + 1, SLOTS),),
-        out,
-        values,
-        *values.stride(),
-        values.shape[0],
-        segments,
-        SIDE=side,
-        SLOTS=SLOTS,
-        **OPTIONS,
-    )
+    launch(cu_window_seqlens_kernel, (triton.cdiv(segments + 1, SLOTS),),
+        out, values, *values.stride(), values.shape[0], segments, SIDE=side, SLOTS=SLOTS, **OPTIONS,
+    )  # fmt: skip
     return out
 
 
