@@ -222,6 +222,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "encoders": plain("model", "batch", "tokens", "kernels_ms", *(f"{name}_ms" for name in ENCODERS)),
     "encoders_in_row": plain("model", "batch", *(f"{name}_in_row_ms" for name in ENCODERS)),
     "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),
+    "first_call": plain("cache", "first_s", "graphs", "longest_s", "new_s", "again_s"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "plan": plan,
     "parallel": parallel,

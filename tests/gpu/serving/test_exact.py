@@ -18,12 +18,12 @@ def test_outputs_are_those_of_an_eager_run_to_the_bit(dtype):
     encoder = vg.recipes.qwen3_vl(tower, [512, 1024], capture=vg.Capture(exact=4))
     for layout in LAYOUTS:
         for seed in range(4):
-            encoder(pixels_on_gpu(layout, dtype, seed=seed), grid_thw=layout)
+            encoder(pixels_on_gpu(layout, seed, dtype), grid_thw=layout)
     assert len(encoder.capture_wanted(None)) == len(LAYOUTS)
     replays = encoder.stats.replays.total()
     for layout in LAYOUTS:
         for seed in range(8):
-            pixels = pixels_on_gpu(layout, dtype, seed=seed)
+            pixels = pixels_on_gpu(layout, seed, dtype)
             graphed, eager = encoder(pixels, grid_thw=layout), encoder.eager(pixels, grid_thw=layout)
             assert equal_bits(graphed.pooler_output, eager.pooler_output)
             assert equal_bits(graphed.last_hidden_state, eager.last_hidden_state)
