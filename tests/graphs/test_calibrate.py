@@ -22,7 +22,7 @@ def clock(monkeypatch):
         return 1.0 if len(timed) > 1 else 2.0
 
     monkeypatch.setattr(timing, "between_events", between_events)
-    monkeypatch.setattr(timing, "host_milliseconds", lambda run, agreement: (run(), 30.0)[1])
+    monkeypatch.setattr(timing, "host_milliseconds", lambda run, agreement, times: (run(), 30.0)[1])
     return timed
 
 

@@ -35,6 +35,9 @@ ROWS = 100
 CU_SEQLENS = boundaries([60, 40])
 TABLE = torch.tensor([[1, 6, 10], [1, 4, 10], [0, 0, 0]])
 
+KERNELS = {}
+"""The kernels that were compiled, by name."""
+
 
 class Hopper:
     """A driver of a GPU of that kind."""
@@ -92,7 +95,7 @@ def compile_others():
 
 
 def compile_in_threads():
-    """Kernels compile in threads, once each, and are launched when they are compiled."""
+    """Kernels compile in threads, once each, and are launched when they are compiled; from the cache, at once."""
     rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
     norm = torch.ones(2, 72, dtype=BF16).unbind(0)
     operators = [lambda: silu_mul(rows, add), lambda: add_layer_norm(rows, add, *norm, 1e-6)]
@@ -104,19 +107,24 @@ def compile_in_threads():
     with compiling_in_threads():
         for launches in operators:
             launches()
+    for kernel in KERNELS.values():
+        kernel.device_caches.clear()  # as in a new process
+    with compiling_in_threads():
+        for loads in operators:
+            loads()
 
 
 def main(name):
-    compiled, run = set(), JITFunction.run
+    run = JITFunction.run
 
     def compile_only(kernel, *args, warmup, **options):
-        compiled.add(kernel.fn.__name__)
+        KERNELS[kernel.fn.__name__] = kernel
         return run(kernel, *args, warmup=True, **options)
 
     driver.set_active(Hopper())
     JITFunction.run = compile_only
     {"attention": compile_attention, "others": compile_others, "threads": compile_in_threads}[name]()
-    print(triton.__version__, *sorted(compiled))
+    print(triton.__version__, *sorted(KERNELS))
 
 
 if __name__ == "__main__":

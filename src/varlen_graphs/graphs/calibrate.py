@@ -92,15 +92,15 @@ def _eager(
     """Return the host's milliseconds for a call, and the ratio of its cost to that of a graph of its size."""
     spec = forward.spec
 
-    def run(sample: Layout, budget: Budget) -> float:
+    def run(sample: Layout, budget: Budget, times: int) -> float:
         call = graphs.arena.call(sample, budget, statics)
-        return host_milliseconds(partial(forward.exact, call), agreement)
+        return host_milliseconds(partial(forward.exact, call), agreement, times)
 
     smallest, largest = min(replays), max(replays)
     whole = sample_layout(spec.layout, largest, spec.needs.windows)
     few = sample_layout(spec.layout, smallest, spec.needs.windows) if spec.layout.padded else _few(spec, smallest)
     replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
-    return run(few, smallest), max(1.0, run(whole, largest) / replay)
+    return run(few, smallest, times=2), max(1.0, run(whole, largest, times=1) / replay)
 
 
 def _few(spec: BufferSpec, budget: Budget) -> Layout:
@@ -131,13 +131,13 @@ def between_events(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def host_milliseconds(run: Callable[[], object], agreement: Agreement) -> float:
-    """Return the time of the longer of two runs, after a first one that may compile kernels."""
+def host_milliseconds(run: Callable[[], object], agreement: Agreement, repeats: int) -> float:
+    """Return the time of the longest of some runs, after a first one that may compile kernels."""
     with agreement.attempt() as attempt, agreement.rehearsal():
         run()
     attempt.check()
     times = []
-    for _ in range(2):
+    for _ in range(repeats):
         torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
         run()

@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 MOST_THREADS = 16
 """Number of kernels that compile at a time, at most: a tower takes about as many."""
+
+LOADED_S = 0.02
+"""Seconds that a launch waits for its kernel, which takes far less to load from Triton's cache, and more to compile."""
 
 _in_threads = ContextVar("varlen_graphs_compiling", default=False)
 
@@ -53,6 +56,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if _in_threads.get():
         compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
         future = getattr(compiled, "future", None)
-        if future is not None and not future.done():
+        if future is not None and not wait([future], timeout=LOADED_S).done:
             raise Compiling
     kernel[grid](*args, **options)
