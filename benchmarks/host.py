@@ -1,10 +1,11 @@
-"""Host time of a call: from the call to its return, for images never seen before, whatever was seen before.
+"""Host time of a call: from the call to its return, for items never seen before, whatever was seen before.
 
-A tower of the depth and outputs of Qwen3-VL-8B's (351 weights) but small, so that the GPU is never what is waited for.
-Correctness first: the output equals the same call run eager. *CUDA alone* is what no encoder in Python can do without:
-the copy of the rows, that of the item table with its event, the launch of the graph, and one launch that copies the
-outputs, with nothing looked up, checked or planned. On a machine without a GPU the tape stands in, with graphs
-whose replay does nothing: the time of everything but CUDA.
+Images: a tower of the depth and outputs of Qwen3-VL-8B's (351 weights) but small, so that the GPU is never what is
+waited for. Correctness first: the output equals the same call run eager. *CUDA alone* is what no encoder in Python can
+do without: the copy of the rows, that of the item table with its event, the launch of the graph, and one launch that
+copies the outputs, with nothing looked up, checked or planned. Texts: padded batches of 8 for a small BERT of 12
+layers; with the mask on the GPU, the host waits for a copy of it. On a machine without a GPU the tape stands in, with
+graphs whose replay does nothing: the time of everything but CUDA.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import BertConfig, BertModel
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -24,13 +26,52 @@ import varlen_graphs as vg
 from benchmarks.common import write_json
 
 IMAGES = 8
+LENGTHS = 4, 33
+"""Tokens of the shortest text, and one more than the longest has."""
+
+BACKENDS: dict[str, Any] = {"cuda": "cuda", "cpu": "tape"}
 SIZES = {
     "depth": 27, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4, "out_hidden_size": 64,
     "num_position_embeddings": 64, "deepstack_visual_indexes": [8, 16, 24],
 }  # fmt: skip
 
 
-def bare(encoder: Any) -> Callable[[torch.Tensor, Any], Any]:
+Call = tuple[torch.Tensor, Any]
+"""Rows, and what describes their items."""
+
+Run = Callable[[torch.Tensor, Any], Any]
+"""Makes a call."""
+
+
+def images(calls: int, device: str, dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, Any, list[Call]]:
+    """An encoder of images, one that lends its outputs, and calls with lists of sizes."""
+    tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
+    tower.requires_grad_(False)
+    budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
+    encoder, lender = (
+        vg.recipes.qwen3_vl(tower, budgets, outputs=outputs, backend=BACKENDS[device]).capture()
+        for outputs in ("owned", "borrowed")
+    )
+    sides = 2 * torch.randint(1, 4, (calls, IMAGES, 2), generator=generator)
+    grids = [[(1, h, w) for h, w in sides_of_call] for sides_of_call in sides.tolist()]
+    rows = torch.randn(512, tower.patch_embed.proj.weight[0].numel(), device=device, dtype=dtype)
+    return encoder, lender, [(rows[: sum(t * h * w for t, h, w in grid)], grid) for grid in grids]
+
+
+def texts(calls: int, device: str, dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, list[Call]]:
+    """An encoder of padded batches of texts, and calls with masks on the CPU."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+    model = BertModel(BertConfig(**sizes)).eval().requires_grad_(False).to(device, dtype)
+    budgets = [vg.Budget(rows, items=2 * IMAGES) for rows in (128, 192, 256)]
+    encoder = vg.recipes.packed_text(model, budgets, backend=BACKENDS[device]).capture()
+    made = []
+    for lengths in torch.randint(*LENGTHS, (calls, IMAGES), generator=generator):
+        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+        made.append(((torch.randint(1, 512, mask.shape, generator=generator) * mask).to(device), mask))
+    return encoder, made
+
+
+def bare(encoder: Any) -> Run:
     """The calls into CUDA of one replay, everything ready."""
     (graphs,), budget = encoder.executor.store.sets, encoder.budgets[-1]
     graph, arena = graphs[budget], graphs.arena
@@ -53,16 +94,22 @@ def outputs_alone(graphs: Any, budget: Any) -> Any:
     return graphs[budget].outputs
 
 
-def time_calls(encoder: Any, calls: list[tuple[torch.Tensor, Any]], device: str) -> list[float]:
+def time_calls(run: Run, calls: list[Call], device: str) -> list[float]:
     """Microseconds until each call returns; the device is idle at its begin."""
     times = []
-    for rows, grid in calls:
+    for rows, items in calls:
         if device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        encoder(rows, grid_thw=grid)
+        run(rows, items)
         times.append((time.perf_counter() - start) * 1e6)
     return times
+
+
+def check(output: torch.Tensor, expected: torch.Tensor, allowed: float) -> None:
+    """Check an output before anything is timed."""
+    error = (output - expected).abs().max().item()
+    assert error < allowed, f"graphs and eager differ by {error}"  # noqa: S101
 
 
 def guards(encoder: Any) -> float:
@@ -85,52 +132,53 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
-    tower.requires_grad_(False)
-    budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
-    options = {"backend": "cuda" if device == "cuda" else "tape"}
-    encoder = vg.recipes.qwen3_vl(tower, budgets, **options).capture()
-    lender = vg.recipes.qwen3_vl(tower, budgets, outputs="borrowed", **options).capture()
-
     generator = torch.Generator().manual_seed(0)
-    sides = 2 * torch.randint(1, 4, (args.calls, IMAGES, 2), generator=generator)
-    grids = [[(1, h, w) for h, w in sides_of_call] for sides_of_call in sides.tolist()]
-    width = tower.patch_embed.proj.weight[0].numel()
-    rows = torch.randn(512, width, device=device, dtype=dtype)
-    every = [rows[: sum(t * h * w for t, h, w in grid)] for grid in grids]
-    error = max(
-        (encoder(r, grid_thw=g).pooler_output - encoder.eager(r, grid_thw=g).pooler_output).abs().max().item()
-        for r, g in zip(every[:20], grids[:20], strict=True)
-    )
-    assert error < (0.1 if device == "cuda" else 1e-4), f"graphs and eager differ by {error}"  # noqa: S101
+    encoder, lender, pictures = images(args.calls, device, dtype, generator)
+    reader, batches = texts(args.calls, device, dtype, generator)
+
+    def see(one: Any) -> Run:
+        return lambda rows, grid: one(rows, grid_thw=grid)
+
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        return reader(input_ids=ids, attention_mask=mask)
+
+    allowed = 0.1 if device == "cuda" else 1e-4
+    for rows, grid in pictures[:20]:
+        check(see(encoder)(rows, grid).pooler_output, encoder.eager(rows, grid_thw=grid).pooler_output, allowed)
+    for ids, mask in batches[:20]:
+        check(read(ids, mask).pooler_output, reader.eager(input_ids=ids, attention_mask=mask).pooler_output, allowed)
     if device == "cpu":
-        for one in (encoder, lender):
+        for one in (encoder, lender, reader):
             for graphs in one.executor.store.sets:
                 graphs.replay = partial(outputs_alone, graphs)
 
-    cases = {
-        "list": (encoder, grids),
-        "tensor on the CPU" if device == "cuda" else "tensor": (encoder, list(map(torch.tensor, grids))),
-        "list, borrowed outputs": (lender, grids),
+    cases: dict[str, tuple[Run, list[Call]]] = {
+        "list": (see(encoder), pictures),
+        "tensor on the CPU": (see(encoder), [(rows, torch.tensor(grid)) for rows, grid in pictures]),
+        "list, borrowed outputs": (see(lender), pictures),
+        "padded batch, mask on the CPU": (read, batches),
     }
     if device == "cuda":
-        cases["tensor on the GPU"] = (encoder, [torch.tensor(grid, device="cuda") for grid in grids])
-        cases["CUDA alone"] = (bare(encoder), grids)
+        cases["tensor on the GPU"] = (
+            see(encoder),
+            [(rows, torch.tensor(grid, device=device)) for rows, grid in pictures],
+        )
+        cases["padded batch, mask on the GPU"] = read, [(ids, mask.to(device)) for ids, mask in batches]
+        cases["CUDA alone"] = bare(encoder), pictures
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, replays of nothing"
     result = {"device": name, "torch": torch.__version__, "calls": args.calls, "rows": []}
-    print(f"{name}, torch {torch.__version__}, {len(list(tower.parameters()))} weights, {args.calls} calls")
-    print(f"{'layout':28s} {'median':>8s} {'P90':>8s} {'P99':>8s}   first half / second half, us")
-    for case, (one, layouts) in cases.items():
-        calls = list(zip(every, layouts, strict=True))
-        time_calls(one, calls[:50], device)
-        times = time_calls(one, calls, device)
+    print(f"{name}, torch {torch.__version__}, {args.calls} calls")
+    print(f"{'layout':30s} {'median':>8s} {'P90':>8s} {'P99':>8s}   first half / second half, us")
+    for case, (run, calls) in cases.items():
+        time_calls(run, calls[:50], device)
+        times = time_calls(run, calls, device)
         cuts = statistics.quantiles(times, n=100)
         halves = [statistics.median(half) for half in (times[: len(times) // 2], times[len(times) // 2 :])]
         figures = {"median_us": cuts[49], "p90_us": cuts[89], "p99_us": cuts[98], "halves_us": halves}
         result["rows"].append({"layout": case, **figures})
-        print(f"{case:28s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}   {halves[0]:.0f} / {halves[1]:.0f}")
+        print(f"{case:30s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}   {halves[0]:.0f} / {halves[1]:.0f}")
     result["guards_us"] = guards(encoder)
-    print(f"{'of that, guards':28s} {result['guards_us']:8.1f}")
+    print(f"{'of that, guards':30s} {result['guards_us']:8.1f}")
     write_json(args.json, result)
 
 
