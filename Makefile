@@ -30,9 +30,9 @@ test: $(DEV_ENV)
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)
 
-# The job on Ray, which is large, so that `make test` does without.
+# The job and the server on Ray, which is large, so that `make test` does without.
 test-offline: $(OFFLINE_ENV)
-	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py $(ARGS)
+	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py tests/servers $(ARGS)
 
 # The doctor and default encoders over tests/doctor/corpus; writes the score into docs/doctor.md.
 score: $(DEV_ENV)
