@@ -50,6 +50,7 @@ class Forward:
         spec: As given.
         compiled: The compiled forward, if there is one.
         wrong: True if it was found to differ from the module itself in service; until a release.
+        differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
         proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
     """
 
@@ -68,6 +69,7 @@ class Forward:
         self.spec = spec
         self._signature = signature
         self.wrong = False
+        self.differs_without = False
         self.proven: dict[StaticKey, bool] | None = None
         self.compiled = CompiledForward(self._run) if compile else None
 
@@ -219,10 +221,32 @@ class Forward:
 
         The rows are copied first: the module may write into them. Without gradients, unless `grad` asks for them.
         """
+        if self.differs_without and not self._signature.optional <= call.original.keys():
+            return self.without(call)
         if not (self.answers_itself(call) or (call.beyond and self._signature.original_takes_call)):
             return self.exact(call, grad)
         name = self.spec.packed.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}), grad)
+
+    @property
+    def may_leave_out(self) -> bool:
+        """True if calls may leave an argument out that the encoder then adds."""
+        return bool(self._signature.optional)
+
+    def leaving_out(self, call: Call) -> Call:
+        """Return a call without the arguments that calls may leave out."""
+        given = {name: value for name, value in call.original.items() if name not in self._signature.optional}
+        return self._signature.bind((), given)
+
+    def without(self, call: Call) -> Any:
+        """Run the module itself on a call that leaves arguments out.
+
+        Raises:
+            Exception: The module cannot run without them.
+        """
+        takes, rows = self._signature.takes, self.spec.packed.name
+        given = {name: value for name, value in call.original.items() if not self.is_module or takes(name)}
+        return self.original(replace(call, original=given | {rows: given[rows].clone()}))
 
     def original(self, call: Call, grad: bool = False) -> Any:
         """Run the module itself with the caller's arguments, rows cast and normalised as for graphs."""
@@ -238,7 +262,7 @@ class Forward:
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
         names = [self.spec.layout.name] * self.spec.layout.has_argument
         for name in [*names, *filter(None, [packed.padded_by])]:
-            if self.spec.layout.optional and arguments.get(name) is None:
+            if (self.spec.layout.optional or self.is_module) and arguments.get(name) is None:
                 continue
             arguments[name] = as_tensor(name, arguments[name], call.rows.device)
         with torch.set_grad_enabled(grad):

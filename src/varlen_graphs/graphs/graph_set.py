@@ -74,7 +74,7 @@ class GraphSet:
         self._changes = 0
         self.places: dict[Budget, Sequence[range]] = {}
         self._graphs: dict[Budget, Graph] = {}
-        self._constants: Sequence[Any] | None = None
+        self.constants: Sequence[Any] | None = None
         self._form: OutputForm | None = None
         self._held: dict[int, Tensor] = {}
         self._read: dict[int, Tensor] = {}
@@ -109,9 +109,9 @@ class GraphSet:
             Exception: The error of the forward at the largest budget and at the smallest.
         """
         agreement = self.agreement
-        if self._constants is None:
+        if self.constants is None:
             with agreement.attempt() as attempt, agreement.rehearsal(), compiling_in_threads():
-                self._constants = forward.probe(self.arena)
+                self.constants = forward.probe(self.arena)
             attempt.check()
             self._compile(budgets, forward)
         memory = ReadMemory(self.arena.rows.device, "the module", takes_constants=not forward.is_compiled)
@@ -209,7 +209,7 @@ class GraphSet:
                     parts = memory.watch(lambda: forward(*checks.view(arena, budget)))
                     form = self._form or OutputForm(parts)
                     form.check(parts)
-                    check_constants(parts.constants, self._constants or [])
+                    check_constants(parts.constants, self.constants or [])
                     del parts
                     memory.hold_state()
                     graph = backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)

@@ -88,10 +88,10 @@ class Signature:
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
-        optional = {column.name for column in spec.layout.columns if column.default is not None}
-        optional |= {one.name for one in spec.inputs if one.default is not None}
-        optional |= {spec.layout.name} if spec.layout.optional else set()
-        self._expected = [name for name in self._positional if name in self._declared - optional]
+        self.optional = {column.name for column in spec.layout.columns if column.default is not None}
+        self.optional |= {one.name for one in spec.inputs if one.default is not None}
+        self.optional |= {spec.layout.name} if spec.layout.optional else set()
+        self._expected = [name for name in self._positional if name in self._declared - self.optional]
         self._required = [
             name
             for name, parameter in captured.items()

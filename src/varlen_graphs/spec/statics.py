@@ -47,6 +47,8 @@ def static_form(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Enum):
         return kind, value.value if isinstance(value, Flag) else value.name
     if is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if not getattr(value, "__dict__", {}).keys() <= {field.name for field in fields(value)}:
+            raise ChangeableError(kind)  # attributes that `__post_init__` or a subclass adds
         return kind, *[(field.name, static_form(getattr(value, field.name))) for field in fields(value)]
     if getattr(value, "__dict__", None):
         raise ChangeableError(kind)

@@ -1,5 +1,6 @@
 """The part of the proof that needs no graph: the declared forward, run eager on items that no budget needs to hold."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from varlen_graphs.errors import VerificationError
@@ -23,8 +24,14 @@ APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
 
 
-def check_eager(forward: Forward, example: Example, limit: float) -> None:
-    """Check that the declared forward gives the expected output, and each of two groups of items what it gets alone.
+def check_eager(forward: Forward, example: Example, limit: float, parts: Sequence[Sequence[range]] = ()) -> None:
+    """Check that the declared forward gives the expected output, and some groups of items what they get alone.
+
+    Args:
+        forward: The forward.
+        example: Items, and the expected output.
+        limit: Largest error allowed.
+        parts: What runs alone, in groups of items. By default each of the last two groups.
 
     Raises:
         VerificationError: It does not; the message says where.
@@ -36,8 +43,8 @@ def check_eager(forward: Forward, example: Example, limit: float) -> None:
         raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED}")
     together = Expected(output.rebuild(output.tensors), layout, call.padded)
     run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
-    for group in layout.groups[-2:]:
-        order, alone = permuted(forward.spec, call, layout, [group])
+    for part in parts or [[group] for group in layout.groups[-2:]]:
+        order, alone = permuted(forward.spec, call, layout, part)
         own = read_layout(forward.spec, alone)
         try:
             with references():
@@ -50,3 +57,32 @@ def check_eager(forward: Forward, example: Example, limit: float) -> None:
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
             raise VerificationError(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
+
+
+def check_left_out(forward: Forward, example: Example, limit: float) -> None:
+    """Check that calls without the arguments that they may leave out get what the module itself makes of such calls.
+
+    Raises:
+        VerificationError: They do not; the message names the arguments.
+    """
+    call = forward.leaving_out(example.call)
+    if call.beyond or not (forward.is_module or forward.answers_itself(call)):
+        return
+    run = partial(run_under, operations=CheckedIndices()) if call.rows.is_cuda else partial.__call__
+    try:
+        own = run(partial(forward.without, call))
+    except Exception:  # it needs what the encoder adds
+        return
+    with references():
+        output = run(partial(forward.exact, call))
+    layout = read_layout(forward.spec, call)
+    expected = Expected(own, layout, call.padded)
+    found = expected.furthest(flatten(output, forward.spec.declared), layout, range(len(layout)), call.padded)
+    if found.error > limit:
+        forward.differs_without = True
+        names = ", ".join(map(repr, sorted(example.call.original.keys() - call.original.keys())))
+        raise VerificationError(
+            f"wrong for calls that leave {names} out: {found.where} differs by {found.error:.1e} from the module "
+            f"itself (tolerance {limit:.0e}), for which the defaults mean something else. Declare defaults that mean "
+            "the same, or none: then calls must bring the arguments"
+        )

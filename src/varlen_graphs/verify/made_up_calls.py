@@ -53,6 +53,9 @@ RICH: Sequence[Sizes] = [
 ]
 """Items larger than windows and tiles; the sides of the first are even, those of the second are divisible by 6."""
 
+CROWD: Sizes = [((1, 8), (1, 24), (1, 16), (1, 16))[at % 4] for at in range(65)]
+"""More items and rows than a module may have in mind that treats them in groups, or as one from some number on."""
+
 VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
 """Values of columns, item by item: a module may take fewer of them, or no negative ones."""
 
@@ -96,6 +99,17 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
     for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
         yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
+
+
+def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
+    """Yield layouts of many small items; none where each item is one row."""
+    if not spec.layout.one_row:
+        yield from _varied(spec, CROWD)
+
+
+def even_layouts(spec: BufferSpec) -> Iterator[Layout]:
+    """Yield layouts of items of one size, which fill a padded batch."""
+    yield from _varied(spec, [(1, 1 if spec.layout.one_row else 24)] * 3)
 
 
 def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:

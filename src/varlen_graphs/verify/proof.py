@@ -14,6 +14,7 @@ from varlen_graphs.errors import SpecError, VerificationError, warn
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.output_form import check_constants
 from varlen_graphs.kernels.operator import references
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
@@ -22,9 +23,11 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, limit_of
-from varlen_graphs.verify.eager_proof import check_eager
+from varlen_graphs.verify.eager_proof import check_eager, check_left_out
 from varlen_graphs.verify.made_up_calls import (
+    crowded_layouts,
     edge_layouts,
+    even_layouts,
     is_moderate,
     longest_layouts,
     make_calls,
@@ -131,12 +134,31 @@ class Prover:
 
     def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
-        with graphs.agreement.attempt() as attempt:
-            layouts = rich_layouts(self._spec, max(self._budgets.enabled))
-            example = self._example(layouts, inputs, known, by_module=True)
-            check_eager(self._forward, example, self._limit(inputs.device))
-        failure = attempt.take()
-        return [str(failure.error)] if failure and isinstance(failure.error, VerificationError) else []
+        spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
+
+        def check_rich() -> None:
+            layouts = rich_layouts(spec, max(self._budgets.enabled))
+            check_eager(forward, self._example(layouts, graphs, inputs, known, by_module=True), limit)
+
+        def check_crowd() -> None:
+            crowd = self._example(crowded_layouts(spec), graphs, inputs, known, by_module=True)
+            groups = crowd.layout.groups
+            third = len(groups) // 3
+            check_eager(forward, crowd, limit, [groups[:third], groups[third:]])
+
+        def check_without() -> None:
+            if forward.may_leave_out:
+                check_left_out(forward, self._example(even_layouts(spec), graphs, inputs, known), limit)
+
+        for check in (check_rich, check_crowd, check_without):
+            with graphs.agreement.attempt() as attempt:
+                check()
+            failure = attempt.take()
+            if failure is not None and isinstance(failure.error, VerificationError):
+                return [str(failure.error)]
+            if failure is not None and isinstance(failure.error, SpecError):
+                raise failure.error
+        return []
 
     def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
         """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
@@ -175,7 +197,7 @@ class Prover:
         taken = list[_Task]()
         for task in tasks:
             with graphs.agreement.attempt() as attempt:
-                example = self._example(task.layouts, inputs, known)
+                example = self._example(task.layouts, graphs, inputs, known)
             if (failure := attempt.take()) is None:
                 taken.append(task)
                 examples.append(example)
@@ -221,6 +243,7 @@ class Prover:
     def _example(
         self,
         layouts: Iterable[Layout],
+        graphs: GraphSet,
         inputs: CaptureInputs,
         known: dict[Layout, Example],
         by_module: bool = False,
@@ -228,6 +251,7 @@ class Prover:
         """Return a call of the first layout that the declared forward takes; `by_module` one that both take.
 
         Raises:
+            SpecError: The output holds other Python values than those that graphs return.
             Exception: The error of the first layout, if the forward takes none.
         """
         first: Exception | None = None
@@ -239,14 +263,15 @@ class Prover:
             for tried in tries:
                 if isinstance(tried, Exception):
                     first = first or tried
-                elif by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
+                    continue
+                check_constants(tried.output.constants, graphs.constants or [])
+                if by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
                     declared = declared or tried
                 else:
                     known[layout] = tried
                     return tried
         if declared is None:
-            assert first is not None  # noqa: S101 - there is always a layout
-            raise first
+            raise first or LookupError("there is no layout to try")
         known[declared.layout] = declared
         return declared
 
