@@ -333,6 +333,16 @@ def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
         assert distance(own, expected) < 1e-5
 
 
+def test_a_stage_ends_borrowed_outputs_which_may_be_views_of_its_rows():
+    encoder = attention_encoder(outputs="borrowed", spec=SHAPED)
+    handle = encoder(rows_for([5, 9]), lengths=[5, 9])
+    with encoder.stage([5]) as stage:
+        stage.rows.zero_()
+        assert not handle.valid
+        with pytest.raises(vg.StaleOutputError):
+            _ = handle.output
+
+
 def test_borrowed_outputs_are_not_copied():
     encoder, rows = attention_encoder(outputs="borrowed"), rows_for([5])
     first = encoder(rows, lengths=[5])

@@ -192,3 +192,13 @@ def test_threads_that_need_different_budgets_all_get_them():
     run_in_threads(work, len(BUDGETS))
     assert captured(encoder) == set(BUDGETS)
     assert encoder.stats.replays == dict.fromkeys(BUDGETS, 3)
+
+
+def test_a_budget_that_no_memory_holds_is_not_added():
+    encoder, rows = attention_encoder(), rows_for([5, 9])
+    expected = encoder(rows, lengths=[5, 9])
+    before = encoder.budgets
+    with pytest.raises(RuntimeError, match="memory"):
+        encoder.add_budget(10**12)
+    assert encoder.budgets == before
+    assert torch.equal(encoder(rows, lengths=[5, 9]), expected)

@@ -3,7 +3,7 @@
 import enum
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +18,7 @@ import varlen_graphs as vg
 from tests.support.encoders import encoder_of, rows_for
 from tests.support.towers import distance
 from varlen_graphs.graphs.capturer import MOST_SETS, TOO_MANY_SETS
-from varlen_graphs.spec.statics import json_statics, static_key
+from varlen_graphs.spec.statics import ChangeableError, json_statics, static_key
 
 
 class Kind(enum.Enum):
@@ -62,6 +62,29 @@ def test_values_that_are_not_alike_have_keys_of_their_own():
 @pytest.mark.parametrize("make", [lambda: float("nan"), lambda: (float("nan"), 1), lambda: Setting(float("nan"), 2)])
 def test_nan_is_one_value(make):
     assert static_key({"by": make()}) == static_key({"by": make()})
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Has an attribute that is no field."""
+
+    kind: int
+    scale: InitVar[float] = 1.0
+
+    def __post_init__(self, scale):
+        object.__setattr__(self, "factor", scale)
+
+
+class Labelled(Setting):
+    def __init__(self, scale, label):
+        super().__init__(scale)
+        object.__setattr__(self, "label", label)
+
+
+@pytest.mark.parametrize("value", [Derived(1, 2.0), Labelled(1, "a")], ids=["of an InitVar", "of a subclass"])
+def test_a_frozen_dataclass_with_more_attributes_than_fields_is_refused(value):
+    with pytest.raises(ChangeableError):
+        static_key({"by": value})
 
 
 def test_json_preserves_numbers_texts_and_none():

@@ -56,7 +56,7 @@ def test_a_tape_records_the_operators_that_run_unwatched(part):
     assert recorded <= ran
     assert any("_fwd" in name or "_native_multi_head_attention" in name for name in recorded)
     tape.replay()
-    assert torch.equal(tape.outputs[0], expected[0])
+    torch.testing.assert_close(tape.outputs[0], expected[0])  # the fast path does not repeat its bits on every CPU
     assert vg.diagnose(module, arguments).ok
 
 

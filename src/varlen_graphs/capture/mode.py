@@ -15,6 +15,7 @@ from varlen_graphs.capture.cuda import CudaCapture
 from varlen_graphs.capture.parts import ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
+from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.errors import SpecError, counted, warn
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
@@ -72,6 +73,8 @@ class Mode:
             return "forward hooks"
         if OBSERVED.get():
             return "the module around it is diagnosed"
+        if (mode := active_mode()) is not None:
+            return mode
         return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
 
     def why_trained(self, rows_need_grad: bool) -> str | None:

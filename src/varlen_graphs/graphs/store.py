@@ -164,22 +164,23 @@ class GraphStore:
     def add(self, budget: Budget) -> None:
         """Add a budget, and capture it where there are graphs and calls do not wait for `capture_wanted`.
 
-        If the arena has no room for it, everything is recaptured in a larger one. If that exceeds the limit, budgets
-        are evicted, as after every capture.
+        If the arena has no room for it, everything is recaptured in a larger one. After an error it is not there.
 
         Raises:
             SpecError: Other ranks share the module.
         """
         self._check_may_change()
         self.budgets.add(budget)
-        if not all(arena.holds(budget) for arena in self.capturer.arenas.values()):
-            try:
+        try:
+            if not all(arena.holds(budget) for arena in self.capturer.arenas.values()):
                 self._recapture_all()
-            finally:
                 self._keep_to_limit()
-        for key, inputs in [] if self.lazy else [*self._inputs.items()]:
-            if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
-                self.capture(inputs, [budget])
+            for key, inputs in [] if self.lazy else [*self._inputs.items()]:
+                if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
+                    self.capture(inputs, [budget])
+        except BaseException:
+            self.drop(budget)
+            raise
 
     def drop(self, budget: Budget) -> None:
         """Remove a budget, and drop its graphs once they have run.
@@ -232,8 +233,7 @@ class GraphStore:
         before = [(key, inputs, self._sets[key].budgets) for key, inputs in self._inputs.items()]
         self._forget_all()
         for key, inputs, budgets in before:
-            enabled = self.budgets.enabled
-            again = [budget for budget in enabled if budget in budgets or budget == enabled[-1]]
+            again = [one for one in self.budgets.enabled if one in budgets or one == self.budgets.enabled[-1]]
             if self.can_capture(key, inputs) and again:
                 self.capturer.capture(key, inputs, again)
 

@@ -203,7 +203,8 @@ class Executor:
                 if lendable and items.veils is None and spans[0][0] == items.everything:
                     return Lent(graphs, budget, items.everything, self.pool)
             collected.take(outputs, graphs.extents, spans, items.veils)
-        items.finish(self.waits)
+        if isinstance(items, DeviceItems):
+            items.finish(self.waits)
         tensors = collected.tensors
         if call.padded and call.layout is not None:
             places = places or call.places

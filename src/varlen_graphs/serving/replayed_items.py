@@ -49,9 +49,6 @@ class HostItems:
         arena.load_layout(part, pack.budget, *self._batch)
         return part.total
 
-    def finish(self, wait: bool) -> None:
-        """Called when all packs were replayed."""
-
     def raise_finding(self) -> None:
         """Does nothing: the host has checked these items."""
 

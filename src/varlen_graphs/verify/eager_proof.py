@@ -6,6 +6,7 @@ from functools import partial
 from varlen_graphs.errors import VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
+from varlen_graphs.layout.items import Layout
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, few
@@ -57,6 +58,12 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
             raise VerificationError(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
+
+
+def in_two(layout: Layout) -> list[list[range]]:
+    """Return the groups of items in two parts, which are no halves: their numbers have few divisors in common."""
+    third = len(layout.groups) // 3
+    return [layout.groups[:third], layout.groups[third:]]
 
 
 def check_left_out(forward: Forward, example: Example, limit: float) -> None:

@@ -1,6 +1,6 @@
 """The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, limit_of
-from varlen_graphs.verify.eager_proof import check_eager, check_left_out
+from varlen_graphs.verify.eager_proof import check_eager, check_left_out, in_two
 from varlen_graphs.verify.made_up_calls import (
     crowded_layouts,
     edge_layouts,
@@ -72,7 +72,7 @@ class Prover:
     of its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
     those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
     refused: its calls run eager. If all graphs of a new set fail, all budgets are refused. The declared forward also
-    runs eager, on items that may be more and larger than graphs hold.
+    runs eager, on items that may be more and larger than graphs hold, and without what calls may leave out.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -135,24 +135,15 @@ class Prover:
     def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
-
-        def check_rich() -> None:
-            layouts = rich_layouts(spec, max(self._budgets.enabled))
-            check_eager(forward, self._example(layouts, graphs, inputs, known, by_module=True), limit)
-
-        def check_crowd() -> None:
-            crowd = self._example(crowded_layouts(spec), graphs, inputs, known, by_module=True)
-            groups = crowd.layout.groups
-            third = len(groups) // 3
-            check_eager(forward, crowd, limit, [groups[:third], groups[third:]])
-
-        def check_without() -> None:
-            if forward.may_leave_out:
-                check_left_out(forward, self._example(even_layouts(spec), graphs, inputs, known), limit)
-
-        for check in (check_rich, check_crowd, check_without):
+        checks: list[tuple[Iterator[Layout], Callable[[Example], None]]] = [
+            (rich_layouts(spec, max(self._budgets.enabled)), lambda example: check_eager(forward, example, limit)),
+            (crowded_layouts(spec), lambda example: check_eager(forward, example, limit, in_two(example.layout))),
+        ]
+        if forward.may_leave_out:
+            checks.append((even_layouts(spec), lambda example: check_left_out(forward, example, limit)))
+        for layouts, check in checks:
             with graphs.agreement.attempt() as attempt:
-                check()
+                check(self._example(layouts, graphs, inputs, known, by_module=True))
             failure = attempt.take()
             if failure is not None and isinstance(failure.error, VerificationError):
                 return [str(failure.error)]

@@ -1,0 +1,172 @@
+"""What calls leave out must mean what the module itself makes of that; also many items, and values of outputs."""
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+
+REFUSED = "its budget failed the proof"
+
+
+class Typed(nn.Module):
+    """Rows with kinds, or without."""
+
+    def __init__(self, given="kinds", missing=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.embed, self.missing = nn.Linear(8, 8), nn.Embedding(64, 8), missing
+
+    def forward(self, x, kinds=None):
+        if kinds is None and self.missing is None:
+            return self.linear(x)
+        kinds = torch.full((len(x),), self.missing, device=x.device) if kinds is None else kinds
+        return self.linear(x) + self.embed(kinds)
+
+
+def typed_encoder(module):
+    kinds = vg.PerRow("kinds", dtype=torch.int64, default=0)
+    return vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[kinds]), backend="tape")
+
+
+def test_an_input_whose_default_the_module_understands_otherwise_is_found():
+    module = Typed().eval()
+    encoder, rows, kinds = typed_encoder(module), torch.randn(10, 8), torch.arange(10)
+    with pytest.warns(
+        UserWarning, match="wrong for calls that leave 'kinds' out: output of item .* from the module itself"
+    ):
+        output = encoder(rows, lengths=[10])
+    assert torch.equal(output, module(rows))
+    assert encoder.stats.eager == {REFUSED: 1}
+    torch.testing.assert_close(encoder(rows, lengths=[10], kinds=kinds), module(rows, kinds))
+
+
+def test_a_default_that_means_what_the_module_makes_of_nothing_is_right():
+    module = Typed(missing=0).eval()
+    encoder, rows = typed_encoder(module), torch.randn(10, 8)
+    torch.testing.assert_close(encoder(rows, lengths=[10]), module(rows))
+    assert not encoder.stats.eager
+
+
+class Pool(nn.Module):
+    """The mean of real rows, or the last row where there is no mask."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, mask=None):
+        y = self.linear(x)
+        if mask is None:
+            return {"pooled": y[:, -1]}
+        weights = mask.to(y.dtype)[..., None]
+        return {"pooled": (y * weights).sum(1) / weights.sum(1)}
+
+
+def test_a_mask_that_may_be_left_out_is_tried_without():
+    module, rows = Pool().eval(), torch.randn(3, 10, 8)
+    spec = vg.BufferSpec("x", vg.PaddedMask("mask", optional=True), outputs=vg.Outputs(pooled=vg.Items()))
+    encoder = vg.GraphedEncoder(module, vg.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    with pytest.warns(UserWarning, match="that leave 'mask' out"):
+        assert torch.equal(encoder(rows)["pooled"], module(rows)["pooled"])
+    mask = torch.arange(10) < torch.tensor([[10], [4], [7]])
+    torch.testing.assert_close(encoder(rows, mask=mask)["pooled"], module(rows, mask)["pooled"])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, scale=None):
+        return self.linear(x) * (2.0 if scale is None else scale)
+
+
+def scaled(module, x, scale):
+    return module.linear(x) * scale
+
+
+@pytest.mark.parametrize("forward", [None, scaled], ids=["the module itself", "a function in its place"])
+def test_an_input_of_all_calls_is_tried_without(forward):
+    module, rows = Scaled().eval(), torch.randn(10, 8)
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.PerCall("scale", default=1.0)])
+    encoder = vg.GraphedEncoder(module, [64], spec, forward=forward, backend="tape")
+    if forward is not None:  # the module takes no lengths, so it cannot be asked
+        assert torch.equal(encoder(rows, lengths=[10]), module(rows, 1.0))
+        return
+    with pytest.warns(UserWarning, match="that leave 'scale' out"):
+        assert torch.equal(encoder(rows, lengths=[10]), module(rows))
+
+
+class Crowd(nn.Module):
+    """Items are treated apart until there are many."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.linear, self.embed = kind, nn.Linear(8, 8), nn.Embedding(64, 8)
+
+    def forward(self, x, lengths):
+        y = self.linear(x)
+        if self.kind == "centred beyond 10 items":
+            return y - y.mean(0) if lengths.numel() > 10 else y
+        return y + self.embed(torch.arange(len(x), device=x.device) // 1024)
+
+
+@pytest.mark.parametrize("kind", ["centred beyond 10 items", "embedded by 1024 rows"])
+def test_what_begins_with_many_items_or_rows_is_found(kind):
+    module = Crowd(kind).eval()
+    encoder = vg.GraphedEncoder(module, [64, 128, 256], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    lengths = [10] * 120 if "rows" in kind else [10] * 12
+    rows = torch.randn(sum(lengths), 8)
+    with pytest.warns(UserWarning, match="graphs failed the proof|could not be captured"):
+        output = encoder(rows, lengths=lengths)
+    torch.testing.assert_close(output, module(rows, torch.tensor(lengths)))
+    assert sum(encoder.stats.eager.values()) == 1
+
+
+class Paged(nn.Module):
+    """Each 8 items have an embedding, told by a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.embed = nn.Linear(8, 8), nn.Embedding(64, 8)
+
+    def forward(self, x, row_item):
+        return self.linear(x) + self.embed(row_item // 8)
+
+
+def test_what_counts_items_is_found_where_the_module_cannot_be_asked():
+    spec = vg.BufferSpec(
+        "x", vg.Lengths("lengths"), buffers=[vg.DeviceBuffer("row_item", lambda table: table.row_item)]
+    )
+    module, rows = Paged().eval(), torch.randn(120, 8)
+    encoder = vg.GraphedEncoder(module, [64, 128, 256], spec, backend="tape")
+    with pytest.warns(UserWarning, match="The items of a call act on each other"):
+        output = encoder(rows, lengths=[10] * 12)
+    torch.testing.assert_close(output, module(rows, torch.arange(12).repeat_interleave(10)))
+
+
+class Reports(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.linear, self.value = nn.Linear(8, 8), value
+
+    def forward(self, x):
+        return {"h": self.linear(x), "value": self.value(x)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda x: -len(x) % 8, lambda x: x * 2 if len(x) < 16 else None, lambda x: len(x) > 600],
+    ids=["multiples of 8", "a tensor of few rows", "many rows"],
+)
+def test_python_values_that_follow_from_the_rows_are_refused_wherever_they_change(value):
+    encoder = vg.GraphedEncoder(
+        Reports(value).eval(), [64, 128], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape"
+    )
+    for _ in range(2):
+        with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
+            encoder(torch.randn(17, 8), lengths=[17])
