@@ -32,7 +32,8 @@ test-gpu: $(DEV_ENV)
 
 # The job and the server on Ray, which is large, so that `make test` does without.
 test-offline: $(OFFLINE_ENV)
-	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py tests/servers $(ARGS)
+	$(RUN) -m pytest tests/project/test_embed_folder.py tests/project/test_examples.py tests/servers \
+	    tests/servers/workers.py $(ARGS)
 
 # The doctor and default encoders over tests/doctor/corpus; writes the score into docs/doctor.md.
 score: $(DEV_ENV)

@@ -2,15 +2,10 @@
 
 import gc
 import os
-import signal
-import subprocess
-import sys
 import threading
-import urllib.error
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -140,47 +135,6 @@ def test_a_model_is_loaded_anew_while_it_answers(server):
 
     wait_for(gone)
     assert load(server, count=20, seed=5) == 0
-
-
-def test_a_worker_that_dies_is_replaced_and_the_end_is_clean():
-    port = free_port()
-    command = [sys.executable, "-m", "examples.servers.with_fastapi", "--port", str(port), "--workers", "2"]
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
-    ) as own:
-        log = []
-        reader = threading.Thread(target=lambda: log.extend(own.stderr))
-        reader.start()
-        try:
-            server = f"http://127.0.0.1:{port}"
-
-            def patient(url, body):
-                """Ask again where a worker died."""
-                answers = []
-
-                def answered():
-                    with suppress(urllib.error.URLError, HTTPException, ConnectionError):
-                        answers.append(post(url, body))
-                    return answers
-
-                wait_for(answered)
-                return answers[0]
-
-            def workers():
-                return {patient(f"{server}/sentences", BODIES["sentences"][0])[1]["worker"] for _ in range(20)}
-
-            wait_for(lambda: len(workers()) == 2)
-            dead = min(workers())
-            os.kill(dead, signal.SIGKILL)
-            assert load(server, count=20, send=patient) == 0
-            wait_for(lambda: len(workers() - {dead}) == 2)
-            own.send_signal(signal.SIGTERM)
-            assert own.wait(60) in (0, -signal.SIGTERM)
-        finally:
-            own.kill()
-            reader.join()
-    assert "Traceback" not in "".join(log)
 
 
 def test_the_examples_are_short():

@@ -164,7 +164,7 @@ class GraphStore:
     def add(self, budget: Budget) -> None:
         """Add a budget, and capture it where there are graphs and calls do not wait for `capture_wanted`.
 
-        If the arena has no room for it, everything is recaptured in a larger one. After an error it is not there.
+        If the arena lacks room, everything is recaptured in a larger one. After an error the budget is not there.
 
         Raises:
             SpecError: Other ranks share the module.
@@ -174,13 +174,14 @@ class GraphStore:
         try:
             if not all(arena.holds(budget) for arena in self.capturer.arenas.values()):
                 self._recapture_all()
-                self._keep_to_limit()
             for key, inputs in [] if self.lazy else [*self._inputs.items()]:
                 if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
                     self.capture(inputs, [budget])
         except BaseException:
             self.drop(budget)
             raise
+        finally:
+            self._keep_to_limit()
 
     def drop(self, budget: Budget) -> None:
         """Remove a budget, and drop its graphs once they have run.
@@ -247,8 +248,7 @@ class GraphStore:
         Raises:
             StaleGraphError: It has changed, with `on_change="error"`.
         """
-        guard = self.capturer.dependencies.guard
-        if guard is not None and (change := guard.find_change()):
+        if (guard := self.capturer.dependencies.guard) is not None and (change := guard.find_change()):
             self._handle(change)
 
     def _handle(self, change: str) -> None:

@@ -1,0 +1,56 @@
+"""The workers of the FastAPI server, in processes of their own: `make test-offline`, because they take long to start."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+from tests.servers.clients import BODIES, free_port, load, post, wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_worker_that_dies_is_replaced_and_the_end_is_clean():
+    port = free_port()
+    command = [sys.executable, "-m", "examples.servers.with_fastapi", "--port", str(port), "--workers", "2"]
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
+    ) as own:
+        log = []
+        reader = threading.Thread(target=lambda: log.extend(own.stderr))
+        reader.start()
+        try:
+            server = f"http://127.0.0.1:{port}"
+
+            def patient(url, body):
+                """Ask again where a worker died."""
+                answers = []
+
+                def answered():
+                    with suppress(urllib.error.URLError, HTTPException, ConnectionError):
+                        answers.append(post(url, body))
+                    return answers
+
+                wait_for(answered)
+                return answers[0]
+
+            def workers():
+                return {patient(f"{server}/sentences", BODIES["sentences"][0])[1]["worker"] for _ in range(20)}
+
+            wait_for(lambda: len(workers()) == 2)
+            dead = min(workers())
+            os.kill(dead, signal.SIGKILL)
+            assert load(server, count=20, send=patient) == 0
+            wait_for(lambda: len(workers() - {dead}) == 2)
+            own.send_signal(signal.SIGTERM)
+            assert own.wait(60) in (0, -signal.SIGTERM)
+        finally:
+            own.kill()
+            reader.join()
+    assert "Traceback" not in "".join(log)
