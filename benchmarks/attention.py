@@ -1,17 +1,21 @@
-"""Varlen attention, microseconds a layer inside a captured graph: ours against FlashAttention 2 and cuDNN.
+"""Varlen attention, microseconds a layer inside a captured graph: ours against FlashAttention 2 and 3 and cuDNN.
 
 Run with `make bench-kernels`. 16 heads; q, k and v are views of one packed projection, as in a tower. Nothing is timed
 unless it agrees with a float32 reference.
 
 - *FA2 exact*: `torch.nn.attention.varlen.varlen_attn` with exactly the segments and the longest length of the row.
 - *FA2 padded*: the same with 64 segment slots and `max_seqlen` 8192, as a graph of many layouts must freeze it.
+- *FA3 padded*: `flash_attn_varlen_func` of `fa3-fwd`, where it is installed, with 256 segment slots.
 - *cuDNN*: dense `scaled_dot_product_attention` at the exact shape, where there is one segment.
-- *ours*: with exactly the segments there are, with 64 slots, and with 256, `max_seqlen` 8192 in the last two.
+- *ours*: with exactly the segments there are, with 64 slots, and with 256, `max_seqlen` 8192 in the last two; the
+  backend that was timed to be the faster one, as in captures.
+- *triton*: that backend alone, with 256 slots.
 - *schedule*: the tile schedule with 256 slots, which is computed once and serves every layer.
 """
 
 import argparse
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -32,11 +36,13 @@ from benchmarks.common import (
     time_kernels,
     write_json,
 )
+from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.attention.kernel import reference
+from varlen_graphs.attention.timing import measuring
 
 HEADS = 16
 LARGEST = 8192
-"""The `max_seqlen` of padded calls."""
+"""The `max_seqlen` of padded calls, unless a segment is longer."""
 
 ROWS: dict[str, tuple[int, list[int]]] = {
     "72, 196": (72, [196]),
@@ -49,18 +55,26 @@ ROWS: dict[str, tuple[int, list[int]]] = {
     "72, 49 x 64": (72, [64] * 49),
     "72, 9 x 196": (72, [196] * 9),
     "72, 27 x 64": (72, [64] * 27),
+    "72, 16384": (72, [16384]),
+    "72, 16 x 1024": (72, [1024] * 16),
+    "72, 8 x 1764": (72, [1764] * 8),
     "80, 7056": (80, [7056]),
     "64, 3136": (64, [3136]),
     "64, 7056": (64, [7056]),
     "128, 3136": (128, [3136]),
     "128, 7056": (128, [7056]),
+    "128, 16384": (128, [16384]),
+    "128, 16 x 1024": (128, [1024] * 16),
+    "96, 7056": (96, [7056]),
 }
 """Head dim and segment lengths, by name."""
 
 Attend = Callable[[], Tensor]
 
 
-def ours_with_schedule(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Attend, Any]:
+def ours_with_schedule(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: AttentionBackend = "auto"
+) -> tuple[Attend, Any]:
     """Our kernel: what one layer runs, and what is computed once for all layers. The only place that calls it."""
 
     def tiles() -> Any:
@@ -71,19 +85,32 @@ def ours_with_schedule(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_
     schedule = tiles()
 
     def attend() -> Tensor:
-        return vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen, backend="triton", schedule=schedule)
+        return vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen, backend=backend, schedule=schedule)
 
+    with measuring():
+        attend()
     return attend, tiles
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
+def ours(*arguments: Any) -> Attend:
     """Our kernel, the tile schedule already there."""
-    return ours_with_schedule(q, k, v, cu_seqlens, max_seqlen)[0]
+    return ours_with_schedule(*arguments)[0]
 
 
 def flash2(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
     """FlashAttention 2, as torch ships it."""
     return lambda: varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+
+
+def flash3(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
+    """FlashAttention 3, as the wheel `fa3-fwd` ships it."""
+    from fa3_fwd_interface import flash_attn_varlen_func
+
+    def attend() -> Tensor:
+        out = flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+        return out[0] if isinstance(out, tuple) else out
+
+    return attend
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Attend:
@@ -126,7 +153,7 @@ def main() -> None:
 def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
     """Microseconds of every system for one head dim and one set of lengths; a system that fails says why."""
     head_dim, lengths = ROWS[name]
-    total, exact_slots = sum(lengths), len(lengths)
+    total, exact_slots, longest = sum(lengths), len(lengths), max(LARGEST, *lengths)
     torch.manual_seed(0)
     qkv = torch.randn(total, 3, HEADS, head_dim, device="cuda", dtype=dtype)
     q, k, v = qkv.unbind(1)
@@ -136,17 +163,20 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
 
     systems: dict[str, Callable[[], Attend]] = {
         "fa2_exact": lambda: flash2(q, k, v, exact, max(lengths)),
-        "fa2_padded": lambda: flash2(q, k, v, padded, LARGEST),
+        "fa2_padded": lambda: flash2(q, k, v, padded, longest),
         "ours_exact": lambda: ours(q, k, v, exact, max(lengths)),
-        "ours_64": lambda: ours(q, k, v, padded, LARGEST),
-        "ours_256": lambda: ours(q, k, v, roomy, LARGEST),
+        "ours_64": lambda: ours(q, k, v, padded, longest),
+        "ours_256": lambda: ours(q, k, v, roomy, longest),
+        "triton_256": lambda: ours(q, k, v, roomy, longest, "triton"),
     }
+    if dtype == torch.bfloat16 and find_spec("fa3_fwd_interface"):
+        systems["fa3_256"] = lambda: flash3(q, k, v, roomy, longest)
     if exact_slots == 1:
         systems["cudnn"] = lambda: cudnn(q, k, v)
     row: dict[str, Any] = {"row": name, "head_dim": head_dim, "lengths": lengths, "fa2_error": flash2_error}
     row |= time_kernels(systems, [expected], flash2_error)
     if "ours_256_us" in row:
-        row["schedule_us"] = gpu_microseconds(ours_with_schedule(q, k, v, roomy, LARGEST)[1])
+        row["schedule_us"] = gpu_microseconds(ours_with_schedule(q, k, v, roomy, longest)[1])
     row["tflop"] = 4 * sum(length**2 for length in lengths) * HEADS * head_dim / 1e12
     return row
 
@@ -154,20 +184,20 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
 def report(rows: list[dict[str, Any]]) -> str:
     """The table. Ratios are the other's time over ours, so above 1 is faster."""
     header = (
-        "head dim, lengths", "FA2 exact", "FA2 padded", "cuDNN", "ours exact", "ours 64", "ours 256", "schedule",
-        "TFLOP/s", "FA2 exact / ours", "at least", "cuDNN / ours", "256 / exact slots",
+        "head dim, lengths", "FA2 exact", "FA2 padded", "FA3 padded", "cuDNN", "ours exact", "ours 64", "ours 256",
+        "triton", "schedule", "TFLOP/s", "FA2 exact / ours", "FA3 / ours", "cuDNN / ours", "256 / exact slots",
     )  # fmt: skip
     lines = []
     for row in rows:
-        fa2, dense, best, ours64, ours256 = (
-            row.get(f"{system}_us") for system in ("fa2_exact", "cudnn", "ours_exact", "ours_64", "ours_256")
+        fa2, fa3, dense, best, ours64, ours256 = (
+            row.get(f"{system}_us") for system in ("fa2_exact", "fa3_256", "cudnn", "ours_exact", "ours_64", "ours_256")
         )
         rate = row["tflop"] / (ours64 * 1e-6) if ours64 else None
-        floor = 1.35 if sum(row["lengths"]) >= 1764 else 1.2
         lines.append(
             (
-                row["row"], fa2, row.get("fa2_padded_us"), dense, best, ours64, ours256, row.get("schedule_us"),
-                rate, _ratio(fa2, ours64), floor, _ratio(dense, ours64), _ratio(ours256, best),
+                row["row"], fa2, row.get("fa2_padded_us"), fa3, dense, best, ours64, ours256, row.get("triton_256_us"),
+                row.get("schedule_us"), rate, _ratio(fa2, ours64), _ratio(fa3, ours256), _ratio(dense, ours64),
+                _ratio(ours256, best),
             )
         )  # fmt: skip
     return "\n".join([table(header, lines), *failures(rows)])

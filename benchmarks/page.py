@@ -127,15 +127,17 @@ def attention(result: Result) -> str:
     """Attention, microseconds a layer."""
     lines = []
     for row in result["rows"]:
-        fa2, dense, ours, few, many = (
-            row.get(f"{system}_us") for system in ("fa2_exact", "cudnn", "ours_exact", "ours_64", "ours_256")
+        fa2, fa3, dense, ours, few, many, triton = (
+            row.get(f"{system}_us")
+            for system in ("fa2_exact", "fa3_256", "cudnn", "ours_exact", "ours_64", "ours_256", "triton_256")
         )
         rate = row["tflop"] / ours * 1e6
-        ratios = fa2 / ours, dense / ours if dense else None, many / ours
-        lines.append((row["row"], fa2, row["fa2_padded_us"], dense, bold(ours), few, many, *ratios, f"{rate:.0f}"))
+        ratios = fa2 / ours, fa3 / many if fa3 else None, many / ours
+        padded = row["fa2_padded_us"]
+        lines.append((row["row"], fa2, padded, fa3, dense, bold(ours), few, many, triton, *ratios, f"{rate:.0f}"))
     header = (
-        "head dim, lengths", "FA2", "FA2 padded", "cuDNN", "ours", "64 slots", "256 slots", "FA2 / ours",
-        "cuDNN / ours", "256 / ours", "TFLOP/s",
+        "head dim, lengths", "FA2", "FA2 padded", "FA3", "cuDNN", "ours", "64 slots", "256 slots", "triton",
+        "FA2 / ours", "FA3 / ours", "256 / ours", "TFLOP/s",
     )  # fmt: skip
     return table(header, lines)
 

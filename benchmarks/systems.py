@@ -236,7 +236,7 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
         return Replay(
             lambda: encoder.executor.forward(
-                call.rows, vg.layout.ItemTable(values, budget, spec.layout), host={}, statics={}
+                call.rows, vg.layout.ItemTable(values, budget, spec.layout), given={}, statics={}
             ),
             kernels_alone=True,
         )

@@ -107,15 +107,20 @@ def test_the_arithmetic_is_at_least_float32(dtype):
         torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-schedules = st.tuples(segments | st.just([(300, 7), (0, 9), (129, 9)]), st.integers(0, 200), st.sampled_from([4, 64]))
+schedules = st.tuples(
+    segments | st.just([(300, 7), (0, 9), (129, 9)]),
+    st.integers(0, 200),
+    st.sampled_from([4, 64]),
+    st.sampled_from([1, 7, 9, 500]),
+)
 
 
 @given(schedules)
 def test_every_row_is_in_one_tile_and_the_longest_come_first(case):
-    segments, padding, block = case
+    segments, padding, block, long = case
     lengths, lengths_k = zip(*segments, strict=True)
     rows, cu_q, cu_k = sum(lengths) + padding, boundaries(lengths).tolist(), boundaries(lengths_k).tolist()
-    tiles = schedule_reference.tile_schedule(boundaries(lengths), boundaries(lengths_k), rows, block)
+    tiles = schedule_reference.tile_schedule(boundaries(lengths), boundaries(lengths_k), rows, block, long)
     assert tiles.dtype == torch.int32
     assert tiles.shape == (1 + schedule_reference.tile_bound(rows, len(lengths), block), 5)
     count = int(tiles[0, 0])
@@ -134,6 +139,7 @@ def test_every_row_is_in_one_tile_and_the_longest_come_first(case):
         seen += range(begin, min(begin + block, stop))
     assert sorted(seen) == list(range(rows))
     assert keys == sorted(keys, reverse=True)
+    assert tiles[0, 1] == sum(length >= long for length in keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -176,13 +182,15 @@ def test_tiles_are_those_that_were_measured_to_be_faster(head_dim, rows, longest
 def test_the_operators_are_sound_for_the_compiler():
     q, k, v = random_qkv([3, 7], [5, 1], heads=4, heads_k=2, padding=2)
     cu_q, cu_k = boundaries([3, 7]), boundaries([5, 1])
-    torch.library.opcheck(schedule_op.tile_schedule, (cu_q, cu_k, 12, 64))
-    tiles = schedule_op.tile_schedule(cu_q, cu_k, 12, 64)
+    torch.library.opcheck(schedule_op.tile_schedule, (cu_q, cu_k, 12, 64, 5))
+    tiles = schedule_op.tile_schedule(cu_q, cu_k, 12, 64, 5)
     for given_tiles in (None, tiles):
-        torch.library.opcheck(op.attention, (q, k, v, cu_q, cu_k, given_tiles, 64, 7, 5, 0.3, -1, 0, "auto"))
+        torch.library.opcheck(op.attention, (q, k, v, cu_q, cu_k, given_tiles, 64, None, 0, 7, 5, 0.3, -1, 0, "auto"))
     packed = torch.randn(12, 3, 2, 8).unbind(1)
-    torch.library.opcheck(op.attention, (*packed, cu_q, cu_q, None, 64, 7, 7, 0.3, -1, -1, "reference"))
-    torch.library.opcheck(op.attention, (*packed, cu_q, cu_q, None, 64, 7, 7, 0.3, -1, -1, "auto", random_bias(2, 3)))
+    torch.library.opcheck(op.attention, (*packed, cu_q, cu_q, None, 64, None, 0, 7, 7, 0.3, -1, -1, "reference"))
+    torch.library.opcheck(
+        op.attention, (*packed, cu_q, cu_q, None, 64, None, 0, 7, 7, 0.3, -1, -1, "auto", random_bias(2, 3))
+    )
 
 
 @given(
@@ -269,7 +277,7 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
             {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
             "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and its segments would be used",
         ),
-        ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')"),
+        ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'hopper', 'torch', 'reference')"),
         (
             {"backend": "torch"},
             "attention backend 'torch' got torch.float32 on cpu with head_dim 8: expected float16 or",
@@ -342,7 +350,7 @@ def test_a_backend_is_two_functions_and_an_entry_in_the_registry(monkeypatch):
 
     def inputs(heads):
         tensors = random_qkv([3], heads=heads), boundaries([3])
-        return AttentionInputs(*tensors[0], tensors[1], tensors[1], None, 0, 3, 3, 1.0, -1, -1)
+        return AttentionInputs(*tensors[0], tensors[1], tensors[1], None, 0, None, 0, 3, 3, 1.0, -1, -1)
 
     monkeypatch.setitem(backends.BACKENDS, "ones", Ones())
     assert (backends.run(inputs(2), "ones") == 1).all()

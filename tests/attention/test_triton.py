@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 def launch(q, k, v, cu_q, cu_k=None, block=64, scale=0.3, left=-1, right=-1, bias=None):
     from varlen_graphs.attention.kernel import triton
 
-    tiles = schedule_kernel.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block)
+    tiles = schedule_kernel.tile_schedule(cu_q, cu_q if cu_k is None else cu_k, q.shape[0], block, 100)
     return triton.attention(q, k, v, tiles, block, scale, left, right, bias)
 
 
@@ -46,13 +46,13 @@ segments = st.lists(st.tuples(st.sampled_from([0, 1, 5, 64, 65, 200]), st.intege
 
 
 @settings(max_examples=40)
-@given(segments, st.integers(0, 150), st.sampled_from([64, 128]))
-def test_the_schedule_equals_the_reference(segments, padding, block):
+@given(segments, st.integers(0, 150), st.sampled_from([64, 128, 192]), st.sampled_from([1, 3, 5, 10]))
+def test_the_schedule_equals_the_reference(segments, padding, block, long):
 
     lengths, lengths_k = (boundaries(x) for x in zip(*segments, strict=True))
     rows = int(lengths[-1]) + padding
-    got = schedule_kernel.tile_schedule(lengths, lengths_k, rows, block)
-    expected = schedule_reference.tile_schedule(lengths, lengths_k, rows, block)
+    got = schedule_kernel.tile_schedule(lengths, lengths_k, rows, block, long)
+    expected = schedule_reference.tile_schedule(lengths, lengths_k, rows, block, long)
     assert got.shape == expected.shape
     count = 1 + int(expected[0, 0])
     assert torch.equal(got[:count], expected[:count])
@@ -70,8 +70,8 @@ def test_no_tile_is_of_rows_that_are_not_there_whatever_the_boundaries_are(ends)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", here)
-        tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, 10, 64)
-    assert 0 <= tiles[0, 0] < bound
+        tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, 10, 64, 1)
+    assert 0 <= tiles[0, 1] <= tiles[0, 0] < bound
     assert (tiles[1 : 1 + tiles[0, 0], 0] >= 0).all()
     assert (tiles[1 : 1 + tiles[0, 0], 1] <= 10).all()
     assert (memory[:10] == -7).all()
@@ -83,10 +83,29 @@ def test_the_schedule_of_many_slots_and_of_one_long_segment(slots):
 
     lengths = [3] * 140 + [64 * 70 + 1]  # more segments than a chunk, more tiles than a program writes at a time
     cu_seqlens = boundaries(lengths, empty=slots - len(lengths))
-    got = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
-    expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64)
+    got = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64, 512)
+    expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64, 512)
     count = 1 + int(expected[0, 0])
     assert torch.equal(got[:count], expected[:count])
+
+
+@given(segments, st.integers(0, 30), st.sampled_from([64, 128]))
+@settings(max_examples=20)
+def test_rows_of_long_segments_are_left_to_another_kernel(segments, padding, block):
+    from varlen_graphs.attention.kernel import triton
+
+    lengths = [length for length, _ in segments]
+    q, k, v = random_qkv(lengths, padding=padding)
+    cu_seqlens, long = boundaries(lengths), torch.full_like(q, 7.0)
+    tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, q.shape[0], block, 100)
+    out = triton.attention(q, k, v, tiles, block, 0.3, -1, -1, long=long)
+    assert out is long
+    is_long = torch.tensor([length >= 100 for length in [*lengths, 0]]).repeat_interleave(
+        torch.tensor([*lengths, padding])
+    )
+    assert (out[is_long] == 7).all()
+    expected = naive_attention(q, k, v, lengths, lengths, 0.3)
+    assert relative(out[~is_long], expected[~is_long]) <= TOLERANCE[q.dtype]
 
 
 @pytest.mark.parametrize("block", [64, 128])

@@ -1,6 +1,5 @@
 """Public functions of attention: `varlen_attention`, and `tile_schedule` for layers that share one schedule."""
 
-from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -8,31 +7,14 @@ from torch import Tensor
 
 from varlen_graphs.attention import op
 from varlen_graphs.attention.backends import AttentionBackend
-from varlen_graphs.attention.kernel.config import tile_rows
-from varlen_graphs.attention.tile_schedule import op as schedule_op
+from varlen_graphs.attention.hopper.config import runs_on
+from varlen_graphs.attention.schedule import TileSchedule, long_tiles_of, tiles_of
 from varlen_graphs.errors import InputError
+
+__all__ = ["TileSchedule", "Window", "tile_schedule", "varlen_attention"]
 
 Window = tuple[int, int]
 """Number of keys before and after its own position that a query sees; -1 means all."""
-
-
-@dataclass(frozen=True)
-class TileSchedule:
-    """Assignment of tiles of query rows to segments, computed once per forward and used by all layers.
-
-    Attributes:
-        tiles: int32 `[1 + tiles, 5]`; see `varlen_graphs.attention.tile_schedule.reference`.
-        block: Query rows per tile.
-        rows: Query rows, padding included.
-        cu_seqlens: Segments of the queries that it was computed from, int32 `[segments + 1]`.
-        cu_seqlens_k: Segments of the keys that it was computed from, int32 `[segments + 1]`.
-    """
-
-    tiles: Tensor
-    block: int
-    rows: int
-    cu_seqlens: Tensor
-    cu_seqlens_k: Tensor
 
 
 def tile_schedule(
@@ -40,8 +22,9 @@ def tile_schedule(
 ) -> TileSchedule:
     """Compute the schedule that `varlen_attention` otherwise computes in every layer.
 
-    One small launch and one small allocation. Never syncs with the host: the number of tiles stays on the device. The
-    rows per tile follow from the other arguments and are frozen at capture.
+    One small launch and one small allocation, or two of each where segments may be long on a Hopper GPU. Never syncs
+    with the host: the number of tiles stays on the device. The rows per tile follow from the other arguments and are
+    frozen at capture.
 
     Args:
         cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends, may end in equal values.
@@ -59,10 +42,12 @@ def tile_schedule(
     """
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     _check_boundaries(cu_seqlens, cu_seqlens_k, cu_seqlens.device)
-    # A choice by size would make torch.compile guard on it, and recompile at every number of rows where it changes.
-    block = 64 if torch.compiler.is_compiling() else tile_rows(head_dim, heads, rows, max_seqlen)
-    tiles = schedule_op.tile_schedule(*_contiguous(cu_seqlens, cu_seqlens_k), rows, block)
-    return TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
+    segments, sizes = _contiguous(cu_seqlens, cu_seqlens_k), (rows, heads, head_dim, max_seqlen)
+    long: tuple[Tensor | None, int] = (None, 0)
+    own = segments[1] is segments[0]
+    if own and not torch.compiler.is_compiling() and runs_on(cu_seqlens.device, head_dim, min(max_seqlen, rows)):
+        long = long_tiles_of(segments[0], *sizes)
+    return TileSchedule(*tiles_of(*segments, *sizes), *long, rows, cu_seqlens, cu_seqlens_k)
 
 
 def varlen_attention(
@@ -112,11 +97,14 @@ def varlen_attention(
 
             - `"triton"`: the kernel of this package, whose cost follows the active rows (CUDA; float16, bfloat16 and
               float32; `head_dim` up to 256);
+            - `"hopper"`: the same, with another kernel for segments of at least 1,000 keys that is compiled at its first
+              use (GPUs of compute capability 9.0; float16 and bfloat16; `head_dim` a multiple of 8 from 64 to 128;
+              self-attention without `window`, `causal` and `bias`);
             - `"torch"`: `torch.nn.attention.varlen` (CUDA; float16 and bfloat16; `head_dim` a multiple of 8 up to 256;
               `heads_k` equal to `heads`; no `bias`);
             - `"reference"`: plain torch operations (any device and dtype; memory grows with the square of the rows);
-            - `"auto"`: the fastest of the first two for this size, as timed when graphs are captured; the first that
-              supports the inputs if none was timed; the reference if neither does.
+            - `"auto"`: the fastest of the first three for this size, as timed when graphs are captured; the first that
+              supports the inputs if none was timed; the reference if none does.
 
     Returns:
         `[rows, heads, head_dim]` in the dtype of `q`. Padding rows are zero, but arbitrary with `"torch"`.
@@ -142,16 +130,13 @@ def varlen_attention(
             f"scale={scale}, window={window}: expected scale > 0 and window sizes of at least -1 (all keys)"
         )
     _check_bias(bias, q)
-    if schedule is None:
-        tiles, block = None, 0  # the operator chooses: torch.compile would guard on a choice by size made here
-    else:
+    tiles: tuple[Tensor | None, int, Tensor | None, int] = (None, 0, None, 0)
+    if schedule is not None:  # the operator computes one: torch.compile would guard on a choice by size made here
         _check_schedule(schedule, q.shape[0], cu_seqlens, cu_seqlens_k)
-        tiles, block = schedule.tiles, schedule.block
+        tiles = schedule.tiles, schedule.block, schedule.long_tiles, schedule.long_block
     segments = _contiguous(cu_seqlens, cu_seqlens_k)
     bias = None if bias is None else bias.contiguous()
-    out: Tensor = op.attention(
-        q, k, v, *segments, tiles, block, max_seqlen, max_seqlen_k, scale, left, right, backend, bias
-    )
+    out: Tensor = op.attention(q, k, v, *segments, *tiles, max_seqlen, max_seqlen_k, scale, left, right, backend, bias)
     return out
 
 

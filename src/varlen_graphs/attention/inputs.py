@@ -5,12 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.kernel.config import tile_rows
-from varlen_graphs.attention.tile_schedule.op import tile_schedule
+from varlen_graphs.attention.schedule import long_tiles_of, tiles_of
 
 
 class AttentionInputs(NamedTuple):
-    """Arguments of one attention; see `varlen_attention`. If `tiles` is `None`, `block` has no meaning."""
+    """Arguments of one attention; see `varlen_attention`. Without `tiles` or `long_tiles`, its block has no meaning."""
 
     q: Tensor
     k: Tensor
@@ -19,6 +18,8 @@ class AttentionInputs(NamedTuple):
     cu_seqlens_k: Tensor
     tiles: Tensor | None
     block: int
+    long_tiles: Tensor | None
+    long_block: int
     max_seqlen_q: int
     max_seqlen_k: int
     scale: float
@@ -32,8 +33,15 @@ class AttentionInputs(NamedTuple):
         if self.tiles is not None:
             return self.tiles, self.block
         rows, heads, head_dim = self.q.shape
-        block = tile_rows(head_dim, heads, rows, self.max_seqlen_q)
-        return tile_schedule(self.cu_seqlens_q, self.cu_seqlens_k, rows, block), block
+        return tiles_of(self.cu_seqlens_q, self.cu_seqlens_k, rows, heads, head_dim, self.max_seqlen_q)
+
+    @property
+    def long_schedule(self) -> tuple[Tensor, int]:
+        """Tile schedule for the kernel of long segments and query rows per tile, likewise."""
+        if self.long_tiles is not None:
+            return self.long_tiles, self.long_block
+        rows, heads, head_dim = self.q.shape
+        return long_tiles_of(self.cu_seqlens_q, rows, heads, head_dim, self.max_seqlen_q)
 
     @property
     def is_self_attention(self) -> bool:
@@ -44,9 +52,13 @@ class AttentionInputs(NamedTuple):
         """Return the same self-attention with the longest segments allowed: captures use many short ones."""
         boundary = torch.arange(self.cu_seqlens_q.shape[0], device=self.q.device)
         cu_seqlens = (boundary * self.max_seqlen_q).clamp(max=self.q.shape[0]).int()
-        long = self._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None)
+        long = self._replace(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, tiles=None, long_tiles=None)
         tiles, block = long.schedule
-        return long._replace(tiles=tiles, block=block)
+        long = long._replace(tiles=tiles, block=block)
+        if self.long_tiles is None:
+            return long
+        tiles, block = long.long_schedule
+        return long._replace(long_tiles=tiles, long_block=block)
 
     def squares(self) -> float:
         """Return the sum of the squared lengths of query segments. Syncs with the device."""

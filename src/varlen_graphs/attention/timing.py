@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.files import number
+
+CYCLES_PER_S = 2e9
+"""Of a GPU, at most."""
 
 RunAttention = Callable[[AttentionInputs], Tensor]
 
@@ -118,8 +122,11 @@ def _time(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> Time
 def _milliseconds(run: RunAttention, inputs: AttentionInputs, repeats: int = 5) -> float:
     """Return the device time alone, as inside a graph: launches are queued behind a wait that outlasts them."""
     run(inputs)
+    begin = perf_counter()
+    run(inputs)
+    launching = repeats * (perf_counter() - begin)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
+    torch.cuda._sleep(int(CYCLES_PER_S * (0.001 + 2 * launching)))
     start.record()
     for _ in range(repeats):
         run(inputs)

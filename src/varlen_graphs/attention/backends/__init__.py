@@ -9,12 +9,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.backends import reference, torch_varlen, triton_kernel
+from varlen_graphs.attention.backends import hopper_kernel, reference, torch_varlen, triton_kernel
 from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.timing import fastest
 from varlen_graphs.errors import InputError
 
-AttentionBackend = Literal["auto", "triton", "torch", "reference"]
+AttentionBackend = Literal["auto", "triton", "hopper", "torch", "reference"]
 """Accepted values of `backend=`."""
 
 
@@ -28,7 +28,12 @@ class Implementation(Protocol):
         """Compute the attention, `[rows, heads, head_dim]` in the dtype of `q`. Never syncs with the host."""
 
 
-BACKENDS: dict[str, Implementation] = {"triton": triton_kernel, "torch": torch_varlen, "reference": reference}
+BACKENDS: dict[str, Implementation] = {
+    "triton": triton_kernel,
+    "hopper": hopper_kernel,
+    "torch": torch_varlen,
+    "reference": reference,
+}
 """Backends by name, in the order in which `"auto"` prefers those that were not timed. The reference comes last."""
 
 

@@ -115,11 +115,12 @@ def _attention(
     HEADS: tl.constexpr, GROUP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HALF: tl.constexpr, TAIL: tl.constexpr, SHORT_TAIL: tl.constexpr, STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
+    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     dims0 = tl.arange(0, D0)
     dims1 = D0 + tl.arange(0, D1 if D1 else 16)
-    for work in range(tl.program_id(0), tl.load(tiles) * HEADS, tl.num_programs(0)):
+    begin = tl.load(tiles + 1) * HEADS if SHORT else 0
+    for work in range(begin + tl.program_id(0), tl.load(tiles) * HEADS, tl.num_programs(0)):
         # All tiles of a head are consecutive: programs that run at the same time read the same keys.
         tile = tiles + 5 + work // HEADS * 5
         q_first = tl.load(tile)
@@ -217,15 +218,16 @@ def _attention(
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, left: int, right: int,
-    bias: Tensor | None = None,
+    bias: Tensor | None = None, long: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `reference.varlen_attention` over the tile schedule of its segments, for contiguous channels.
 
     A persistent grid reads the number of tiles on the device: the cost follows the active rows, and depends neither on
-    `max_seqlen` nor on the capacity for segments. One launch; allocates the output.
+    `max_seqlen` nor on the capacity for segments. One launch; allocates the output, unless `long` is given: contiguous
+    output that holds the rows of long segments, into which the other rows are written.
     """
     rows, heads, head_dim = q.shape
-    out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device) if long is None else long
     if rows == 0:
         return out
     config = configuration(head_dim, block, q.dtype, bias is not None)
@@ -246,6 +248,7 @@ def attention(
         BLOCK_M=block, BLOCK_N=keys, HALF=HALF, TAIL=min(TAIL, keys),
         SHORT_TAIL=SHORT_TAIL, STAGES=config.stages, DESCRIBED=described,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", REACH=None if bias is None else bias.shape[1] // 2,
+        SHORT=long is not None,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out

@@ -20,8 +20,8 @@ def _tiles(start, stop, rows, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["segments", "rows"])  # sizes differ between calls: one kernel for all
 def _schedule(
-    cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, CHUNK: tl.constexpr,
-    TILES: tl.constexpr,
+    cu_q, cu_k, tiles, segments, rows, BLOCK: tl.constexpr, LONG: tl.constexpr, SEGMENTS: tl.constexpr,
+    CHUNK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Write the tiles of `SEGMENTS` segments; each program derives its first tile from all lengths by itself."""
     own = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
@@ -36,6 +36,7 @@ def _schedule(
 
     first = tl.zeros([SEGMENTS], tl.int32)
     total = _tiles(tl.load(cu_q + segments), rows, rows, BLOCK)
+    in_long = 0 * total
     for chunk in range(0, segments, CHUNK):
         other = chunk + tl.arange(0, CHUNK)
         there = other < segments
@@ -47,10 +48,13 @@ def _schedule(
         )
         first += tl.sum(tl.where(before, counts[None, :], 0), 1)
         total += tl.sum(counts, 0)
+        in_long += tl.sum(tl.where(lengths >= LONG, counts, 0), 0)
     bound = tl.cdiv(rows, BLOCK) + segments  # only boundaries that do not ascend have more
     total = tl.minimum(total, bound)
     if tl.program_id(0) == 0:
-        tl.store(tiles + tl.arange(0, 8), tl.where(tl.arange(0, 8) == 0, total, 0), mask=tl.arange(0, 8) < 5)
+        column = tl.arange(0, 8)
+        numbers = tl.where(column == 0, total, tl.where(column == 1, tl.minimum(in_long, total), 0))
+        tl.store(tiles + column, numbers, mask=column < 5)
     for at in range(0, tl.max(count, 0), TILES):
         index = at + tl.arange(0, TILES)
         entry = tiles + 5 + (first[:, None] + index[None, :]) * 5
@@ -62,11 +66,12 @@ def _schedule(
         tl.store(entry + 4, first[:, None] + 0 * index[None, :], mask=mine)
 
 
-def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int) -> Tensor:
+def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: int, long: int) -> Tensor:
     """Compute `reference.tile_schedule` in one launch."""
     segments = cu_seqlens_q.shape[0] - 1
     tiles = torch.empty((1 + tile_bound(rows, segments, block), 5), dtype=torch.int32, device=cu_seqlens_q.device)
     launch(_schedule, (triton.cdiv(segments + 1, SEGMENTS),),
-        cu_seqlens_q, cu_seqlens_k, tiles, segments, rows, BLOCK=block, SEGMENTS=SEGMENTS, CHUNK=128, TILES=64,
+        cu_seqlens_q, cu_seqlens_k, tiles, segments, rows, BLOCK=block, LONG=long, SEGMENTS=SEGMENTS, CHUNK=128,
+        TILES=64,
     )  # fmt: skip
     return tiles

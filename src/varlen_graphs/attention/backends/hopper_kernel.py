@@ -1,0 +1,40 @@
+"""Backend `"hopper"`: the kernel for long segments of `attention.hopper`, and that of `"triton"` for the others."""
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG, runs_on, tile_rows
+from varlen_graphs.attention.inputs import AttentionInputs
+
+
+def refusal(inputs: AttentionInputs) -> str | None:
+    """Return why the kernel does not support these inputs, or `None`. Compiles and checks it the first time."""
+    q = inputs.q
+    if inputs.bias is not None or (inputs.left, inputs.right) != (-1, -1) or not inputs.is_self_attention:
+        return "a bias, a window, a causal mask or keys of other segments: expected none of them"
+    rows, heads, head_dim = q.shape
+    longest = min(inputs.max_seqlen_q, rows)
+    if q.dtype not in (torch.float16, torch.bfloat16) or not runs_on(q.device, head_dim, longest):
+        return (
+            f"{q.dtype} on {q.device}, head_dim {head_dim} and segments of up to {longest} rows: expected float16 or "
+            f"bfloat16 on a GPU of compute capability 9.0, head_dim a multiple of {HEAD_DIMS.step} from {HEAD_DIMS[0]} "
+            f"to {HEAD_DIMS[-1]}, segments of {LONG} rows and more"
+        )
+    from varlen_graphs.attention.hopper.launch import describable, failure, parameters_of
+
+    if not all(map(describable, inputs[:3])):
+        return (
+            "tensors with gaps between channels, or heads or rows that begin at no multiple of 16 bytes: expected none"
+        )
+    block = inputs.long_block or tile_rows(head_dim, heads, rows, longest)
+    return failure(parameters_of(inputs.k, inputs.v, block), q.device)
+
+
+def run(inputs: AttentionInputs) -> Tensor:
+    """Launch both kernels. Padding rows are read, but change nothing, and are zero in the output."""
+    from varlen_graphs.attention.hopper import launch
+    from varlen_graphs.attention.kernel import triton
+
+    q, k, v = inputs[:3]
+    out = launch.attention(q, k, v, *inputs.long_schedule, inputs.scale)
+    return triton.attention(q, k, v, *inputs.schedule, inputs.scale, -1, -1, long=out)

@@ -1,0 +1,66 @@
+"""Compile-time parameters of the kernel by head dimension and size, fixed at capture."""
+
+from typing import NamedTuple
+
+import torch
+
+HEAD_DIMS = range(64, 129, 8)
+"""Head dimensions of the kernel."""
+
+LONG = 1000
+"""Keys from which a segment is long: shorter ones are faster with the tiles of 64 rows of `attention.kernel`."""
+
+TILE_OF_192 = 1.35
+"""Time of a tile of 192 rows over that of a tile of 128, on an H200 at head dimension 72."""
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200 (SXM): tiles that run at a time."""
+
+
+class Parameters(NamedTuple):
+    """Parameters that a kernel is compiled with."""
+
+    head_dim: int
+    ahead: int  # channels of a neighbouring head that are loaded with a head, 0 or 8: see kernel.cu
+    keys: int  # per block
+    groups: int  # warpgroups that compute, of 64 query rows each
+    swizzle: int  # bytes per row of the matrices in shared memory that a head is split into
+    bfloat16: bool
+
+    @property
+    def stages(self) -> int:
+        """Blocks of keys, and as many of values, in shared memory."""
+        return 2
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers per thread of warpgroups that compute, and of the one that copies; a program has 64 Ki."""
+        return {2: (240, 24), 3: (160, 32)}[self.groups]
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory; 1,024 of them align the rest."""
+        matrices = -(-2 * (self.head_dim + self.ahead) // self.swizzle)
+        return 1024 + matrices * self.swizzle * (64 * self.groups + 2 * self.stages * self.keys)
+
+
+def runs_on(device: torch.device, head_dim: int, longest: int) -> bool:
+    """Return True if the kernel is made for a device, a head dimension, and segments of up to `longest` rows."""
+    fits = device.type == "cuda" and head_dim in HEAD_DIMS and longest >= LONG
+    return fits and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
+    """Return the query rows per tile, 128 or 192, for segments of up to `longest` rows."""
+    if head_dim > 96:  # 192 rows would need more registers than there are
+        return 128
+    longest = max(1, min(longest, rows))
+    rounds = [-(-(-(-longest // tile) * (rows // longest) * heads) // MULTIPROCESSORS) for tile in (128, 192)]
+    return 192 if rounds[1] * TILE_OF_192 <= rounds[0] else 128
+
+
+def parameters(head_dim: int, block: int, dtype: torch.dtype, ahead: int) -> Parameters:
+    """Return the parameters for tiles of `block` query rows; measured on an H200 in bfloat16."""
+    keys = 176 if head_dim > 96 else 112 if head_dim > 64 and block == 192 else 128
+    swizzle = 64 if 64 < head_dim <= 96 else 128
+    return Parameters(head_dim, ahead, keys, block // 64, swizzle, dtype == torch.bfloat16)

@@ -1,0 +1,139 @@
+"""Launch of the kernel."""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.attention.hopper import reference
+from varlen_graphs.attention.hopper.compile import binary, checked
+from varlen_graphs.attention.hopper.config import Parameters, parameters
+from varlen_graphs.attention.tile_schedule.op import tile_schedule
+
+LOG2E = 1.4426950408889634
+SECTOR = 32
+"""Bytes of a memory sector, the unit of a load."""
+
+_failures: dict[tuple[Parameters, torch.device], str | None] = {}
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float) -> Tensor:
+    """Compute `reference.attention`, but leave rows of other segments as they are in new memory.
+
+    One launch on the current stream; allocates the output. Reads the number of tiles on the device. There must be
+    rows, each tensor must be `describable`, and `failure` must have returned `None`.
+    """
+    from cuda.bindings import driver
+
+    (rows, heads, head_dim), device = q.shape, q.device.index
+    out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
+    chosen = parameters_of(k, v, block)
+    together = 2 if chosen.ahead else 1
+    maps = _tensor_map(q, 64, 1, chosen), *(_tensor_map(x, chosen.keys, together, chosen) for x in (k, v))
+    values = (*maps, out.data_ptr(), tiles.data_ptr(), heads, heads // k.shape[1], scale * LOG2E)
+    types = (None, None, None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float)
+    grid, threads = (_multiprocessors(device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
+    kernel, stream = _kernel(chosen, device), torch.cuda.current_stream(q.device).cuda_stream
+    checked(driver.cuLaunchKernel(kernel, *grid, *threads, chosen.shared_memory, stream, (values, types), 0))
+    return out
+
+
+def parameters_of(k: Tensor, v: Tensor, block: int) -> Parameters:
+    """Return the parameters of the kernel for these keys and values, and tiles of `block` query rows."""
+    return parameters(k.shape[2], block, k.dtype, 8 if _in_pairs(k) and _in_pairs(v) else 0)
+
+
+def describable(x: Tensor) -> bool:
+    """Return True if the copy engine (TMA) can load blocks of `x`: contiguous channels, other steps of 16 bytes."""
+    steps = (x.stride(0), x.stride(1))
+    return x.stride(2) == 1 and x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
+
+
+def failure(chosen: Parameters, device: torch.device) -> str | None:
+    """Return why a kernel cannot be used on a device, or `None`: it compiles and agrees with its reference.
+
+    Compiles, allocates and syncs with the device, once per kernel and device, but never while a graph is captured.
+    """
+    key = chosen, device
+    if key not in _failures:
+        if torch.cuda.is_current_stream_capturing():
+            return "a kernel that was not compiled before this capture"
+        _failures[key] = _try(chosen, device)
+    return _failures[key]
+
+
+def _try(chosen: Parameters, device: torch.device) -> str | None:
+    try:
+        agrees = _agrees(chosen, device)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the kernel
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"a kernel that cannot be compiled or loaded ({error})"
+    return None if agrees else f"a kernel whose results are wrong on {device} ({chosen})"
+
+
+def _agrees(chosen: Parameters, device: torch.device) -> bool:
+    block, heads, head_dim = 64 * chosen.groups, 2 if chosen.ahead else 1, chosen.head_dim
+    dtype = torch.bfloat16 if chosen.bfloat16 else torch.float16
+    lengths, rows = (block + 1, 600, 3), block + 700  # a second tile of one row, several blocks of keys, padding
+    wave = torch.arange(rows * 3 * heads * head_dim, device=device, dtype=torch.float64).square().mul(0.37).sin()
+    qkv = (2 * wave).to(dtype).view(rows, 3, heads, head_dim)
+    qkv[sum(lengths) :] = torch.nan
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    tiles, (q, k, v) = tile_schedule(cu_seqlens, cu_seqlens, rows, block, 4), qkv.unbind(1)
+    got, expected = (
+        run(q, k, v, tiles, block, head_dim**-0.5)[: sum(lengths[:2])].float()
+        for run in (attention, reference.attention)
+    )
+    return bool((got - expected).norm() < 0.01 * expected.norm())
+
+
+def _in_pairs(x: Tensor) -> bool:
+    """Return True if every odd head begins in the middle of a memory sector: pairs of heads are loaded faster."""
+    rows, heads, _ = (stride * x.element_size() % SECTOR for stride in x.stride())
+    alternate = heads == SECTOR // 2 and rows == x.data_ptr() % SECTOR == 0
+    return alternate and x.stride(1) == x.shape[2] and x.shape[1] % 2 == 0
+
+
+def _tensor_map(x: Tensor, rows: int, together: int, chosen: Parameters) -> Any:
+    """Describe `x` for copies of `rows` rows of one head, or of one of `together` heads side by side."""
+    from cuda.bindings import driver
+
+    sizes = x.shape[2] * together, x.shape[1] // together, x.shape[0]
+    steps = x.stride(1) * together * x.element_size(), x.stride(0) * x.element_size()
+    box = chosen.swizzle // x.element_size(), 1, rows
+    kind = "BFLOAT16" if chosen.bfloat16 else "FLOAT16"
+    return checked(
+        driver.cuTensorMapEncodeTiled(
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
+            len(sizes),
+            x.data_ptr(),
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(step) for step in steps],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1) for _ in sizes],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{chosen.swizzle}B"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+
+
+@cache
+def _kernel(chosen: Parameters, device: int) -> Any:
+    """Return the kernel, loaded on a device, which must be the current one."""
+    from cuda.bindings import driver
+
+    module = checked(driver.cuModuleLoadData(binary(chosen)))
+    kernel = checked(driver.cuModuleGetFunction(module, b"attention"))
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    checked(driver.cuFuncSetAttribute(kernel, limit, chosen.shared_memory))
+    return kernel
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

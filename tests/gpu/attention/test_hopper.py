@@ -1,0 +1,176 @@
+"""The kernel for long segments on Hopper GPUs, alone and together with the other one."""
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.gpu.attention.test_api import BF16, FP16, TOLERANCE, packed
+from tests.support.gpu import on_gpus
+from tests.support.segments import between_garbage, boundaries, heads_first, naive_attention, relative, unaligned
+from varlen_graphs.attention.hopper import launch, reference
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG
+from varlen_graphs.attention.tile_schedule import op as schedule_op
+from varlen_graphs.attention.timing import measuring, results
+
+pytestmark = [
+    *on_gpus(),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+EDGES = [1, 600, 0, 175, 176, 177, 999, 1000, 1001, 111, 112, 113, 2 * 176, 1025, 1]
+CASES = [
+    *[(BF16, head_dim, 128) for head_dim in HEAD_DIMS],
+    *[(BF16, head_dim, 192) for head_dim in HEAD_DIMS if head_dim <= 96],
+    *[(FP16, head_dim, 128) for head_dim in (64, 72, 128)],
+    (FP16, 72, 192),
+]
+
+
+def attend(q, k, v, cu_seqlens, longest=1025):
+    return vg.varlen_attention(q, k, v, cu_seqlens, longest, backend="hopper")
+
+
+@pytest.mark.parametrize(("dtype", "head_dim", "block"), CASES, ids=str)
+def test_the_kernel_equals_its_reference_at_all_edges(dtype, head_dim, block):
+    for heads, lengths in ((2, EDGES), (3, [7]), (4, [1])):  # heads in pairs, and an odd number of them
+        active = sum(lengths)
+        qkv = packed(active + 300, head_dim, dtype, heads)
+        cu_seqlens, runs = boundaries(lengths, 3, "cuda"), []
+        tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, len(qkv), block, 1)
+        expected = reference.attention(*qkv.double().unbind(1), tiles, block, head_dim**-0.5)
+        for padding in (1.0, torch.nan, -torch.inf):
+            qkv[active:] = padding
+            runs.append(launch.attention(*qkv.unbind(1), tiles, block, head_dim**-0.5)[:active])
+        assert relative(runs[0], expected[:active]) <= TOLERANCE[dtype]
+        assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(BF16, 64), (BF16, 72), (FP16, 80), (BF16, 128)], ids=str)
+def test_long_and_short_segments_under_all_paddings(dtype, head_dim):
+    for lengths in (EDGES, [LONG], [LONG - 1], [0]):
+        active, cu_seqlens = sum(lengths), boundaries(lengths, 5, "cuda")
+        qkv, runs = packed(active + 100, head_dim, dtype), []
+        expected = naive_attention(*qkv.unbind(1), lengths, lengths, head_dim**-0.5)
+        for padding in (1.0, torch.nan, torch.inf):
+            qkv[active:] = padding
+            runs.append(attend(*qkv.unbind(1), cu_seqlens))
+        assert relative(runs[0], expected) <= TOLERANCE[dtype]
+        assert not runs[0][active:].any()
+        assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+def test_values_that_are_not_finite_stay_in_their_segment():
+    lengths = [1000, 1100, 1200]
+    qkv = packed(3300, 72, BF16)
+    clean = attend(*qkv.unbind(1), boundaries(lengths, device="cuda"), 1200)
+    qkv[1000:2100] = torch.nan
+    out = attend(*qkv.unbind(1), boundaries(lengths, device="cuda"), 1200)
+    assert torch.equal(out[:1000], clean[:1000])
+    assert torch.equal(out[2100:], clean[2100:])
+    assert out[1000:2100].isnan().all()
+
+
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("heads_k", [1, 2, 4])
+def test_several_query_heads_share_a_key_head(head_dim, heads_k):
+    q = packed(2500, head_dim, BF16, 4)[:, 0]
+    k, v = packed(2500, head_dim, BF16, heads_k)[:, 1:].unbind(1)
+    out = attend(q, k, v, boundaries([1000, 1450], device="cuda"), 1450)
+    assert relative(out, naive_attention(q, k, v, [1000, 1450], [1000, 1450], head_dim**-0.5)) <= TOLERANCE[BF16]
+
+
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("layout", [torch.clone, heads_first, between_garbage])
+def test_layouts_are_read_where_they_lie_and_nothing_beside_them(layout, head_dim):
+    q, k, v = (layout(x) for x in packed(2300, head_dim, BF16).unbind(1))
+    out = attend(q, k, v, boundaries([1000, 1250], device="cuda"), 1250)
+    assert relative(out, naive_attention(q, k, v, [1000, 1250], [1000, 1250], head_dim**-0.5)) <= TOLERANCE[BF16]
+
+
+def test_tensors_that_the_copy_engine_cannot_read_are_left_to_other_kernels():
+    q, k, v = (unaligned(x) for x in packed(2300, 72, BF16).unbind(1))
+    cu_seqlens = boundaries([1000, 1250], device="cuda")
+    with pytest.raises(vg.InputError, match="heads or rows that begin at no multiple of 16 bytes"):
+        attend(q, k, v, cu_seqlens, 1250)
+    with measuring():
+        out = vg.varlen_attention(q, k, v, cu_seqlens, 1250)
+    assert relative(out, naive_attention(q, k, v, [1000, 1250], [1000, 1250], 72**-0.5)) <= TOLERANCE[BF16]
+
+
+def test_large_scores_and_none_at_all():
+    q, k, v = (30 * packed(1200, 72, BF16)).unbind(1)
+    cu_seqlens = boundaries([1200], device="cuda")
+    assert relative(attend(q, k, v, cu_seqlens, 1200), naive_attention(q, k, v, [1200], [1200], 72**-0.5)) <= 0.01
+    mean = v.float().mean(0, keepdim=True).expand(1200, -1, -1)
+    assert relative(attend(q, torch.zeros_like(k), v, cu_seqlens, 1200), mean) <= TOLERANCE[BF16]
+
+
+def test_a_graph_follows_the_segments_that_are_there():
+    rows = 4700
+    qkv, cu_seqlens = packed(rows, 72, BF16), boundaries([rows], 63, "cuda")
+
+    def run():
+        schedule = vg.attention.tile_schedule(cu_seqlens, rows, rows=rows, heads=2, head_dim=72)
+        assert schedule.long_tiles is not None
+        return vg.varlen_attention(*qkv.unbind(1), cu_seqlens, rows, schedule=schedule, backend="hopper")
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for lengths in (EDGES[:-3], [1], [rows], [200, 0, 1700, 1000, 999]):
+        cu_seqlens.copy_(boundaries(lengths, 64 - len(lengths), "cuda"))
+        clean = packed(rows, 72, BF16)
+        qkv.copy_(clean)
+        qkv[sum(lengths) :] = torch.nan
+        out.fill_(torch.nan)
+        graph.replay()
+        expected = naive_attention(*clean.unbind(1), lengths, lengths, 72**-0.5)
+        assert relative(out, expected) <= TOLERANCE[BF16]
+
+
+def test_a_schedule_without_long_tiles_is_completed():
+    q, k, v = packed(1200, 72, BF16).unbind(1)
+    cu_seqlens = boundaries([1200], device="cuda")
+    short = vg.attention.tile_schedule(cu_seqlens, 100, rows=1200, heads=2, head_dim=72)
+    assert short.long_tiles is None
+    out = vg.varlen_attention(q, k, v, cu_seqlens, 1200, schedule=short, backend="hopper")
+    assert torch.equal(out, attend(q, k, v, cu_seqlens, 1200))
+
+
+def test_captures_time_it_and_take_it_for_long_segments():
+    q, k, v = packed(8192, 72, BF16, 16).unbind(1)
+    cu_seqlens = boundaries([64] * 100, 28, "cuda")
+    with measuring():
+        vg.varlen_attention(q, k, v, cu_seqlens, 8192)
+    timed = next(timed for key, timed in results.items() if key[2] == q.shape and "hopper" in key)
+    assert timed.fastest == "hopper"
+
+
+def test_more_elements_than_32_bits_count():
+    length = 1000
+    rows = (2**31 // (2 * 128) // length + 2) * length
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GB of GPU memory")
+    q, k, v = (torch.zeros(rows, 2, 128, device="cuda", dtype=BF16) for _ in range(3))
+    for x in (q, k, v):
+        x[-length:] = torch.randn(length, 2, 128, device="cuda")
+    cu_seqlens = (torch.arange(rows // length + 1, device="cuda") * length).int()
+    out = attend(q, k, v, cu_seqlens, length)
+    tail = [x[-length:] for x in (q, k, v)]
+    assert relative(out[-length:], naive_attention(*tail, [length], [length], 128**-0.5)) <= TOLERANCE[BF16]
+    assert not out[:-length].any()
+
+
+def test_a_kernel_that_is_not_there_is_refused_and_others_are_taken(monkeypatch):
+    q, k, v = packed(1200, 120, FP16).unbind(1)  # no other test loads this kernel
+    cu_seqlens = boundaries([1200], device="cuda")
+    monkeypatch.setattr(launch, "binary", lambda chosen: b"no kernel")
+    with pytest.raises(vg.InputError, match="backend 'hopper' got a kernel that cannot be compiled or loaded"):
+        attend(q, k, v, cu_seqlens, 1200)
+    with measuring():
+        out = vg.varlen_attention(q, k, v, cu_seqlens, 1200)
+    assert relative(out, naive_attention(q, k, v, [1200], [1200], 120**-0.5)) <= TOLERANCE[FP16]
