@@ -471,7 +471,7 @@ def test_captures_in_pools_of_their_own_take_turns_too():
         for _ in range(3)
     ]
     q, bounds = torch.zeros(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
-    inputs = AttentionInputs(q, q, q, bounds, bounds, None, 0, 4, 4, 1.0, -1, -1)
+    inputs = AttentionInputs(q, q, q, bounds, bounds, None, 0, None, 0, 4, 4, 1.0, -1, -1)
 
     def capture(number):
         encoders[number].capture()

@@ -275,7 +275,7 @@ DECLARATIONS = {
     ),
     "an unknown attention backend": (
         lambda: vg.varlen_attention(*[torch.zeros(1, 1, 8)] * 3, torch.zeros(2, dtype=torch.int32), 1, backend="flash"),
-        vg.InputError, "attention backend 'flash': expected one of ('auto', 'triton', 'torch', 'reference')",
+        vg.InputError, "attention backend 'flash': expected one of ('auto', 'triton', 'hopper', 'torch', 'reference')",
     ),
     "a host buffer without a dimension": (
         lambda: vg.HostBuffer("x", torch.tensor, (), torch.int64), vg.SpecError, "expected at least one dimension",

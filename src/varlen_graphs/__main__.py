@@ -1,4 +1,4 @@
-"""The command line: `python -m varlen_graphs demo`, `doctor package.module:factory` and `plan trace.json`."""
+"""The command line: `python -m varlen_graphs demo`, `doctor package.module:factory`, `plan trace.json` and `serve`."""
 
 import argparse
 import sys
@@ -33,7 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     plan.add_argument("--max-memory", metavar="SIZE", help="memory limit for the graphs, such as 2GiB")
     plan.add_argument("--costs", type=Path, metavar="FILE", help="a trace with the costs of the machine to plan for")
     plan.add_argument("--plot", type=Path, metavar="FILE", help="also plot it, as .png, .svg or .pdf; needs matplotlib")
-    options = parser.parse_args(arguments)
+    serve = commands.add_parser(
+        "serve",
+        help="`transformers serve`, with the models that it loads wrapped",
+        epilog="All other arguments are those of `transformers serve`.",
+    )
+    serve.add_argument("--backend", choices=["cuda", "tape"], default="cuda", help="tape: on a CPU, to try it")
+    options, others = parser.parse_known_args(arguments)
+    if others and options.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
 
     if options.command == "doctor":
         from varlen_graphs.doctor.command import FactoryError, run_doctor
@@ -42,6 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
             return run_doctor(options.factory, options.json)
         except FactoryError as error:
             doctor.error(str(error))
+    if options.command == "serve":
+        from varlen_graphs.huggingface.serve import ServerError, run_serve
+
+        try:
+            return run_serve(others, options.backend)
+        except ServerError as error:
+            serve.error(str(error))
     if options.command == "plan":
         from varlen_graphs.traffic.command import run_plan
 

@@ -393,8 +393,8 @@ def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
 def test_attention_in_chunks_longer_than_most_texts_is_not_packed():
     torch.manual_seed(0)
     config = transformers.Llama4TextConfig(
-        vocab_size=99, hidden_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16, intermediate_size=48,
-        intermediate_size_mlp=48, num_hidden_layers=2, num_local_experts=2, moe_layers=[], pad_token_id=0,
+        vocab_size=99, hidden_size=16, num_attention_heads=1, num_key_value_heads=1, head_dim=16, intermediate_size=48,
+        intermediate_size_mlp=48, num_hidden_layers=1, num_local_experts=2, moe_layers=[], pad_token_id=0,
         attention_chunk_size=600, use_cache=False, max_position_embeddings=4096,
     )  # fmt: skip
     model = transformers.Llama4TextModel(config).eval().requires_grad_(False)

@@ -63,9 +63,7 @@ def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x, 
 
 
 def compile_attention():
-    for head_dim in (64, 72, 128):
-        attend(head_dim)
-    attend(72, FP16, block=128)
+    attend(72)
     attend(88, window=(5, 3))
     attend(40, FP32, layout=unaligned)
     attend(32, window=(5, 3), bias=torch.zeros(4, 257, dtype=BF16))

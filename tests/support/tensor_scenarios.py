@@ -420,7 +420,6 @@ SCENARIOS = {
     ],
     3: [
         any_lengths,
-        a_tower,
         padding_that_holds_nan,
         ranks_plan_by_what_rank_0_measured,
         a_budget_that_fails_on_one_rank_is_out_of_use_on_all,

@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from varlen_graphs.attention.hopper import wgmma
 from varlen_graphs.attention.hopper.config import Parameters
 
@@ -16,12 +18,11 @@ def binary(config: Parameters) -> bytes:
     Raises:
         RuntimeError: It does not compile.
     """
-    from cuda.bindings import nvrtc
     from triton.runtime.cache import get_cache_manager
 
     code = source(config)
-    version = checked(nvrtc.nvrtcVersion())
-    files = get_cache_manager(hashlib.sha256(repr((code, OPTIONS, version)).encode()).hexdigest())
+    compiler = torch.version.cuda  # NVRTC is that of torch; to ask it for its version, it would have to be loaded
+    files = get_cache_manager(hashlib.sha256(repr((code, OPTIONS, compiler)).encode()).hexdigest())
     if (stored := files.get_file("attention.cubin")) is not None:
         return Path(stored).read_bytes()
     compiled = compile_source(code)

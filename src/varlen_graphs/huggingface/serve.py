@@ -1,0 +1,86 @@
+"""`python -m varlen_graphs serve`: the server of transformers, with the models that it loads wrapped."""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from varlen_graphs.capture.options import Capture
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.huggingface.wrap import encoders, wrap
+
+
+class ServerError(RuntimeError):
+    """The installed transformers has no server that can be started with its models wrapped."""
+
+
+def run_serve(arguments: Sequence[str], backend: str) -> int:
+    """Run `transformers serve` with these arguments, and return the exit status.
+
+    Every model that the server loads is wrapped before its first request, and its graphs are captured in the
+    background: no request waits for a capture. A model without a tower that can be graphed is served as it is, and the
+    reason printed. `GET /metrics` shows the counters of all loaded towers to Prometheus. It replaces a class and a
+    function of transformers in this process, which does nothing else.
+
+    Args:
+        arguments: Arguments of `transformers serve`.
+        backend: `"cuda"` or `"tape"`, as for `GraphedEncoder`.
+
+    Raises:
+        ServerError: transformers has no such server, or what it needs is not installed.
+    """
+    try:
+        import transformers.cli.serving.model_manager as managers
+        import transformers.cli.serving.server as servers
+        from fastapi.responses import PlainTextResponse
+        from transformers.cli.transformers import main
+    except ImportError as error:
+        raise ServerError(
+            f"{error}: expected transformers 5.23 and what its server needs; try pip install 'transformers[serving]'"
+        ) from error
+
+    graphed: WeakKeyDictionary[GraphedEncoder, str] = WeakKeyDictionary()  # and the prefixes of their metrics
+    build: Callable[..., Any] = servers.build_server
+
+    class GraphedModels(managers.ModelManager):
+        def _load_model(self, *args: Any, **options: Any) -> nn.Module:
+            model: nn.Module = super()._load_model(*args, **options)
+            graphed.update(wrap_loaded(model, backend))
+            return model
+
+    def build_with_metrics(*args: Any, **options: Any) -> Any:
+        app = build(*args, **options)
+
+        def metrics() -> PlainTextResponse:
+            return PlainTextResponse("".join(one.stats.prometheus(prefix) for one, prefix in [*graphed.items()]))
+
+        app.add_api_route("/metrics", metrics)
+        return app
+
+    managers.ModelManager = GraphedModels
+    servers.build_server = build_with_metrics
+    sys.argv = ["transformers", "serve", *arguments]
+    main()
+    return 0
+
+
+def wrap_loaded(model: nn.Module, backend: str) -> dict[GraphedEncoder, str]:
+    """Wrap a model, and capture its graphs in the background; print what was understood, or why it stays as it is.
+
+    Returns:
+        Its encoders, with prefixes for the names of their metrics.
+    """
+    name = type(model).__name__
+    try:
+        found = encoders(wrap(model, backend=backend, capture=Capture(lazy=True)))
+    except SpecError as error:
+        print(f"varlen_graphs: {name} is served as it is: {error}", file=sys.stderr)
+        return {}
+    print(f"varlen_graphs: {found.report()}", file=sys.stderr)
+    for encoder in found.values():
+        encoder.capture_in_background()
+    return {encoder: re.sub(r"\W", "_", f"varlen_graphs_{name}_{path}") for path, encoder in found.items()}
