@@ -7,6 +7,9 @@ from torch import Tensor
 
 from varlen_graphs.attention.schedule import long_tiles_of, tiles_of
 
+UNALIGNED = "tensors with gaps between channels, or heads or rows that begin at no multiple of 16 bytes: expected none"
+"""Why kernels that load vectors refuse inputs that are not `is_aligned`."""
+
 
 class AttentionInputs(NamedTuple):
     """Arguments of one attention; see `varlen_attention`. Without `tiles` or `long_tiles`, its block has no meaning."""
@@ -47,6 +50,15 @@ class AttentionInputs(NamedTuple):
     def is_self_attention(self) -> bool:
         """True if queries and keys have the same segments."""
         return self.cu_seqlens_k.data_ptr() == self.cu_seqlens_q.data_ptr()
+
+    @property
+    def is_aligned(self) -> bool:
+        """True if channels are contiguous, and heads and rows begin at multiples of 16 bytes."""
+        steps = 16 // self.q.element_size()
+        return all(
+            x.data_ptr() % 16 == 0 and x.stride(2) == 1 and all(n > 0 and n % steps == 0 for n in x.stride()[:2])
+            for x in (self.q, self.k, self.v)
+        )
 
     def with_long_segments(self) -> "AttentionInputs":
         """Return the same self-attention with the longest segments allowed: captures use many short ones."""

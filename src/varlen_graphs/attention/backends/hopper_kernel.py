@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG, runs_on, tile_rows
-from varlen_graphs.attention.inputs import AttentionInputs
+from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -20,12 +20,10 @@ def refusal(inputs: AttentionInputs) -> str | None:
             f"bfloat16 on a GPU of compute capability 9.0, head_dim a multiple of {HEAD_DIMS.step} from {HEAD_DIMS[0]} "
             f"to {HEAD_DIMS[-1]}, segments of {LONG} rows and more"
         )
-    from varlen_graphs.attention.hopper.launch import describable, failure, parameters_of
+    from varlen_graphs.attention.hopper.launch import failure, parameters_of
 
-    if not all(map(describable, inputs[:3])):
-        return (
-            "tensors with gaps between channels, or heads or rows that begin at no multiple of 16 bytes: expected none"
-        )
+    if not inputs.is_aligned:
+        return UNALIGNED
     block = inputs.long_block or tile_rows(head_dim, heads, rows, longest)
     return failure(parameters_of(inputs.k, inputs.v, block), q.device)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.attention
 from torch import Tensor
 
-from varlen_graphs.attention.inputs import AttentionInputs
+from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -17,7 +17,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
     if q.shape[1] != inputs.k.shape[1]:
         return f"{q.shape[1]} query heads and {inputs.k.shape[1]} key heads: expected as many of each"
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] % 8 == 0 and q.shape[2] <= 256:
-        return None
+        return None if inputs.is_aligned else UNALIGNED
     return (
         f"{q.dtype} on {q.device} with head_dim {q.shape[2]}: expected float16 or bfloat16 on CUDA, head_dim a "
         "multiple of 8 up to 256"

@@ -23,7 +23,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale:
     """Compute `reference.attention`, but leave rows of other segments as they are in new memory.
 
     One launch on the current stream; allocates the output. Reads the number of tiles on the device. There must be
-    rows, each tensor must be `describable`, and `failure` must have returned `None`.
+    rows, `AttentionInputs.is_aligned` must hold, and `failure` must have returned `None`.
     """
     from cuda.bindings import driver
 
@@ -43,12 +43,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale:
 def parameters_of(k: Tensor, v: Tensor, block: int) -> Parameters:
     """Return the parameters of the kernel for these keys and values, and tiles of `block` query rows."""
     return parameters(k.shape[2], block, k.dtype, 8 if _in_pairs(k) and _in_pairs(v) else 0)
-
-
-def describable(x: Tensor) -> bool:
-    """Return True if the copy engine (TMA) can load blocks of `x`: contiguous channels, other steps of 16 bytes."""
-    steps = (x.stride(0), x.stride(1))
-    return x.stride(2) == 1 and x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
 
 
 def failure(chosen: Parameters, device: torch.device) -> str | None:
