@@ -43,8 +43,8 @@ def packed(rows, head_dim, dtype, heads=2):
 
 def schedule_of(cu_seqlens, rows, block, cu_seqlens_k=None):
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block)
-    return vg.attention.TileSchedule(tiles, block, rows, cu_seqlens, cu_seqlens_k)
+    tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block, 512)
+    return vg.attention.TileSchedule(tiles, block, None, 0, rows, cu_seqlens, cu_seqlens_k)
 
 
 def attend(q, k, v, cu_seqlens, block=64, **options):
@@ -174,8 +174,8 @@ def test_one_segment_of_16384_rows(dtype, head_dim):
 def test_the_schedule_equals_the_reference(block):
     for lengths, empty, rows in ((EDGES, 0, 1500), (EDGES, 256, 1252), ([3] * 2000 + [7000], 31, 16_384), ([0], 1, 1)):
         cu_seqlens = boundaries(lengths, empty, "cuda")
-        got = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
-        expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, rows, block)
+        got = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, rows, block, 128)
+        expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, rows, block, 128)
         count = 1 + int(expected[0, 0])
         assert got.shape == expected.shape
         assert torch.equal(got[:count], expected[:count])
