@@ -16,7 +16,7 @@ KERNELS = {
     "others": {
         "_add_layer_norm", "_add_rms_norm", "_check_items", "_rotary", "_schedule", "_silu_mul", "antialias_kernel",
         "cu_seqlens_kernel", "cu_window_seqlens_kernel", "interpolate_kernel", "interpolation_taps_kernel",
-        "positions_kernel", "rotary_table_kernel", "window_index_kernel",
+        "patches_kernel", "positions_kernel", "rotary_table_kernel", "window_index_kernel",
     },
 }  # fmt: skip
 

@@ -16,6 +16,9 @@ from varlen_graphs.kernels.cu_seqlens.op import cu_seqlens
 from varlen_graphs.kernels.interpolation import reference as interpolation_reference
 from varlen_graphs.kernels.interpolation import triton as interpolation_triton
 from varlen_graphs.kernels.interpolation.op import interpolate, interpolation_taps
+from varlen_graphs.kernels.patches import reference as patches_reference
+from varlen_graphs.kernels.patches import triton as patches_triton
+from varlen_graphs.kernels.patches.op import patches
 from varlen_graphs.kernels.positions import reference as positions_reference
 from varlen_graphs.kernels.positions import triton as positions_triton
 from varlen_graphs.kernels.positions.op import positions
@@ -235,6 +238,30 @@ def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
             assert ((index >= 0) & (index < 16)).all()
 
 
+@small
+@given(item_tables(), st.sampled_from([2, 3, 14]), st.integers(1, 3), st.integers(1, 2), st.booleans())
+def test_patches_of_any_images(case, size, channels, frames, strided):
+    table, rows = case
+    generator = torch.Generator().manual_seed(rows)
+    wide = torch.randint(0, 256, (rows, 2, size * size * channels), generator=generator, dtype=torch.uint8).to(DEVICE)
+    images = wide[:, 0] if strided else wide[:, 0].contiguous()
+    arguments = table, images, torch.rand(2, channels, generator=generator).to(DEVICE), size, frames, 2
+    torch.testing.assert_close(
+        patches_triton.patches(*arguments), patches_reference.patches(*arguments), atol=1e-5, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "item", [(1, 4, 400), (1, -4, 4), (2**31, 2, 2), (3, 2**33, 2), (1, 10**9, 10**9), (2**40, 2**40, 2**40)]
+)
+def test_patches_of_items_that_are_not_there_read_nothing_beside_the_images(item):
+    table, rows = torch.tensor([[1, 2, 2], [*item]], device=DEVICE), 20
+    images = torch.randint(0, 256, (rows, 12), dtype=torch.uint8, device=DEVICE)
+    out = patches_triton.patches(table, images, torch.ones(2, 3, device=DEVICE), 2, 1, 2)
+    assert (out >= 1).all()
+    assert (out <= 256).all()
+
+
 def test_the_operators_keep_what_they_declare():
     table = torch.tensor([[1, 2, 4, 9], [2, 2, 2, 9], [0, 0, 0, 0]], device=DEVICE)
     entries, add = torch.randn(25, 6, device=DEVICE).bfloat16(), torch.randn(20, 6, device=DEVICE)
@@ -242,6 +269,8 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(cu_seqlens, (table, 7, True))
     torch.library.opcheck(cu_seqlens, (table, 7, False, 3))
     torch.library.opcheck(positions, (table, 20, "t h w row", 2))
+    images = torch.zeros(20, 12, dtype=torch.uint8, device=DEVICE)
+    torch.library.opcheck(patches, (table, images, torch.rand(2, 3, device=DEVICE), 2, 2, 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2, 4))
     torch.library.opcheck(cu_window_seqlens, (table, 7, 2))

@@ -24,6 +24,7 @@ from varlen_graphs.kernels.cu_seqlens.triton import cu_seqlens
 from varlen_graphs.kernels.interpolation.triton import interpolate, interpolation_taps
 from varlen_graphs.kernels.launch import Compiling, compiling_in_threads
 from varlen_graphs.kernels.layer_norm.triton import add_layer_norm
+from varlen_graphs.kernels.patches.triton import patches
 from varlen_graphs.kernels.positions.triton import positions
 from varlen_graphs.kernels.rms_norm.triton import add_rms_norm
 from varlen_graphs.kernels.rotary.triton import apply_rotary
@@ -77,6 +78,7 @@ def compile_others():
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2)
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2, 4)
     positions(TABLE, ROWS, "t h w row", 2)
+    patches(TABLE, torch.zeros(ROWS, 588, dtype=torch.uint8), torch.zeros(2, 3), 14, 2, 2)
     for by_frame in (True, False):
         cu_seqlens(TABLE, 8, by_frame)
     cu_window_seqlens(TABLE, 8, 2)

@@ -25,10 +25,10 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.spec.inputs import Input
-from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
 from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten, with_padding
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.spec.patches import Patches
+from varlen_graphs.spec.reading import exact_table, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 
@@ -117,7 +117,7 @@ class Forward:
         if not spec.row_extent.gaps and (spec.clears_padding or not rows.is_floating_point()):
             rows = filled(rows, ~table.row_active, spec.packed.pad)
         if spec.packed.normalize is not None:
-            rows = self._normalized(rows, spec.packed.normalize, spec.row_extent.dims)
+            rows = self._normalized(rows, table, spec.row_extent.dims)
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
@@ -154,10 +154,9 @@ class Forward:
         spec, layout = self.spec, read_layout(self.spec, call)
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
-            table = torch.tensor(layout.items, dtype=torch.int64, device=device)
+            items = exact_table(spec, layout, device)
             given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
             given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
-            items = ItemTable(table, budget, spec.layout)
             # As with graphs, the caller's tensors are neither written to nor returned.
             output = self(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
             if call.beyond:
@@ -255,7 +254,8 @@ class Forward:
         arguments[packed.name] = arguments[packed.name].to(self.row_dtype)
         if packed.normalize is not None:
             rows = packed.rows_first(arguments[packed.name])
-            arguments[packed.name] = packed.as_argument(self._normalized(rows, packed.normalize, self.spec.call_dims))
+            table = exact_table(self.spec, read_layout(self.spec, call), rows.device)
+            arguments[packed.name] = packed.as_argument(self._normalized(rows, table, self.spec.call_dims))
         for one in self.spec.inputs if call.inputs else ():
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])
@@ -279,7 +279,11 @@ class Forward:
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)
 
-    def _normalized(self, rows: Tensor, normalize: Normalize, dims: Sequence[str]) -> Tensor:
+    def _normalized(self, rows: Tensor, table: ItemTable, dims: Sequence[str]) -> Tensor:
+        normalize = self.spec.packed.normalize
+        if isinstance(normalize, Patches):
+            return normalize(rows, table, self.module_dtype)
+        assert normalize is not None  # noqa: S101 - callers ask
         return normalize(rows.flatten(0, len(dims) - 1), self.module_dtype).view(rows.shape)
 
     @property

@@ -26,6 +26,7 @@ from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vi
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsample", "merger", "spatial_merge_size")
 
@@ -36,7 +37,7 @@ def glm4v(
     budgets: Budgets | None = None,
     *,
     attention: AttentionBackend = "auto",
-    normalize: Normalize | None = None,
+    normalize: Normalize | Patches | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR or GLM-5.3-Flash.
@@ -50,7 +51,7 @@ def glm4v(
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
+        normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:

@@ -26,6 +26,7 @@ from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vi
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 PARTS = (
     "patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size", "spatial_merge_unit", "patch_size",
@@ -39,7 +40,7 @@ def qwen2_5_vl(
     budgets: Budgets | None = None,
     *,
     attention: AttentionBackend = "auto",
-    normalize: Normalize | None = None,
+    normalize: Normalize | Patches | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen2.5-VL or Qwen2.5-Omni.
@@ -54,7 +55,7 @@ def qwen2_5_vl(
             quarter of a window (16 rows for windows of 8 x 8 patches), which is enough for all images whose sides are
             at least half a window, 56 pixels.
         attention: The attention backend.
-        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
+        normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:

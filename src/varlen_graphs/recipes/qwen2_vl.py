@@ -20,6 +20,7 @@ from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vi
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
@@ -30,7 +31,7 @@ def qwen2_vl(
     budgets: Budgets | None = None,
     *,
     attention: AttentionBackend = "auto",
-    normalize: Normalize | None = None,
+    normalize: Normalize | Patches | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen2-VL.
@@ -43,7 +44,7 @@ def qwen2_vl(
         tower: `model.model.visual` of a whole model.
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
+        normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:

@@ -23,6 +23,7 @@ from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vi
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
@@ -36,7 +37,7 @@ def qwen3_vl(
     budgets: Budgets | None = None,
     *,
     attention: AttentionBackend = "auto",
-    normalize: Normalize | None = None,
+    normalize: Normalize | Patches | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph the vision tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
@@ -51,7 +52,7 @@ def qwen3_vl(
             transformers 5.17 `model.thinker.visual`).
         budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
         attention: The attention backend.
-        normalize: If given, rows are bytes, normalised inside the graph; see `Normalize`.
+        normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:

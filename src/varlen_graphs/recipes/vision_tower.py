@@ -15,6 +15,7 @@ from varlen_graphs.recipes.blocks import add_norm, project_heads, split_heads
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.rows import PackedRows
 
 
@@ -27,7 +28,7 @@ class Segments(NamedTuple):
 
 
 def vision_spec(
-    tower: Any, buffers: Sequence[Buffer], outputs: Declared, normalize: Normalize | None = None
+    tower: Any, buffers: Sequence[Buffer], outputs: Declared, normalize: Normalize | Patches | None = None
 ) -> BufferSpec:
     """Return the declaration of a tower that takes `hidden_states` `[rows, pixels]` and `grid_thw` `[items, 3]`."""
     return BufferSpec(

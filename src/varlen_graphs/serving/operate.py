@@ -1,7 +1,7 @@
 """The operation of an encoder: captures, budgets, memory, reports."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import BudgetError, SpecError
+from varlen_graphs.errors import BudgetError, InputError, SpecError
 from varlen_graphs.layout.budgets import Budget, resolve_budgets
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
@@ -23,6 +23,7 @@ from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
+from varlen_graphs.spec.patches import Patches
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 
@@ -52,6 +53,24 @@ class OperatedEncoder(StandIn):
         self._budgets: EnabledBudgets = executor.store.budgets
         self._wanted = wanted
         self._warm_start = WarmStart(executor, identity)
+
+    def from_images(self, images: Sequence[Any]) -> Any:
+        """Encode decoded images, resized as by the processor of `normalize=vg.spec.Patches.of(processor)`.
+
+        After resizing, bytes are copied to the device of the module; graphs cut and normalise them. Syncs with the
+        device if the images are elsewhere. See `Patches.read` for the images.
+
+        Returns:
+            As a call.
+
+        Raises:
+            InputError: The declaration has no such `Patches`, or as for `Patches.read`.
+        """
+        packed = self.spec.packed
+        if not isinstance(packed.normalize, Patches):
+            raise InputError(f"{packed!r} are no images: expected normalize=vg.spec.Patches.of(processor)")
+        rows, grid = packed.normalize.read(images)
+        return self(**{packed.name: rows.to(self.executor.forward.device), self.spec.layout.name: grid})
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -6,6 +6,7 @@ from varlen_graphs.spec.entries import Entries, FrameRows, Groups, Items, Rows
 from varlen_graphs.spec.grid_entries import GridEntries
 from varlen_graphs.spec.inputs import Input, PerCall, PerItem, PerRow
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.rows import PackedRows
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Normalize",
     "Outputs",
     "PackedRows",
+    "Patches",
     "PerCall",
     "PerItem",
     "PerRow",

@@ -7,11 +7,13 @@ from varlen_graphs.buffers import AttentionMask, Buffer, HostBuffer, PrefixIndex
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Entries, Extent, Groups, Rows
 from varlen_graphs.spec.inputs import Input, PerItem, PerRow
+from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.rows import PackedRows
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ def check_rows(spec: "BufferSpec") -> None:
         raise SpecError(
             f"{spec.outputs!r}: in a Batch each item is one row; declare Rows() or Items() for an entry an item, "
             "Items(rows=...) for several"
+        )
+    if isinstance(spec.packed.normalize, Patches) and not isinstance(spec.layout, GridTHW):
+        raise SpecError(
+            f"{spec.rows!r} are images, but {type(spec.layout).__name__} describes none: expected GridTHW, whose h and "
+            "w are heights and widths in patches"
         )
     if isinstance(spec.layout, Pictures):
         _check_pictures(spec, spec.layout)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from varlen_graphs.errors import LayoutError, counted
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Places, item_sizes, pack_rows
 from varlen_graphs.layout.padded import PaddedMask, check_batch, check_marks
@@ -189,3 +190,9 @@ def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
             f"{spec.packed.name} is padded to {counted(layout.length, 'row')}: expected a multiple of {multiple}, "
             f"because the outputs are declared with that ratio; pad the batch{instead}"
         )
+
+
+def exact_table(spec: BufferSpec, layout: Layout, device: torch.device) -> ItemTable:
+    """Return the table of items that run without padding."""
+    values = torch.tensor(layout.items, dtype=torch.int64, device=device)
+    return ItemTable(values, spec.exact_budget(layout), spec.layout)

@@ -11,6 +11,7 @@ from torch import Tensor
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.fields import check_fields, check_pad, is_integer
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class PackedRows:
         rows_dim: Dimension of packed rows in the argument: 1 for `[1, rows, dim]` or `[mel_bins, frames]`. The module
             receives the argument contiguous, which takes a copy inside the graph unless all dimensions before the rows
             have size 1.
-        normalize: Normalisation of integer rows, such as bytes of pixels. The module receives the result in the dtype
-            of its first floating parameter. Requires an integer `dtype`, and `shape`.
+        normalize: Normalisation of integer rows, such as bytes of pixels, or `Patches` of whole images. The module
+            receives the result in the dtype of its first floating parameter. Requires an integer `dtype`, and `shape`.
         padded_by: Mask argument of calls that bring a padded batch `[batch, length, *shape]` to a module that takes
             packed rows: `[batch, length]` of bool or of 0 and 1, each item padded on the right, in agreement with the
             layout. The batch is packed in one launch, and outputs declared as `Rows()` are returned as
@@ -47,7 +48,7 @@ class PackedRows:
     pad: bool | float = 0
     rows_dim: int = 0
     strip: bool = False
-    normalize: Normalize | None = None
+    normalize: Normalize | Patches | None = None
     padded_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,8 +72,12 @@ class PackedRows:
             raise SpecError(f"{self!r}: expected rows_dim and shape, with the width of a row in shape[rows_dim]")
 
     @classmethod
-    def pixels(cls, name: str, width: int, normalize: Normalize | None) -> "PackedRows":
+    def pixels(cls, name: str, width: int, normalize: Normalize | Patches | None) -> "PackedRows":
         """Return the declaration for rows of `width` pixels: floating, or bytes if `normalize` is given."""
+        if isinstance(normalize, Patches):
+            if normalize.width != width:
+                raise SpecError(f"{normalize} makes patches of {normalize.width} values, but the tower takes {width}")
+            return cls(name, normalize.row_shape, torch.uint8, normalize=normalize)
         return cls(name, (width,), None if normalize is None else torch.uint8, normalize=normalize)
 
     def rows_first(self, argument: Tensor) -> Tensor:

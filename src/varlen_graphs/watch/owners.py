@@ -268,6 +268,7 @@ _TENSOR_HOLDERS = (
     "varlen_graphs.layout.entry_counts",
     "varlen_graphs.spec.batch_rows",
     "varlen_graphs.spec.normalize",
+    "varlen_graphs.spec.patches",
 )
 """Modules of this library whose objects hold tensors that graphs read."""
 

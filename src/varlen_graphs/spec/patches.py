@@ -1,0 +1,124 @@
+"""Images as bytes, cut into patches and normalised inside the graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.buffers.device_constants import DeviceConstants
+from varlen_graphs.errors import InputError, SpecError, counted
+from varlen_graphs.kernels.patches.op import patches
+from varlen_graphs.layout.fields import check_at_least, check_fields
+from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.spec.normalize import Normalize
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Rows are the bytes of images as decoders return them; the graph cuts them into patches and normalises these.
+
+    An item is one image, or `t` of them, uint8 `[t, h * size, w * size, channels]` each; viewed as rows of
+    `size * size * channels` bytes it takes `t * h * w` rows, as many as it has patches. The module receives patches as
+    Hugging Face processors of Qwen-VL towers return them, `[rows, channels * frames * size * size]` in merge-block
+    order, in the dtype of its first floating parameter. A call copies a quarter of the bytes of bfloat16 patches of two
+    frames, an eighth of float32 ones, and the host does nothing but resize. One launch and a cast. For `GridTHW`.
+
+    Attributes:
+        normalize: Normalisation of each channel.
+        size: Height and width of a patch, `patch_size` of a processor.
+        frames: Frames of a temporal patch, `temporal_patch_size`: each image is repeated to make them, so a video whose
+            frames differ must come as patches.
+        processor: Image processor that resizes images for `encoder.from_images`, as Qwen2-VL's of transformers 5.23.
+        constants: Factor and summand of each channel, float32 `[2, channels]`, with one cached copy per device.
+
+    Raises:
+        SpecError: `size` or `frames` is below 1, or `normalize` is no `Normalize`.
+    """
+
+    normalize: Normalize
+    size: int
+    frames: int = 2
+    processor: object = field(default=None, repr=False, compare=False)
+    constants: DeviceConstants = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least(self, 1, "size", "frames")
+        object.__setattr__(self, "constants", DeviceConstants(self._compute))
+
+    @classmethod
+    def of(cls, processor: Any) -> "Patches":
+        """Return the patches that an image processor of transformers makes, with its normalisation.
+
+        Raises:
+            SpecError: The processor has no `patch_size`, `image_mean`, `image_std` or `rescale_factor`.
+        """
+        processor = getattr(processor, "image_processor", processor)
+        try:
+            normalize = Normalize(processor.image_mean, processor.image_std, processor.rescale_factor)
+            return cls(normalize, processor.patch_size, getattr(processor, "temporal_patch_size", 1), processor)
+        except AttributeError as error:
+            raise SpecError(f"{type(processor).__name__}: {error}; expected an image processor of patches") from None
+
+    @property
+    def row_shape(self) -> tuple[int]:
+        """Shape of a row of bytes."""
+        return (self.size**2 * len(self.normalize.mean),)
+
+    @property
+    def width(self) -> int:
+        """Number of values of a patch."""
+        return self.frames * self.row_shape[0]
+
+    def check(self, shape: Sequence[int] | None) -> None:
+        """Check that rows of this shape are those of bytes."""
+        if shape is None or tuple(shape) != self.row_shape:
+            raise SpecError(
+                f"rows of shape {shape} are no bytes for patches of {self.size} x {self.size} with "
+                f"{counted(len(self.normalize.mean), 'channel')}: expected shape={self.row_shape}"
+            )
+
+    def __call__(self, rows: Tensor, table: ItemTable, dtype: torch.dtype) -> Tensor:
+        """Return the patches of rows of bytes, `[rows, width]`."""
+        constants = self.constants.on(rows.device)
+        made: Tensor = patches(table.values, rows, constants, self.size, self.frames, table.layout.merge)
+        return made.to(dtype)
+
+    def read(self, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Resize decoded images as the processor does, and return their rows and sizes in patches.
+
+        Args:
+            images: Pictures of PIL, arrays, or uint8 tensors, with the channels first or last.
+
+        Returns:
+            Rows, uint8 `[rows, *row_shape]`, where the processor resizes, and `(1, h, w)` of each image, int64
+            `[images, 3]` on the CPU.
+
+        Raises:
+            InputError: There is no processor or no image, or resized images are no bytes of whole patches.
+        """
+        if self.processor is None or not len(images):
+            raise InputError(f"{len(images)} images for {self}: expected at least one, and Patches.of(processor)")
+        made = [torch.as_tensor(self._resized(image)) for image in images]  # [channels, height, width]
+        channels, size = len(self.normalize.mean), self.size
+        for image in made:
+            if image.dtype != torch.uint8 or len(image) != channels or image.shape[1] % size or image.shape[2] % size:
+                raise InputError(
+                    f"the processor made {image.dtype} {list(image.shape)} of an image: expected bytes of {channels} "
+                    f"channels, and sides that are multiples of {size}"
+                )
+        rows = [image.permute(1, 2, 0).reshape(-1, *self.row_shape) for image in made]
+        return torch.cat(rows), torch.tensor([(1, image.shape[1] // size, image.shape[2] // size) for image in made])
+
+    def _resized(self, image: Any) -> Any:
+        own: Any = self.processor
+        image = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
+        if not own.do_resize:
+            return image
+        factors = {"factor": own.patch_size * own.merge_size, "temporal_factor": self.frames}
+        return own.resize(image, size=own.size, resample=own.resample, **factors)
+
+    def _compute(self) -> Tensor:
+        return self.normalize.constants.on(torch.device("cpu"))[..., 0]
