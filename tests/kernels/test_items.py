@@ -238,16 +238,27 @@ def test_nothing_is_read_out_of_bounds_whatever_the_table_holds():
             assert ((index >= 0) & (index < 16)).all()
 
 
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+FLOATS = [*TOLERANCES]
+
+
 @small
-@given(item_tables(), st.sampled_from([2, 3, 14]), st.integers(1, 3), st.integers(1, 2), st.booleans())
-def test_patches_of_any_images(case, size, channels, frames, strided):
+@given(
+    item_tables(),
+    st.sampled_from([2, 3, 14]),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from(FLOATS),
+)
+def test_patches_of_any_images(case, size, channels, frames, strided, dtype):
     table, rows = case
     generator = torch.Generator().manual_seed(rows)
     wide = torch.randint(0, 256, (rows, 2, size * size * channels), generator=generator, dtype=torch.uint8).to(DEVICE)
     images = wide[:, 0] if strided else wide[:, 0].contiguous()
-    arguments = table, images, torch.rand(2, channels, generator=generator).to(DEVICE), size, frames, 2
+    arguments = table, images, torch.rand(2, channels, generator=generator).to(DEVICE), size, frames, 2, dtype
     torch.testing.assert_close(
-        patches_triton.patches(*arguments), patches_reference.patches(*arguments), atol=1e-5, rtol=1e-6
+        patches_triton.patches(*arguments), patches_reference.patches(*arguments), atol=1e-5, rtol=TOLERANCES[dtype]
     )
 
 
@@ -257,7 +268,7 @@ def test_patches_of_any_images(case, size, channels, frames, strided):
 def test_patches_of_items_that_are_not_there_read_nothing_beside_the_images(item):
     table, rows = torch.tensor([[1, 2, 2], [*item]], device=DEVICE), 20
     images = torch.randint(0, 256, (rows, 12), dtype=torch.uint8, device=DEVICE)
-    out = patches_triton.patches(table, images, torch.ones(2, 3, device=DEVICE), 2, 1, 2)
+    out = patches_triton.patches(table, images, torch.ones(2, 3, device=DEVICE), 2, 1, 2, torch.float32)
     assert (out >= 1).all()
     assert (out <= 256).all()
 
@@ -270,7 +281,7 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(cu_seqlens, (table, 7, False, 3))
     torch.library.opcheck(positions, (table, 20, "t h w row", 2))
     images = torch.zeros(20, 12, dtype=torch.uint8, device=DEVICE)
-    torch.library.opcheck(patches, (table, images, torch.rand(2, 3, device=DEVICE), 2, 2, 2))
+    torch.library.opcheck(patches, (table, images, torch.rand(2, 3, device=DEVICE), 2, 2, 2, torch.float32))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2))
     torch.library.opcheck(rotary_table, (table, 20, torch.rand(3, device=DEVICE), "h w", 2, 4))
     torch.library.opcheck(cu_window_seqlens, (table, 7, 2))

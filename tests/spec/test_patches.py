@@ -45,7 +45,7 @@ def test_patches_are_those_of_the_processor_however_many_images_there_are(sizes,
     assert (grid[:, 1:] * 4).tolist() == [[*size] for size in sizes]  # so large that none is resized
     rows = torch.nn.functional.pad(rows_of(images), (0, 0, 0, padding), value=77)
     table = torch.cat([grid, torch.zeros(2, 3, dtype=torch.int64)])
-    got = patches(table, rows, PATCHES.constants.on(rows.device), 4, 2, 2)
+    got = patches(table, rows, PATCHES.constants.on(rows.device), 4, 2, 2, torch.float32)
     assert got.shape == (len(rows), 96)
     torch.testing.assert_close(got[: len(got) - padding], expected["pixel_values"], atol=2e-6, rtol=2e-6)
 

@@ -78,7 +78,7 @@ def compile_others():
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2)
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2, 4)
     positions(TABLE, ROWS, "t h w row", 2)
-    patches(TABLE, torch.zeros(ROWS, 588, dtype=torch.uint8), torch.zeros(2, 3), 14, 2, 2)
+    patches(TABLE, torch.zeros(ROWS, 588, dtype=torch.uint8), torch.zeros(2, 3), 14, 2, 2, BF16)
     for by_frame in (True, False):
         cu_seqlens(TABLE, 8, by_frame)
     cu_window_seqlens(TABLE, 8, 2)

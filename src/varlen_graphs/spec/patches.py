@@ -23,7 +23,7 @@ class Patches:
     `size * size * channels` bytes it takes `t * h * w` rows, as many as it has patches. The module receives patches as
     Hugging Face processors of Qwen-VL towers return them, `[rows, channels * frames * size * size]` in merge-block
     order, in the dtype of its first floating parameter. A call copies a quarter of the bytes of bfloat16 patches of two
-    frames, an eighth of float32 ones, and the host does nothing but resize. One launch and a cast. For `GridTHW`.
+    frames, an eighth of float32 ones, and the host does nothing but resize. One launch. For `GridTHW`.
 
     Attributes:
         normalize: Normalisation of each channel.
@@ -83,8 +83,8 @@ class Patches:
     def __call__(self, rows: Tensor, table: ItemTable, dtype: torch.dtype) -> Tensor:
         """Return the patches of rows of bytes, `[rows, width]`."""
         constants = self.constants.on(rows.device)
-        made: Tensor = patches(table.values, rows, constants, self.size, self.frames, table.layout.merge)
-        return made.to(dtype)
+        made: Tensor = patches(table.values, rows, constants, self.size, self.frames, table.layout.merge, dtype)
+        return made
 
     def read(self, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Resize decoded images as the processor does, and return their rows and sizes in patches.

@@ -7,7 +7,9 @@ from torch import Tensor
 from varlen_graphs.kernels.items.reference import coordinates
 
 
-def patches(values: Tensor, images: Tensor, constants: Tensor, size: int, frames: int, merge: int) -> Tensor:
+def patches(
+    values: Tensor, images: Tensor, constants: Tensor, size: int, frames: int, merge: int, dtype: torch.dtype
+) -> Tensor:
     """Cut images into patches, in the order of the tower's rows, and normalise each channel.
 
     Args:
@@ -18,9 +20,10 @@ def patches(values: Tensor, images: Tensor, constants: Tensor, size: int, frames
         size: Height and width of a patch.
         frames: How often each patch is repeated: processors repeat images to make the frames of a temporal patch.
         merge: Side of the blocks of patches that rows are ordered by.
+        dtype: Dtype of the result; the arithmetic is float32.
 
     Returns:
-        float32 `[rows, channels * frames * size * size]`, in that order, as Hugging Face processors return it. Padding
+        `[rows, channels * frames * size * size]`, in that order, as Hugging Face processors return it. Padding
         rows hold a patch of arbitrary bytes.
     """
     (rows, _), channels = images.shape, constants.shape[1]
@@ -34,4 +37,5 @@ def patches(values: Tensor, images: Tensor, constants: Tensor, size: int, frames
     flat = images.reshape(-1, channels)
     found = flat[(start + place_in_image).clamp(0, max(0, len(flat) - 1))].float()  # [rows, y, x, channels]
     normal = torch.addcmul(constants[1], found, constants[0])
+    normal = normal.to(dtype)
     return rearrange(normal[:, None].expand(-1, frames, -1, -1, -1), "rows t y x c -> rows (c t y x)")

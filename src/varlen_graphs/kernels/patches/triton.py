@@ -18,7 +18,7 @@ def patches_kernel(
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr, FRAMES: tl.constexpr, MERGE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write `out`, float32 `[rows, channels * frames * size * size]`."""
+    """Write `out`, `[rows, channels * frames * size * size]`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     within, height, width = locate(row, values, item_stride, column_stride, items)
     t, h, w = grid_position(within, height, width, MERGE)
@@ -35,14 +35,16 @@ def patches_kernel(
         found = tl.load(images + place * CHANNELS + channel, there, 0).to(tl.float32)
         normal = found * tl.load(constants + channel) + tl.load(constants + CHANNELS + channel)
         for frame in tl.static_range(FRAMES):
-            tl.store(to + (channel * FRAMES + frame) * (SIZE * SIZE), normal, inside)
+            tl.store(to + (channel * FRAMES + frame) * (SIZE * SIZE), normal.to(out.dtype.element_ty), inside)
 
 
-def patches(values: Tensor, images: Tensor, constants: Tensor, size: int, frames: int, merge: int) -> Tensor:
+def patches(
+    values: Tensor, images: Tensor, constants: Tensor, size: int, frames: int, merge: int, dtype: torch.dtype
+) -> Tensor:
     """Compute `reference.patches` in one launch."""
     rows, channels = images.shape[0], constants.shape[1]
     images = images.contiguous()
-    out = torch.empty(rows, channels * frames * size * size, dtype=torch.float32, device=images.device)
+    out = torch.empty(rows, channels * frames * size * size, dtype=dtype, device=images.device)
     launch(patches_kernel, (triton.cdiv(rows, ROWS),),
         out, values, images, constants, *values.stride(), values.shape[0], rows, CHANNELS=channels, SIZE=size,
         PIXELS=triton.next_power_of_2(size * size), FRAMES=frames, MERGE=merge, ROWS=ROWS, **OPTIONS,
