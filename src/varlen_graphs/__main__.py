@@ -36,9 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     serve = commands.add_parser(
         "serve",
         help="`transformers serve`, with the models that it loads wrapped",
-        epilog="All other arguments are those of `transformers serve`.",
+        epilog="All other arguments are those of `transformers serve`; see its --help.",
+        allow_abbrev=False,
     )
-    serve.add_argument("--backend", choices=["cuda", "tape"], default="cuda", help="tape: on a CPU, to try it")
+    serve.add_argument("--backend", choices=["cuda", "tape"], default="cuda", help="tape: on a CPU, to try it out")
     options, others = parser.parse_known_args(arguments)
     if others and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(others)}")

@@ -342,7 +342,7 @@ def test_a_backend_is_two_functions_and_an_entry_in_the_registry(monkeypatch):
     assert [*backends.BACKENDS][-1] == "reference"
 
     class Ones:
-        def refusal(self, inputs):
+        def refusal(self, inputs, compiles):
             return "too many heads" if inputs.q.shape[1] > 2 else None
 
         def run(self, inputs):

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.segments import boundaries, naive_attention, random_qkv, relative
+from tests.support.segments import boundaries, naive_attention, random_qkv, relative, unaligned
 from varlen_graphs.attention.hopper import compile, reference
 from varlen_graphs.attention.hopper.config import HEAD_DIMS, parameters, tile_rows
+from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 
 CONFIGS = [
@@ -86,6 +87,19 @@ def test_the_reference_attends_within_long_segments_alone(lengths, padding, bloc
     expected = naive_attention(q, k, v, lengths, lengths, 0.3)
     assert relative(out[is_long], expected[is_long]) <= 2e-6
     assert not out[~is_long].any()
+
+
+def test_what_kernels_with_vector_loads_take():
+    def is_aligned(*tensors):
+        cu_seqlens = boundaries([3])
+        return AttentionInputs(*tensors, cu_seqlens, cu_seqlens, None, 0, None, 0, 3, 3, 1.0, -1, -1).is_aligned
+
+    q, k, v = random_qkv([3], head_dim=8, dtype=torch.bfloat16)
+    assert is_aligned(q, k, v)
+    assert is_aligned(q, k[:, :1], v[:, :1].expand(-1, 2, -1))
+    assert not is_aligned(q, unaligned(k), v)
+    assert not is_aligned(q, k, random_qkv([3], head_dim=12, dtype=torch.bfloat16)[2])
+    assert not is_aligned(q, k, v.transpose(1, 2).contiguous().transpose(1, 2))
 
 
 def test_other_devices_are_refused_with_what_is_needed():

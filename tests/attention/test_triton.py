@@ -58,9 +58,16 @@ def test_the_schedule_equals_the_reference(segments, padding, block, long):
     assert torch.equal(got[:count], expected[:count])
 
 
-@pytest.mark.parametrize("ends", [[4, 40], [40, 90], [100, 0, 100, 0, 100], [-5, 7], [2**31 - 1] * 3])
-def test_no_tile_is_of_rows_that_are_not_there_whatever_the_boundaries_are(ends):
+@pytest.mark.parametrize(
+    ("ends", "ends_k"),
+    [
+        ([4, 40], None), ([40, 90], None), ([100, 0, 100, 0, 100], None), ([-5, 7], None), ([2**31 - 1] * 3, None),
+        ([-(2**31), 10], None), ([4, 8], [50, 0]), ([4, 8], [-(2**31), 2**31 - 1]), ([8, 4], [2**31 - 1, -(2**31)]),
+    ],
+)  # fmt: skip
+def test_no_tile_is_of_rows_that_are_not_there_whatever_the_boundaries_are(ends, ends_k):
     cu_seqlens = torch.tensor([0, *ends], dtype=torch.int32)
+    cu_seqlens_k = cu_seqlens if ends_k is None else torch.tensor([0, *ends_k], dtype=torch.int32)
     bound = 1 + schedule_reference.tile_bound(10, len(ends), 64)
     memory = torch.full((bound + 20, 5), -7, dtype=torch.int32)
 
@@ -70,10 +77,12 @@ def test_no_tile_is_of_rows_that_are_not_there_whatever_the_boundaries_are(ends)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", here)
-        tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens, 10, 64, 1)
+        tiles = schedule_kernel.tile_schedule(cu_seqlens, cu_seqlens_k, 10, 64, 1)
     assert 0 <= tiles[0, 1] <= tiles[0, 0] < bound
     assert (tiles[1 : 1 + tiles[0, 0], 0] >= 0).all()
     assert (tiles[1 : 1 + tiles[0, 0], 1] <= 10).all()
+    assert (tiles[1 : 1 + tiles[0, 0], 2] >= 0).all()
+    assert (tiles[1 : 1 + tiles[0, 0], 3] >= tiles[1 : 1 + tiles[0, 0], 2]).all()
     assert (memory[:10] == -7).all()
     assert (memory[10 + bound :] == -7).all()
 
@@ -87,6 +96,15 @@ def test_the_schedule_of_many_slots_and_of_one_long_segment(slots):
     expected = schedule_reference.tile_schedule(cu_seqlens, cu_seqlens, sum(lengths) + 9, 64, 512)
     count = 1 + int(expected[0, 0])
     assert torch.equal(got[:count], expected[:count])
+
+
+@pytest.mark.parametrize("ends", [[4, 500], [-5, 7], [2**31 - 1], [-(2**31), 10]])
+def test_no_key_is_read_that_is_not_there_whatever_the_boundaries_are(ends):
+    q, k, v = random_qkv([10])
+    memory = torch.full((3, 100, *q.shape[1:]), torch.nan)
+    memory[:, 40:50] = torch.stack([q, k, v])
+    q, k, v = memory[:, 40:50].unbind()
+    assert launch(q, k, v, torch.tensor([0, *ends], dtype=torch.int32)).isfinite().all()
 
 
 @given(segments, st.integers(0, 30), st.sampled_from([64, 128]))

@@ -149,6 +149,8 @@ def test_a_model_without_a_tower_is_served_as_it_is(capsys):
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=9)).eval()
     assert wrap_loaded(model, "tape") == {}
     assert "LlamaForCausalLM is served as it is: LlamaForCausalLM has no tower" in capsys.readouterr().err
+    assert wrap_loaded(model, "cuda") == {}
+    assert "its weights are on cpu, graphs of CUDA are for GPUs" in capsys.readouterr().err
     assert not vg.encoders(model)
 
 

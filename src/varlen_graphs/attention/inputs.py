@@ -54,9 +54,11 @@ class AttentionInputs(NamedTuple):
     @property
     def is_aligned(self) -> bool:
         """True if channels are contiguous, and heads and rows begin at multiples of 16 bytes."""
-        steps = 16 // self.q.element_size()
+        step = 16 // self.q.element_size()
         return all(
-            x.data_ptr() % 16 == 0 and x.stride(2) == 1 and all(n > 0 and n % steps == 0 for n in x.stride()[:2])
+            x.data_ptr() % 16 == 0
+            and x.stride(2) == 1
+            and all(x.shape[dim] <= 1 or x.stride(dim) % step == 0 for dim in (0, 1))
             for x in (self.q, self.k, self.v)
         )
 

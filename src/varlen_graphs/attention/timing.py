@@ -17,6 +17,9 @@ from varlen_graphs.files import number
 CYCLES_PER_S = 2e9
 """Of a GPU, at most."""
 
+LONGEST_WAIT_S = 0.05
+"""Most seconds of launches that the device is made to wait for: others may be using it."""
+
 RunAttention = Callable[[AttentionInputs], Tensor]
 
 
@@ -52,6 +55,11 @@ def measuring() -> Iterator[AttentionCost]:
         yield now
     finally:
         _MEASURING.reset(token)
+
+
+def is_measuring() -> bool:
+    """Return True inside `measuring`, in this thread."""
+    return _MEASURING.get() is not None
 
 
 def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> str:
@@ -122,9 +130,12 @@ def _time(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> Time
 def _milliseconds(run: RunAttention, inputs: AttentionInputs, repeats: int = 5) -> float:
     """Return the device time alone, as inside a graph: launches are queued behind a wait that outlasts them."""
     run(inputs)
-    begin = perf_counter()
-    run(inputs)
-    launching = repeats * (perf_counter() - begin)
+    hosts = []
+    for _ in range(2):  # one of them may be held up
+        begin = perf_counter()
+        run(inputs)
+        hosts.append(perf_counter() - begin)
+    launching = min(repeats * min(hosts), LONGEST_WAIT_S)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(CYCLES_PER_S * (0.001 + 2 * launching)))
     start.record()

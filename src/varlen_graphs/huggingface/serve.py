@@ -2,23 +2,23 @@
 
 import re
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
-from varlen_graphs.huggingface.wrap import encoders, wrap
+from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 
 
 class ServerError(RuntimeError):
     """The installed transformers has no server that can be started with its models wrapped."""
 
 
-def run_serve(arguments: Sequence[str], backend: str) -> int:
+def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
     """Run `transformers serve` with these arguments, and return the exit status.
 
     Every model that the server loads is wrapped before its first request, and its graphs are captured in the
@@ -28,7 +28,7 @@ def run_serve(arguments: Sequence[str], backend: str) -> int:
 
     Args:
         arguments: Arguments of `transformers serve`.
-        backend: `"cuda"` or `"tape"`, as for `GraphedEncoder`.
+        backend: `"cuda"` or `"tape"`, as for `GraphedEncoder`. With `"cuda"`, models on other devices stay as they are.
 
     Raises:
         ServerError: transformers has no such server, or what it needs is not installed.
@@ -42,21 +42,25 @@ def run_serve(arguments: Sequence[str], backend: str) -> int:
         raise ServerError(
             f"{error}: expected transformers 5.23 and what its server needs; try pip install 'transformers[serving]'"
         ) from error
+    if not hasattr(managers.ModelManager, "_load_model"):
+        raise ServerError("the server of this transformers loads models in another way: expected transformers 5.23")
 
-    graphed: WeakKeyDictionary[GraphedEncoder, str] = WeakKeyDictionary()  # and the prefixes of their metrics
+    graphed: dict[str, weakref.ref[GraphedEncoder]] = {}  # by the prefix of their metrics
     build: Callable[..., Any] = servers.build_server
 
     class GraphedModels(managers.ModelManager):
         def _load_model(self, *args: Any, **options: Any) -> nn.Module:
             model: nn.Module = super()._load_model(*args, **options)
-            graphed.update(wrap_loaded(model, backend))
+            for prefix, encoder in wrap_loaded(model, backend).items():
+                graphed[prefix] = weakref.ref(encoder)  # another one if the model was loaded before
             return model
 
     def build_with_metrics(*args: Any, **options: Any) -> Any:
         app = build(*args, **options)
 
         def metrics() -> PlainTextResponse:
-            return PlainTextResponse("".join(one.stats.prometheus(prefix) for one, prefix in [*graphed.items()]))
+            living = ((prefix, encoder()) for prefix, encoder in graphed.copy().items())
+            return PlainTextResponse("".join(one.stats.prometheus(prefix) for prefix, one in living if one is not None))
 
         app.add_api_route("/metrics", metrics)
         return app
@@ -68,19 +72,24 @@ def run_serve(arguments: Sequence[str], backend: str) -> int:
     return 0
 
 
-def wrap_loaded(model: nn.Module, backend: str) -> dict[GraphedEncoder, str]:
+def wrap_loaded(model: nn.Module, backend: BackendName) -> dict[str, GraphedEncoder]:
     """Wrap a model, and capture its graphs in the background; print what was understood, or why it stays as it is.
 
     Returns:
-        Its encoders, with prefixes for the names of their metrics.
+        Its encoders, by prefixes for the names of their metrics.
     """
     name = type(model).__name__
     try:
+        device = next((parameter.device for parameter in model.parameters()), None)
+        if backend == "cuda" and (device is None or device.type != "cuda"):
+            raise ServerError(f"its weights are on {device}, graphs of CUDA are for GPUs; try --backend tape on a CPU")
         found = encoders(wrap(model, backend=backend, capture=Capture(lazy=True)))
-    except SpecError as error:
+        print(f"varlen_graphs: {found.report()}", file=sys.stderr)
+    except Exception as error:  # whatever it is, the model can be served
+        unwrap(model)
         print(f"varlen_graphs: {name} is served as it is: {error}", file=sys.stderr)
         return {}
-    print(f"varlen_graphs: {found.report()}", file=sys.stderr)
     for encoder in found.values():
         encoder.capture_in_background()
-    return {encoder: re.sub(r"\W", "_", f"varlen_graphs_{name}_{path}") for path, encoder in found.items()}
+    own = f"{getattr(model, 'name_or_path', '')}_{name}"
+    return {re.sub(r"[^a-zA-Z0-9_]", "_", f"varlen_graphs_{own}_{path}"): one for path, one in found.items()}

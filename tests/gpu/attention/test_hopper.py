@@ -82,7 +82,7 @@ def test_several_query_heads_share_a_key_head(head_dim, heads_k):
 
 
 @pytest.mark.parametrize("head_dim", [72, 128])
-@pytest.mark.parametrize("layout", [torch.clone, heads_first, between_garbage])
+@pytest.mark.parametrize("layout", [torch.clone, between_garbage])
 def test_layouts_are_read_where_they_lie_and_nothing_beside_them(layout, head_dim):
     q, k, v = (layout(x) for x in packed(2300, head_dim, BF16).unbind(1))
     out = attend(q, k, v, boundaries([1000, 1250], device="cuda"), 1250)
@@ -90,8 +90,11 @@ def test_layouts_are_read_where_they_lie_and_nothing_beside_them(layout, head_di
 
 
 def test_tensors_that_the_copy_engine_cannot_read_are_left_to_other_kernels():
-    q, k, v = (unaligned(x) for x in packed(2300, 72, BF16).unbind(1))
     cu_seqlens = boundaries([1000, 1250], device="cuda")
+    q, k, v = (heads_first(x) for x in packed(2300, 72, BF16).unbind(1))
+    with pytest.raises(vg.InputError, match="nor heads that lie rows apart"):
+        attend(q, k, v, cu_seqlens, 1250)
+    q, k, v = (unaligned(x) for x in packed(2300, 72, BF16).unbind(1))
     for backend in ("hopper", "torch"):
         with pytest.raises(vg.InputError, match="heads or rows that begin at no multiple of 16 bytes"):
             vg.varlen_attention(q, k, v, cu_seqlens, 1250, backend=backend)
@@ -164,6 +167,23 @@ def test_more_elements_than_32_bits_count():
     tail = [x[-length:] for x in (q, k, v)]
     assert relative(out[-length:], naive_attention(*tail, [length], [length], 128**-0.5)) <= TOLERANCE[BF16]
     assert not out[:-length].any()
+
+
+@pytest.mark.parametrize("ends", [[2**31 - 1], [100, 1500], [-5, 1200], [1200, 3, 1200], [-(2**31), 1200]])
+def test_boundaries_that_cannot_be_do_not_hang(ends):
+    q, k, v = packed(1200, 72, BF16).unbind(1)
+    attend(q, k, v, torch.tensor([0, *ends], dtype=torch.int32, device="cuda"), 1200)
+    torch.cuda.synchronize()
+    out = attend(q, k, v, boundaries([1200], device="cuda"), 1200)
+    assert relative(out, naive_attention(q, k, v, [1200], [1200], 72**-0.5)) <= TOLERANCE[BF16]
+
+
+def test_keys_whose_scores_are_minus_infinity_have_no_weight():
+    q, k, v = packed(1200, 72, BF16).abs().unbind(1)
+    k[1100:] = -torch.inf
+    out = attend(q, k, v, boundaries([1200], device="cuda"), 1200)
+    expected = naive_attention(q, k, v, [1200], [1200], 72**-0.5)
+    assert relative(out, expected) <= TOLERANCE[BF16]
 
 
 def test_a_kernel_that_is_not_there_is_refused_and_others_are_taken(monkeypatch):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varlen_graphs.attention.backends import hopper_kernel, reference, torch_varlen, triton_kernel
 from varlen_graphs.attention.inputs import AttentionInputs
-from varlen_graphs.attention.timing import fastest
+from varlen_graphs.attention.timing import fastest, is_measuring
 from varlen_graphs.errors import InputError
 
 AttentionBackend = Literal["auto", "triton", "hopper", "torch", "reference"]
@@ -21,8 +21,11 @@ AttentionBackend = Literal["auto", "triton", "hopper", "torch", "reference"]
 class Implementation(Protocol):
     """Functions that the file of a backend defines."""
 
-    def refusal(self, inputs: AttentionInputs) -> str | None:
-        """Return why the backend does not support these inputs (what came, what was expected), or `None`."""
+    def refusal(self, inputs: AttentionInputs, compiles: bool) -> str | None:
+        """Return why the backend does not support these inputs (what came, what was expected), or `None`.
+
+        If not `compiles`, a backend with a kernel that is not compiled yet refuses: it may take long, and sync.
+        """
 
     def run(self, inputs: AttentionInputs) -> Tensor:
         """Compute the attention, `[rows, heads, head_dim]` in the dtype of `q`. Never syncs with the host."""
@@ -39,14 +42,21 @@ BACKENDS: dict[str, Implementation] = {
 
 def run(inputs: AttentionInputs, backend: str) -> Tensor:
     """Compute attention with one backend, or for `"auto"` with the fastest one that supports the inputs."""
+    if inputs.q.is_cuda:
+        with torch.cuda.device_of(inputs.q):  # kernels and events use the current device, not that of the tensors
+            return _run(inputs, backend)
+    return _run(inputs, backend)
+
+
+def _run(inputs: AttentionInputs, backend: str) -> Tensor:
     if backend == "auto":
-        names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs)]
+        compiles = is_measuring()
+        names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs, compiles)]
         names = names or ["reference"]
-    elif reason := BACKENDS[backend].refusal(inputs):
+    elif reason := BACKENDS[backend].refusal(inputs, True):
         raise InputError(f"attention backend {backend!r} got {reason}; use backend='auto' or 'reference'")
     else:
         names = [backend]
     if names == ["reference"]:
         return reference.run(inputs)
-    with torch.cuda.device_of(inputs.q):  # Triton and events use the current device, not that of the tensors
-        return BACKENDS[fastest(inputs, {name: BACKENDS[name].run for name in names})].run(inputs)
+    return BACKENDS[fastest(inputs, {name: BACKENDS[name].run for name in names})].run(inputs)

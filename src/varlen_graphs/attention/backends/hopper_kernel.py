@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG, runs_on, tile_rows
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG, most_tile_rows, runs_on, tile_rows
 from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
-    """Return why the kernel does not support these inputs, or `None`. Compiles and checks it the first time."""
+def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
+    """Return why the kernel does not support these inputs, or `None`. Compiles and checks it once."""
     q = inputs.q
     if inputs.bias is not None or (inputs.left, inputs.right) != (-1, -1) or not inputs.is_self_attention:
         return "a bias, a window, a causal mask or keys of other segments: expected none of them"
@@ -22,10 +22,13 @@ def refusal(inputs: AttentionInputs) -> str | None:
         )
     from varlen_graphs.attention.hopper.launch import failure, parameters_of
 
-    if not inputs.is_aligned:
-        return UNALIGNED
+    steps = [x.stride() for x in inputs[:3]]
+    if not inputs.is_aligned or not all(0 < head <= row and head % 8 == 0 for row, head, _ in steps):
+        return f"{UNALIGNED}; nor heads that lie rows apart"
     block = inputs.long_block or tile_rows(head_dim, heads, rows, longest)
-    return failure(parameters_of(inputs.k, inputs.v, block), q.device)
+    if block > most_tile_rows(head_dim):
+        return f"a schedule with tiles of {block} rows: expected one that was made for head_dim {head_dim}"
+    return failure(parameters_of(inputs.k, inputs.v, block), q.device, compiles)
 
 
 def run(inputs: AttentionInputs) -> Tensor:

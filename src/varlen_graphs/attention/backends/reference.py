@@ -6,7 +6,7 @@ from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.kernel.reference import varlen_attention
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
+def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     """Return `None`: all inputs are supported."""
     return None
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
+def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     """Return why FlashAttention does not support these inputs, or `None`."""
     q = inputs.q
     if inputs.bias is not None:

@@ -7,7 +7,7 @@ from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.kernel.config import MAX_HEAD_DIM
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
+def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     """Return why the kernel does not support these inputs, or `None`."""
     q = inputs.q
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16, torch.float32) and q.shape[2] <= MAX_HEAD_DIM:

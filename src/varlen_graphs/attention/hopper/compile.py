@@ -9,6 +9,11 @@ import torch
 from varlen_graphs.attention.hopper import wgmma
 from varlen_graphs.attention.hopper.config import Parameters
 
+
+class KernelError(RuntimeError):
+    """The kernel cannot be compiled or loaded."""
+
+
 OPTIONS = (b"--gpu-architecture=sm_90a", b"--std=c++17")
 
 
@@ -16,12 +21,13 @@ def binary(config: Parameters) -> bytes:
     """Return the kernel as a cubin, from the folder of Triton's cache if it is there.
 
     Raises:
-        RuntimeError: It does not compile.
+        KernelError: It does not compile.
     """
+    import cuda.bindings
     from triton.runtime.cache import get_cache_manager
 
     code = source(config)
-    compiler = torch.version.cuda  # NVRTC is that of torch; to ask it for its version, it would have to be loaded
+    compiler = torch.version.cuda, cuda.bindings.__version__  # to ask NVRTC itself, it would have to be loaded
     files = get_cache_manager(hashlib.sha256(repr((code, OPTIONS, compiler)).encode()).hexdigest())
     if (stored := files.get_file("attention.cubin")) is not None:
         return Path(stored).read_bytes()
@@ -49,15 +55,15 @@ def source(config: Parameters) -> str:
     return definitions + products + Path(__file__).with_name("kernel.cu").read_text()
 
 
-def checked(result: tuple[Any, ...]) -> Any:
+def checked(result: tuple[Any, ...], kind: type[RuntimeError] = RuntimeError) -> Any:
     """Return what a function of `cuda.bindings` returned.
 
     Raises:
-        RuntimeError: It returned an error.
+        RuntimeError: It returned an error; of the class `kind`.
     """
     error, *values = result
     if int(error) != 0:
-        raise RuntimeError(f"{type(error).__name__} {error.name}")
+        raise kind(f"{type(error).__name__} {error.name}")
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -65,7 +71,7 @@ def compile_source(code: str) -> bytes:
     """Compile CUDA source for Hopper GPUs, and return the cubin.
 
     Raises:
-        RuntimeError: It does not compile; the compiler says why.
+        KernelError: It does not compile; the compiler says why.
     """
     from cuda.bindings import nvrtc
 
@@ -75,7 +81,7 @@ def compile_source(code: str) -> bytes:
         if int(error) != 0:
             log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
             checked(nvrtc.nvrtcGetProgramLog(program, log))
-            raise RuntimeError(f"{error.name}: {log.decode(errors='replace').rstrip(chr(0))}")
+            raise KernelError(f"{error.name}: {log.decode(errors='replace').rstrip(chr(0))}")
         compiled = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
         checked(nvrtc.nvrtcGetCUBIN(program, compiled))
         return compiled

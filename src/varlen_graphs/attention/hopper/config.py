@@ -50,9 +50,14 @@ def runs_on(device: torch.device, head_dim: int, longest: int) -> bool:
     return fits and torch.cuda.get_device_capability(device) == (9, 0)
 
 
+def most_tile_rows(head_dim: int) -> int:
+    """Return the most query rows per tile for which there are enough registers."""
+    return 128 if head_dim > 96 else 192
+
+
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     """Return the query rows per tile, 128 or 192, for segments of up to `longest` rows."""
-    if head_dim > 96:  # 192 rows would need more registers than there are
+    if most_tile_rows(head_dim) == 128:
         return 128
     longest = max(1, min(longest, rows))
     rounds = [-(-(-(-longest // tile) * (rows // longest) * heads) // MULTIPROCESSORS) for tile in (128, 192)]

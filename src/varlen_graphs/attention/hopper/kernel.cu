@@ -198,9 +198,10 @@ struct Softmax {
                 most = fmaxf(most, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
             }
             most = largest_of_row(most);
-            decay[row] = power_of_two((largest[row] - most) * scale);
+            const float bound = most == MINUS_INFINITY ? 0 : most;  // no key so far counts
+            decay[row] = power_of_two((largest[row] - bound) * scale);
             largest[row] = most;
-            const float shift = most * scale;
+            const float shift = bound * scale;
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < KEYS / 8; ++i) {
@@ -233,18 +234,18 @@ __device__ void pack(uint32 (&weights)[KEYS / 4], const float (&scores)[KEYS / 2
 struct Tile {
     int q_start, q_end, k_start, k_end, head;
 
-    __device__ Tile(const int* tiles, int work, int heads) {
+    __device__ Tile(const int* tiles, int work, int heads, int key_rows) {
         const int* entry = tiles + 5 + work / heads * 5;
         q_end = entry[1];
         k_start = entry[2];
-        k_end = entry[3];
+        k_end = min(entry[3], key_rows);  // whatever the boundaries are: too many blocks would never end
         const int index = work - entry[4] * heads;
         const int count = (q_end - entry[0] + QUERIES * GROUPS - 1) / (QUERIES * GROUPS);
         head = index / count;
         q_start = entry[0] + index % count * QUERIES * GROUPS;
     }
 
-    __device__ int blocks() const { return (k_end - k_start + KEYS - 1) / KEYS; }  // of keys, at least 1
+    __device__ int blocks() const { return max(1, (k_end - k_start + KEYS - 1) / KEYS); }  // of keys
 };
 
 __device__ void write(unsigned short* to, int heads, const Tile& tile, int group, int first, const float (&out)[WIDTH / 2],
@@ -267,13 +268,13 @@ __device__ void write(unsigned short* to, int heads, const Tile& tile, int group
 // --- Producer ---
 
 __device__ void produce(Barriers& barriers, char* q_blocks, char* k_blocks, char* v_blocks, const TensorMap& q_map,
-                        const TensorMap& k_map, const TensorMap& v_map, const int* tiles, int heads, int per_key_head) {
+                        const TensorMap& k_map, const TensorMap& v_map, const int* tiles, int heads, int per_key_head, int key_rows) {
     const int end = tiles[1] * heads;
     Stage k_stage, v_stage;
     uint32 q_parity = 1;  // of a barrier whose buffer was never used: passes
     k_stage.parity = v_stage.parity = 1;
     for (int work = blockIdx.x; work < end; work += gridDim.x) {
-        const Tile tile(tiles, work, heads);
+        const Tile tile(tiles, work, heads, key_rows);
         const int blocks = tile.blocks(), key_head = tile.head / per_key_head;
         const int channel = AHEAD ? key_head % 2 * (HEAD_DIM - AHEAD) : 0, head = AHEAD ? key_head / 2 : key_head;
         for (int group = 0; group < GROUPS; ++group) {
@@ -316,7 +317,7 @@ __device__ void zero_from(char* values, int keys, int group) {
 }
 
 __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char* v_blocks, const int* tiles, int heads,
-                        int per_key_head, float scale, unsigned short* to) {
+                        int per_key_head, int key_rows, float scale, unsigned short* to) {
     const int group = threadIdx.x / THREADS - 1, end = tiles[1] * heads;
     const int next_turn = 1 + (group + 1) % GROUPS;
     const bool first_lane = threadIdx.x % 32 == 0;
@@ -326,7 +327,7 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
     uint32 q_parity = 0;
     if (group == GROUPS - 1) arrive_threads(1, 2 * THREADS);  // the first turn is group 0's
     for (int work = blockIdx.x; work < end; work += gridDim.x) {
-        const Tile tile(tiles, work, heads);
+        const Tile tile(tiles, work, heads, key_rows);
         const int blocks = tile.blocks(), first = first_channel(tile.head / per_key_head);
         float out[WIDTH / 2];
 #pragma unroll
@@ -336,7 +337,7 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
         Softmax softmax;
 
         // The last block comes first: it alone may be partial.
-        const int keys = tile.k_end - tile.k_start - (blocks - 1) * KEYS;
+        const int keys = max(0, tile.k_end - tile.k_start - (blocks - 1) * KEYS);
         wait(barriers.q_full[group], q_parity);
         wait(barriers.k_full[k_stage.index], k_stage.parity);
         sync_threads(1 + group, 2 * THREADS);
@@ -390,7 +391,7 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
 extern "C" __global__ void __launch_bounds__((GROUPS + 1) * THREADS, 1)
     attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
               const __grid_constant__ TensorMap v_map, unsigned short* out, const int* tiles,
-              int heads, int per_key_head, float scale) {
+              int heads, int per_key_head, int key_rows, float scale) {
     extern __shared__ char memory[];
     char* q_blocks = (char*)(((uint64)memory + 1023) / 1024 * 1024);
     char* k_blocks = q_blocks + GROUPS * Q_BYTES;
@@ -413,10 +414,10 @@ extern "C" __global__ void __launch_bounds__((GROUPS + 1) * THREADS, 1)
     if (threadIdx.x < THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0) {
-            produce(barriers, q_blocks, k_blocks, v_blocks, q_map, k_map, v_map, tiles, heads, per_key_head);
+            produce(barriers, q_blocks, k_blocks, v_blocks, q_map, k_map, v_map, tiles, heads, per_key_head, key_rows);
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        consume(barriers, q_blocks, k_blocks, v_blocks, tiles, heads, per_key_head, scale, out);
+        consume(barriers, q_blocks, k_blocks, v_blocks, tiles, heads, per_key_head, key_rows, scale, out);
     }
 }

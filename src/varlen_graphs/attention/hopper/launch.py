@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.attention.hopper import reference
-from varlen_graphs.attention.hopper.compile import binary, checked
+from varlen_graphs.attention.hopper.compile import KernelError, binary, checked
 from varlen_graphs.attention.hopper.config import Parameters, parameters
 from varlen_graphs.attention.tile_schedule.op import tile_schedule
 
@@ -28,12 +28,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale:
     from cuda.bindings import driver
 
     (rows, heads, head_dim), device = q.shape, q.device.index
+    if not int(checked(driver.cuCtxGetCurrent())):  # a thread that has not used CUDA yet
+        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(device))))
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
     chosen = parameters_of(k, v, block)
     together = 2 if chosen.ahead else 1
     maps = _tensor_map(q, 64, 1, chosen), *(_tensor_map(x, chosen.keys, together, chosen) for x in (k, v))
-    values = (*maps, out.data_ptr(), tiles.data_ptr(), heads, heads // k.shape[1], scale * LOG2E)
-    types = (None, None, None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float)
+    values = (*maps, out.data_ptr(), tiles.data_ptr(), heads, heads // k.shape[1], k.shape[0], scale * LOG2E)
+    types = (*[None] * 3, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3, ctypes.c_float)
     grid, threads = (_multiprocessors(device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
     kernel, stream = _kernel(chosen, device), torch.cuda.current_stream(q.device).cuda_stream
     checked(driver.cuLaunchKernel(kernel, *grid, *threads, chosen.shared_memory, stream, (values, types), 0))
@@ -45,15 +47,16 @@ def parameters_of(k: Tensor, v: Tensor, block: int) -> Parameters:
     return parameters(k.shape[2], block, k.dtype, 8 if _in_pairs(k) and _in_pairs(v) else 0)
 
 
-def failure(chosen: Parameters, device: torch.device) -> str | None:
+def failure(chosen: Parameters, device: torch.device, compiles: bool) -> str | None:
     """Return why a kernel cannot be used on a device, or `None`: it compiles and agrees with its reference.
 
-    Compiles, allocates and syncs with the device, once per kernel and device, but never while a graph is captured.
+    Once per kernel and device, and only if `compiles`, it compiles, allocates and syncs with the device, which must be
+    the current one; but never while a graph is captured.
     """
     key = chosen, device
     if key not in _failures:
-        if torch.cuda.is_current_stream_capturing():
-            return "a kernel that was not compiled before this capture"
+        if not compiles or torch.cuda.is_current_stream_capturing():
+            return "a kernel that is not compiled yet"
         _failures[key] = _try(chosen, device)
     return _failures[key]
 
@@ -61,9 +64,11 @@ def failure(chosen: Parameters, device: torch.device) -> str | None:
 def _try(chosen: Parameters, device: torch.device) -> str | None:
     try:
         agrees = _agrees(chosen, device)
-    except torch.OutOfMemoryError:
-        raise  # says nothing about the kernel
-    except (ImportError, OSError, RuntimeError) as error:
+    except (
+        ImportError,
+        OSError,
+        KernelError,
+    ) as error:  # others, such as those of memory, say nothing about the kernel
         return f"a kernel that cannot be compiled or loaded ({error})"
     return None if agrees else f"a kernel whose results are wrong on {device} ({chosen})"
 
@@ -121,10 +126,13 @@ def _kernel(chosen: Parameters, device: int) -> Any:
     """Return the kernel, loaded on a device, which must be the current one."""
     from cuda.bindings import driver
 
-    module = checked(driver.cuModuleLoadData(binary(chosen)))
-    kernel = checked(driver.cuModuleGetFunction(module, b"attention"))
+    result = driver.cuModuleLoadData(binary(chosen))
+    if result[0] == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"CUDA out of memory: no room for the kernel {chosen}")
+    module = checked(result, KernelError)
+    kernel = checked(driver.cuModuleGetFunction(module, b"attention"), KernelError)
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    checked(driver.cuFuncSetAttribute(kernel, limit, chosen.shared_memory))
+    checked(driver.cuFuncSetAttribute(kernel, limit, chosen.shared_memory), KernelError)
     return kernel
 
 

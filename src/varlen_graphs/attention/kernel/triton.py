@@ -106,9 +106,9 @@ def _attend(
 
 # Strides are constants: of an integer argument Triton knows only if 16 divides it, so that loads with a head stride of
 # 72 would not be vectorized.
-@triton.jit
+@triton.jit(do_not_specialize=["rows_k"])
 def _attention(
-    q, k, v, out, tiles, k0_desc, k1_desc, v0_desc, v1_desc, scale, bias,
+    q, k, v, out, tiles, rows_k, k0_desc, k1_desc, v0_desc, v1_desc, scale, bias,
     Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_ROW: tl.constexpr, K_HEAD: tl.constexpr,
     V_ROW: tl.constexpr, V_HEAD: tl.constexpr, OUT_ROW: tl.constexpr, OUT_HEAD: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -126,7 +126,7 @@ def _attention(
         q_first = tl.load(tile)
         q_end = tl.load(tile + 1)
         k_start = tl.load(tile + 2)
-        k_end = tl.load(tile + 3)
+        k_end = tl.minimum(tl.load(tile + 3), rows_k)
         index = work - tl.load(tile + 4) * HEADS
         count = tl.cdiv(q_end - q_first, BLOCK_M)
         head = index // count
@@ -241,7 +241,7 @@ def attention(
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
     launch(_attention, (programs,),
-        q, k, v, out, tiles, *descriptors, scale * LOG2E, bias,
+        q, k, v, out, tiles, k.shape[0], *descriptors, scale * LOG2E, bias,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
         min(elements_ahead(x, first + rest) for x in (k, v)) if described else 0,
         HEADS=heads, GROUP=heads // k.shape[1], LEFT=left, RIGHT=right, HEAD_DIM=head_dim, D0=first, D1=rest,

@@ -13,7 +13,7 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
 
     Args:
         cu_seqlens_q: int32 `[segments + 1]`, contiguous. Boundaries outside `0..rows` are clamped.
-        cu_seqlens_k: int32 `[segments + 1]`, contiguous.
+        cu_seqlens_k: int32 `[segments + 1]`, contiguous. Boundaries below 0 are clamped, lengths too.
         rows: Query rows, padding included.
         block: Query rows per tile.
         long: Number of keys, at least 1, from which a segment is long.
@@ -25,10 +25,13 @@ def tile_schedule(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, rows: int, block: 
         first tile. Entries past the number of tiles are arbitrary.
     """
     cu_seqlens_q, end = cu_seqlens_q.clamp(0, rows), cu_seqlens_q.new_full((1,), rows)
-    order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
+    cu_seqlens_k = cu_seqlens_k.clamp(min=0)
+    keys = cu_seqlens_k.diff().clamp(min=0)
+    order = torch.argsort(keys, descending=True, stable=True)
     order = torch.cat([order, order.new_full((1,), cu_seqlens_q.shape[0] - 1)])
     start, stop = (torch.cat([cu_seqlens_q, end])[order + shift] for shift in (0, 1))
-    start_k, stop_k = (torch.cat([cu_seqlens_k, cu_seqlens_k[-1:]])[order + shift] for shift in (0, 1))
+    start_k = cu_seqlens_k[order]
+    stop_k = start_k + F.pad(keys, (0, 1))[order]
     counts = (stop - start + block - 1) // block
     ends = counts.cumsum(0)
     tile = torch.arange(tile_bound(rows, cu_seqlens_q.shape[0] - 1, block), device=cu_seqlens_q.device)

@@ -28,8 +28,8 @@ def _schedule(
     here = own <= segments  # the last one holds the rows that belong to no segment
     start = tl.maximum(tl.load(cu_q + own, mask=here, other=0), 0)
     stop = tl.minimum(tl.load(cu_q + own + 1, mask=own < segments, other=rows), rows)
-    start_k = tl.load(cu_k + own, mask=here, other=0)
-    stop_k = tl.load(cu_k + own + 1, mask=own < segments, other=0)
+    start_k = tl.maximum(tl.load(cu_k + own, mask=here, other=0), 0)
+    stop_k = tl.maximum(tl.load(cu_k + own + 1, mask=own < segments, other=0), start_k)
     stop_k = tl.where(own < segments, stop_k, start_k)
     length = tl.where(own < segments, stop_k - start_k, -1)
     count = tl.where(here, _tiles(start, stop, rows, BLOCK), 0)
@@ -40,7 +40,8 @@ def _schedule(
     for chunk in range(0, segments, CHUNK):
         other = chunk + tl.arange(0, CHUNK)
         there = other < segments
-        lengths = tl.load(cu_k + other + 1, mask=there, other=0) - tl.load(cu_k + other, mask=there, other=0)
+        starts_k = tl.maximum(tl.load(cu_k + other, mask=there, other=0), 0)
+        lengths = tl.maximum(tl.load(cu_k + other + 1, mask=there, other=0), starts_k) - starts_k
         starts = tl.load(cu_q + other, mask=there, other=0)
         counts = _tiles(starts, tl.load(cu_q + other + 1, mask=there, other=0), rows, BLOCK)
         before = (lengths[None, :] > length[:, None]) | (
