@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec, rows_for
 from varlen_graphs.spec.normalize import Normalize
+from varlen_graphs.spec.patches import Patches
 
 
 def ones(*_):
@@ -51,6 +52,7 @@ GOOD = {
         "name": "x", "shape": (3,), "dtype": torch.uint8, "pad": 0, "rows_dim": 0, "strip": False,
         "normalize": Normalize([0.5], [0.5]), "padded_by": None,
     },
+    Patches: {"normalize": Normalize([0.5], [0.5]), "size": 14, "frames": 2},
     Normalize: {"mean": (0.5,), "std": (0.5,), "rescale": 1 / 255},
     vg.PerRow: {"name": "y", "shape": (3,), "dtype": torch.int64, "default": None, "pad": 0, "rows_dim": 0},
     vg.PerItem: {"name": "y", "shape": (), "dtype": None, "default": 0.5, "pad": 0, "per_row": False},
@@ -158,7 +160,7 @@ def test_no_value_of_a_field_raises_an_error_of_pythons_own(field, value):
         (lambda: vg.Ladder(256.5), "Ladder(min=256.5): expected an integer"),
         (lambda: vg.Ladder(memory="2XB"), "memory '2XB' has the unit 'XB': expected a number of bytes, or one with a unit"),
         (lambda: vg.Windows(2.5), "Windows(side=2.5): expected an integer of at least 1"),
-        (lambda: vg.PackedRows("x", normalize=3), "PackedRows(normalize=3): expected a Normalize or None"),
+        (lambda: vg.PackedRows("x", normalize=3), "PackedRows(normalize=3): expected a Normalize, a Patches or None"),
         (lambda: vg.PackedRows("x", (3,), strip=True), "expected rows_dim and shape, with the width of a row in shape"),
         (lambda: vg.PackedRows("x", (-1,)), "expected shape to be that of one row"),
         (lambda: vg.PackedRows("x", dtype=torch.uint8, pad=300), "PackedRows('x', pad=300): expected a value of torch.uint8"),
