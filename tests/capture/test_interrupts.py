@@ -14,7 +14,7 @@ from torch.utils import _python_dispatch
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec, rows_for
 
-TRIES = 60
+TRIES = 40
 
 
 class Interrupt:

@@ -48,7 +48,7 @@ def item_tables(draw):
     return table.to(DEVICE), max(1, rows + draw(st.integers(0, 9)))
 
 
-small = settings(max_examples=12)
+small = settings(max_examples=8)
 
 
 @small
