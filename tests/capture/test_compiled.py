@@ -1,5 +1,6 @@
 """A forward under torch's compiler: one compilation for all budgets, and an error where it would take more."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 import varlen_graphs as vg
 from tests.support import minicpm, towers
+from varlen_graphs.attention import tile_schedule
 from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.graphs.arena import Arena
 
@@ -26,6 +28,20 @@ def test_one_compilation_serves_every_number_of_rows():
         got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows)
         torch.testing.assert_close(got, forward(x, cu_seqlens, rows))
     assert compiled.seconds > 0
+
+
+def test_tile_schedules_with_and_without_long_tiles_need_one_compilation():
+    def forward(x, cu_seqlens, max_seqlen, schedule):
+        return vg.varlen_attention(x, x, x, cu_seqlens, max_seqlen, schedule=schedule)
+
+    compiled = CompiledForward(forward, backend="aot_eager")
+    for rows in (2048, 512, 1024, 2000):
+        x, cu_seqlens = torch.randn(rows, 2, 8), torch.tensor([0, 7, rows], dtype=torch.int32)
+        schedule = tile_schedule(cu_seqlens, rows, rows=rows, heads=2, head_dim=8)
+        if rows > 1000:  # as on a GPU with a kernel for long segments
+            schedule = replace(schedule, long_tiles=schedule.tiles.clone(), long_block=128)
+        got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows, schedule=schedule)
+        torch.testing.assert_close(got, forward(x, cu_seqlens, rows, schedule))
 
 
 def test_what_depends_on_the_budget_is_not_compiled_again():

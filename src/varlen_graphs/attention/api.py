@@ -133,7 +133,10 @@ def varlen_attention(
     tiles: tuple[Tensor | None, int, Tensor | None, int] = (None, 0, None, 0)
     if schedule is not None:  # the operator computes one: torch.compile would guard on a choice by size made here
         _check_schedule(schedule, q.shape[0], cu_seqlens, cu_seqlens_k)
-        tiles = schedule.tiles, schedule.block, schedule.long_tiles, schedule.long_block
+        # Small budgets have no long tiles, and torch.compile would guard on that: the operator computes them there.
+        compiling = torch.compiler.is_compiling()
+        long = (None, 0) if compiling else (schedule.long_tiles, schedule.long_block)
+        tiles = schedule.tiles, schedule.block, *long
     segments = _contiguous(cu_seqlens, cu_seqlens_k)
     bias = None if bias is None else bias.contiguous()
     out: Tensor = op.attention(q, k, v, *segments, *tiles, max_seqlen, max_seqlen_k, scale, left, right, backend, bias)

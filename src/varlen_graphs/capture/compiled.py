@@ -64,8 +64,9 @@ class CompiledForward:
             try:
                 output = self._function(**arguments)
             except RecompileError as error:
+                why = " ".join(str(error).partition("- User stack trace")[0].split())
                 raise CaptureError(
-                    f"compile=True would recompile for each budget, because of {error}: expected code that does not "
+                    f"compile=True would recompile for each budget, because of {why}: expected code that does not "
                     "depend on the budget; omit compile=True, or compute what depends on the budget in a buffer"
                 ) from error
         self._compiled_at[budget.items == 1] = compile_at

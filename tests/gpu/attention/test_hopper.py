@@ -179,10 +179,10 @@ def test_boundaries_that_cannot_be_do_not_hang(ends):
 
 
 def test_keys_whose_scores_are_minus_infinity_have_no_weight():
-    q, k, v = packed(1200, 72, BF16).abs().unbind(1)
+    q, k, v = packed(1200, 80, BF16).abs().unbind(1)
     k[1100:] = -torch.inf
     out = attend(q, k, v, boundaries([1200], device="cuda"), 1200)
-    expected = naive_attention(q, k, v, [1200], [1200], 72**-0.5)
+    expected = naive_attention(q, k, v, [1200], [1200], 80**-0.5)
     assert relative(out, expected) <= TOLERANCE[BF16]
 
 
