@@ -1,0 +1,54 @@
+"""A load of HTTP requests, for benchmarks of servers: clients that send their next request when they have an answer.
+
+`python -m benchmarks.load PORT CLIENTS SECONDS FILE` reads the bodies of the requests from a pickle, and prints the
+first answer to each and the milliseconds of all. It is a process of its own, so that clients take no time of a server,
+and imports nothing large.
+"""
+
+import json
+import pickle
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+
+class Client:
+    """Sends one request after another, over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def post(self, body: bytes) -> Any:
+        """Return the answer to a request."""
+        self.connection.request("POST", "/", body)
+        response = self.connection.getresponse()
+        answer = json.loads(response.read())
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}")
+        return answer
+
+
+def send(port: int, clients: int, seconds: float, bodies: list[bytes]) -> dict[str, Any]:
+    """Send requests for so long, and return the first answer to each body and the milliseconds of each request."""
+    first = [Client(port).post(body) for body in bodies]
+    end = time.perf_counter() + seconds
+
+    def run(number: int) -> list[float]:
+        client, times = Client(port), []
+        while (start := time.perf_counter()) < end:
+            client.post(bodies[(number + len(times)) % len(bodies)])
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    with ThreadPoolExecutor(clients) as threads:
+        times = [one for part in threads.map(run, range(clients)) for one in part]
+    return {"answers": first, "times": times}
+
+
+if __name__ == "__main__":
+    port, clients, seconds, file = sys.argv[1:]
+    bodies = pickle.loads(Path(file).read_bytes())
+    print(json.dumps(send(int(port), int(clients), float(seconds), bodies)))
