@@ -41,8 +41,8 @@ MOST, CLIENTS, BODIES = 8, (1, 8, 32), 16
 TEXT_ARGUMENTS = "input_ids", "attention_mask", "mm_token_type_ids"
 """Arguments of a prompt that have a line for each request."""
 
-LIMIT = 3e-2
-"""Relative L2 between right answers, which depend on the batch."""
+LIMIT = 5e-2
+"""Relative L2 between right answers in bfloat16, which depend on the batch."""
 
 
 class Model(NamedTuple):
