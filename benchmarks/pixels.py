@@ -103,7 +103,7 @@ def compare(
 
     normalize: Any = pixels.spec.packed.normalize
     runs: dict[str, Callable[[], Any]] = {
-        "resize": lambda: normalize.read(images),
+        "resize": lambda: normalize.read(images, "rows", "grid"),
         "processor": process,
         "eager": eager,
         "graphs": graphed,

@@ -152,7 +152,7 @@ def towers() -> Iterator[tuple[dict[str, Model], list[bytes]]]:
             process, lambda requests: answer(lambda rows, grid: wrapped(rows.bfloat16(), grid_thw=grid), requests)
         ),
         "from pixels": Model(
-            lambda body: patches.read([image(body)]),
+            lambda body: (*patches.read([image(body)], "rows", "grid").values(),),
             lambda requests: answer(lambda rows, grid: pixels(rows, grid_thw=grid), requests),
         ),
     }

@@ -51,7 +51,9 @@ def expected(name):
     with torch.inference_mode():
         if name == "images":
             model = tower()
-            outputs = [model(one["pixel_values"].to(DEVICE), grid_thw=one["image_grid_thw"].to(DEVICE)) for one in inputs]
+            outputs = [
+                model(one["pixel_values"].to(DEVICE), grid_thw=one["image_grid_thw"].to(DEVICE)) for one in inputs
+            ]
             return [output.pooler_output.mean(0).tolist() for output in outputs]
         chat = SimpleNamespace(model=vision_language_model())
         return [Chat.generate(chat, **one) for one in inputs]

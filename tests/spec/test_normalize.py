@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import varlen_graphs as vg
+from tests.support.pictures import TINY, build
+from tests.support.processors import photographs, processor_of
 from tests.support.towers import distance, glm4v_tower, qwen2_tower, qwen3_vl_tower
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
@@ -152,3 +154,82 @@ def test_other_towers_take_bytes_too(family):
 
 def features(output):
     return output if isinstance(output, torch.Tensor) else output.pooler_output
+
+
+def check_from_images(encoder, tower, processor, argument):
+    """The features of decoded images are those of the processor and the tower."""
+    for images in (photographs(), photographs()[1:]):
+        made = {**processor(images, return_tensors="pt")}
+        with torch.no_grad():
+            expected = tower(**made)
+        for _ in range(2):
+            assert distance(encoder.from_images(images), expected) < 1e-5
+            encoder.poison()
+        raw = processor(images, do_rescale=False, do_normalize=False, return_tensors="pt")
+        assert distance(encoder.eager(**{**raw, argument: raw[argument].byte()}), expected) < 1e-5
+    assert not encoder.stats.eager
+    assert encoder.stats.replays.total() == 4
+
+
+@pytest.mark.parametrize(
+    ("processor", "model", "options"),
+    [
+        ("SiglipImageProcessor", "SiglipVision", {"size": {"height": 32, "width": 32}}),
+        ("CLIPImageProcessor", "CLIPVision", {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}),
+        ("ViTImageProcessor", "ViT", {"size": {"height": 32, "width": 32}}),
+    ],
+)
+def test_images_of_one_size_are_normalised_in_graphs(processor, model, options):
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(transformers, f"{model}Config")(**sizes, image_size=32, patch_size=8)
+    tower = getattr(transformers, f"{model}Model")(config).eval()
+    own = processor_of(processor)(**options)
+    encoder = vg.recipes.by_batch(tower, [1, 2], backend="tape", normalize=vg.spec.Normalize.of(own))
+    check_from_images(encoder, tower, own, "pixel_values")
+
+
+def test_padded_pictures_are_normalised_in_graphs():
+    tower = build("pixtral", "PixtralVisionConfig", "PixtralVisionModel", **TINY)
+    own = processor_of("PixtralImageProcessor")(size={"longest_edge": 64}, patch_size={"height": 4, "width": 4})
+    encoder = vg.recipes.pixtral(tower, [512], backend="tape", normalize=vg.spec.Normalize.of(own))
+    check_from_images(encoder, tower, own, "pixel_values")
+    made = own(photographs(), do_rescale=False, do_normalize=False, return_tensors="pt")
+    encoder.verify([{"pixel_values": made["pixel_values"].byte(), "image_sizes": made["image_sizes"]}])
+
+
+class Floats:
+    """A processor whose images are no bytes."""
+
+    image_mean, image_std, rescale_factor, do_rescale, do_normalize = MEAN, STD, 1 / 255, True, True
+
+    def __call__(self, images, **_):
+        return {"pixel_values": torch.full((len(images), 3, 8, 8), 0.5)}
+
+
+def test_a_processor_that_makes_no_bytes_is_refused():
+    spec = vg.BufferSpec(
+        vg.PackedRows("pixel_values", (3, 8, 8), torch.uint8, normalize=vg.spec.Normalize.of(Floats())), vg.Batch()
+    )
+    encoder = vg.GraphedEncoder(
+        torch.nn.Flatten().eval(), [2], spec, forward=lambda m, pixel_values: m(pixel_values), backend="tape"
+    )
+    for images, message in (
+        ([0], "Floats makes 'pixel_values' of other values when it does not rescale"),
+        ([], "0 images for Normalize"),
+    ):
+        with pytest.raises(vg.InputError, match=re.escape(message)):
+            encoder.from_images(images)
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (type("Plain", (Floats,), {"do_rescale": False})(), "Plain does not rescale and normalise"),
+        (object(), "'object' object has no attribute 'do_rescale'; expected an image processor"),
+    ],
+)
+def test_processors_that_do_not_normalise_are_refused(processor, message):
+    with pytest.raises(vg.SpecError, match=re.escape(message)):
+        vg.spec.Normalize.of(processor)

@@ -23,6 +23,7 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.inputs import PerItem
+from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.rows import PackedRows
@@ -45,6 +46,7 @@ def by_batch(
     *,
     shape: Sequence[int] | None = None,
     inputs: Sequence[PerItem] = (),
+    normalize: Normalize | None = None,
     **options: Any,
 ) -> GraphedEncoder:
     """Graph a tower that takes a batch of images, videos or spectrograms of one size: ViT, CLIP, Whisper and the like.
@@ -67,6 +69,7 @@ def by_batch(
             `input_values`.
         inputs: Tensors with an entry for each input that calls bring beside them. Those of Mllama and Qwen2-Audio are
             known.
+        normalize: If given, inputs are images as bytes, normalised inside the graph, see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -76,7 +79,7 @@ def by_batch(
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
         with without_new_hooks(tower):
-            batched = _Batched(tower, shape, inputs)
+            batched = _Batched(tower, shape, inputs, normalize)
             spec = _declare(batched)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
@@ -93,10 +96,12 @@ class _Batched:
     Attributes:
         tables: Host tensors that the tower keeps.
         function: Function to capture in place of the tower; `None` for the tower itself.
-        rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared.
+        rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared, or bytes.
     """
 
-    def __init__(self, tower: nn.Module, shape: Sequence[int] | None, inputs: Sequence[PerItem]) -> None:
+    def __init__(
+        self, tower: nn.Module, shape: Sequence[int] | None, inputs: Sequence[PerItem], normalize: Normalize | None
+    ) -> None:
         self.tower = tower
         self.forward = tower.forward
         self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
@@ -122,7 +127,8 @@ class _Batched:
         used = {*masks} - {*self.ignored}
         masks_of_shape = [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
         self.inputs += masks_of_shape
-        self.rows = PackedRows(self.name, shape=self.shape if masks_of_shape else None)
+        has_shape = bool(masks_of_shape) or normalize is not None
+        self.rows = PackedRows.pictures(self.name, self.shape if has_shape else None, normalize)
         used -= {one.name for one in self.inputs}
         if used and shape is None and kind == "input_features":
             raise SpecError(f"it takes {sorted(used)}: clips of several lengths are no batch; for one pass shape=")

@@ -27,6 +27,7 @@ from varlen_graphs.recipes.vision_tower import recorded
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Entries
+from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_conv", "ln_pre", "transformer", "patch_positional_embedding")
@@ -37,7 +38,12 @@ PACKED = Entries(lambda patches: patches, lambda budget: budget.rows, rows_dim=1
 
 @handles("PixtralVisionModel")
 def pixtral(
-    tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
+    tower: Any,
+    budgets: Budgets | None = None,
+    *,
+    attention: AttentionBackend = "auto",
+    normalize: Normalize | None = None,
+    **options: Any,
 ) -> GraphedEncoder:
     """Graph Pixtral's vision tower.
 
@@ -53,6 +59,7 @@ def pixtral(
             LightOnOCR.
         budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
         attention: The attention backend.
+        normalize: If given, pictures are bytes, normalised inside the graph, see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -91,7 +98,7 @@ def pixtral(
 
     conv = tower.patch_conv.weight
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", tuple(conv.shape[1:])),
+        rows=PackedRows.pictures("pixel_values", tuple(conv.shape[1:]), normalize),
         layout=PictureSizes("image_sizes", patch=conv.shape[-1]),
         buffers=[
             *attention_buffers(tower.transformer.layers[0].attention, "item"),

@@ -23,7 +23,6 @@ from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
-from varlen_graphs.spec.patches import Patches
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 
@@ -55,22 +54,26 @@ class OperatedEncoder(StandIn):
         self._warm_start = WarmStart(executor, identity)
 
     def from_images(self, images: Sequence[Any]) -> Any:
-        """Encode decoded images, resized as by the processor of `normalize=vg.spec.Patches.of(processor)`.
+        """Encode decoded images: the host resizes them as an image processor does, graphs do the rest.
 
-        After resizing, bytes are copied to the device of the module; graphs cut and normalise them. Syncs with the
-        device if the images are elsewhere. See `Patches.read` for the images.
+        The processor comes with the declaration, by `normalize=vg.spec.Normalize.of(processor)` or `Patches.of`.
+        Resized images are copied to the device of the module as bytes. Syncs with the device if they are elsewhere.
 
         Returns:
             As a call.
 
         Raises:
-            InputError: The declaration has no such `Patches`, or as for `Patches.read`.
+            InputError: The declaration has no processor, or as for `Normalize.read` and `Patches.read`.
         """
         packed = self.spec.packed
-        if not isinstance(packed.normalize, Patches):
-            raise InputError(f"{packed!r} are no images: expected normalize=vg.spec.Patches.of(processor)")
-        rows, grid = packed.normalize.read(images)
-        return self(**{packed.name: rows.to(self.executor.forward.device), self.spec.layout.name: grid})
+        if packed.normalize is None:
+            raise InputError(
+                f"{packed!r} are no images: expected normalize=vg.spec.Normalize.of(processor), or vg.spec.Patches.of "
+                "for towers that take patches"
+            )
+        arguments = packed.normalize.read(images, packed.name, self.spec.layout.name)
+        arguments[packed.name] = arguments[packed.name].to(self.executor.forward.device)
+        return self(**arguments)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.errors import SpecError, counted
+from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.layout.values import quoted
 
 
@@ -24,6 +25,7 @@ class Normalize:
         mean: Mean of each channel, `image_mean` of a Hugging Face processor.
         std: Standard deviation of each channel, `image_std` of a processor.
         rescale: Factor applied to pixels first, `rescale_factor` of a processor.
+        processor: Image processor that resizes images for `encoder.from_images`.
         constants: Scale and shift of each channel, float32 `[2, channels, 1]`, with one cached copy per device.
 
     Raises:
@@ -34,6 +36,7 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
     rescale: float = 1 / 255
+    processor: object = field(default=None, repr=False, compare=False)
     constants: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +54,48 @@ class Normalize:
                 f"{self!r}: expected as many means as deviations, one per channel, all finite and no deviation of 0"
             )
         object.__setattr__(self, "constants", DeviceConstants(self._compute))
+
+    @classmethod
+    def of(cls, processor: Any) -> "Normalize":
+        """Return the normalisation of an image processor of transformers, which also resizes.
+
+        Raises:
+            SpecError: The processor has no `image_mean`, `image_std` or `rescale_factor`, or does not use them.
+        """
+        processor = getattr(processor, "image_processor", processor)
+        try:
+            if not (processor.do_rescale and processor.do_normalize):
+                raise SpecError(f"{type(processor).__name__} does not rescale and normalise: expected one that does")
+            return cls(processor.image_mean, processor.image_std, processor.rescale_factor, processor)
+        except AttributeError as error:
+            raise SpecError(f"{type(processor).__name__}: {error}; expected an image processor") from None
+
+    def read(self, images: Sequence[Any], pixels: str, sizes: str) -> dict[str, Any]:
+        """Resize decoded images as the processor does, and return the arguments of a call.
+
+        Args:
+            images: A batch that the processor takes, such as a list of pictures of PIL.
+            pixels: Name of the resized images in what the processor returns, and of the argument.
+            sizes: Name of their sizes, if it returns any.
+
+        Returns:
+            The resized images, uint8, and their sizes.
+
+        Raises:
+            InputError: There is no processor or no image, or resized images are no bytes.
+        """
+        if self.processor is None or not len(images):
+            raise InputError(f"{len(images)} images for {self}: expected at least one, and Normalize.of(processor)")
+        own: Any = self.processor
+        made = {**own(images, do_rescale=False, do_normalize=False, return_tensors="pt")}
+        resized = made.get(pixels)
+        if not isinstance(resized, Tensor) or not torch.equal(resized.byte(), resized):
+            came = [*made] if resized is None else f"{pixels!r} of other values"
+            raise InputError(
+                f"{type(own).__name__} makes {came} when it does not rescale: expected {pixels!r}, a tensor of whole "
+                "numbers from 0 to 255"
+            )
+        return {pixels: resized.byte(), **{name: made[name] for name in (sizes,) if name in made}}
 
     def check(self, shape: Sequence[int] | None) -> None:
         """Check that rows of this shape consist of whole channels, channel after channel."""

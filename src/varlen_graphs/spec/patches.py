@@ -26,11 +26,11 @@ class Patches:
     frames, an eighth of float32 ones, and the host does nothing but resize. One launch. For `GridTHW`.
 
     Attributes:
-        normalize: Normalisation of each channel.
+        normalize: Normalisation of each channel; its processor resizes images for `encoder.from_images`, as Qwen2-VL's
+            of transformers 5.23.
         size: Height and width of a patch, `patch_size` of a processor.
         frames: Frames of a temporal patch, `temporal_patch_size`: each image is repeated to make them, so a video whose
             frames differ must come as patches.
-        processor: Image processor that resizes images for `encoder.from_images`, as Qwen2-VL's of transformers 5.23.
         constants: Factor and summand of each channel, float32 `[2, channels]`, with one cached copy per device.
 
     Raises:
@@ -40,7 +40,6 @@ class Patches:
     normalize: Normalize
     size: int
     frames: int = 2
-    processor: object = field(default=None, repr=False, compare=False)
     constants: DeviceConstants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,12 +52,12 @@ class Patches:
         """Return the patches that an image processor of transformers makes, with its normalisation.
 
         Raises:
-            SpecError: The processor has no `patch_size`, `image_mean`, `image_std` or `rescale_factor`.
+            SpecError: The processor has no `patch_size`, or as for `Normalize.of`.
         """
         processor = getattr(processor, "image_processor", processor)
         try:
-            normalize = Normalize(processor.image_mean, processor.image_std, processor.rescale_factor)
-            return cls(normalize, processor.patch_size, getattr(processor, "temporal_patch_size", 1), processor)
+            frames = getattr(processor, "temporal_patch_size", 1)
+            return cls(Normalize.of(processor), processor.patch_size, frames)
         except AttributeError as error:
             raise SpecError(f"{type(processor).__name__}: {error}; expected an image processor of patches") from None
 
@@ -86,11 +85,13 @@ class Patches:
         made: Tensor = patches(table.values, rows, constants, self.size, self.frames, table.layout.merge, dtype)
         return made
 
-    def read(self, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Resize decoded images as the processor does, and return their rows and sizes in patches.
+    def read(self, images: Sequence[Any], pixels: str, sizes: str) -> dict[str, Any]:
+        """Resize decoded images as the processor does, and return the arguments of a call.
 
         Args:
             images: Pictures of PIL, arrays, or uint8 tensors, with the channels first or last.
+            pixels: Name of the argument that holds the rows.
+            sizes: Name of the argument that describes the items.
 
         Returns:
             Rows, uint8 `[rows, *row_shape]`, where the processor resizes, and `(1, h, w)` of each image, int64
@@ -99,7 +100,7 @@ class Patches:
         Raises:
             InputError: There is no processor or no image, or resized images are no bytes of whole patches.
         """
-        if self.processor is None or not len(images):
+        if self.normalize.processor is None or not len(images):
             raise InputError(f"{len(images)} images for {self}: expected at least one, and Patches.of(processor)")
         made = [torch.as_tensor(self._resized(image)) for image in images]  # [channels, height, width]
         channels, size = len(self.normalize.mean), self.size
@@ -110,10 +111,11 @@ class Patches:
                     f"channels, and sides that are multiples of {size}"
                 )
         rows = [image.permute(1, 2, 0).reshape(-1, *self.row_shape) for image in made]
-        return torch.cat(rows), torch.tensor([(1, image.shape[1] // size, image.shape[2] // size) for image in made])
+        grid = [(1, image.shape[1] // size, image.shape[2] // size) for image in made]
+        return {pixels: torch.cat(rows), sizes: torch.tensor(grid)}
 
     def _resized(self, image: Any) -> Any:
-        own: Any = self.processor
+        own: Any = self.normalize.processor
         image = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
         if not own.do_resize:
             return image

@@ -78,7 +78,17 @@ class PackedRows:
             if normalize.width != width:
                 raise SpecError(f"{normalize} makes patches of {normalize.width} values, but the tower takes {width}")
             return cls(name, normalize.row_shape, torch.uint8, normalize=normalize)
-        return cls(name, (width,), None if normalize is None else torch.uint8, normalize=normalize)
+        return cls.pictures(name, (width,), normalize)
+
+    @classmethod
+    def pictures(cls, name: str, shape: Sequence[int] | None, normalize: Normalize | None) -> "PackedRows":
+        """Return the declaration for rows of this shape, channels first: floating, or bytes if `normalize` is given."""
+        return cls(
+            name,
+            None if shape is None else tuple(shape),
+            None if normalize is None else torch.uint8,
+            normalize=normalize,
+        )
 
     def rows_first(self, argument: Tensor) -> Tensor:
         """Return a view of the argument with the rows first, `[rows, *shape]`."""
