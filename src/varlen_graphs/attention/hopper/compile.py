@@ -71,11 +71,15 @@ def compile_source(code: str) -> bytes:
     """Compile CUDA source for Hopper GPUs, and return the cubin.
 
     Raises:
-        KernelError: It does not compile; the compiler says why.
+        KernelError: It does not compile, and the compiler says why; or there is no NVRTC.
     """
     from cuda.bindings import nvrtc
 
-    program = checked(nvrtc.nvrtcCreateProgram(code.encode(), b"attention.cu", 0, [], []))
+    try:
+        created = nvrtc.nvrtcCreateProgram(code.encode(), b"attention.cu", 0, [], [])
+    except RuntimeError as missing:  # the library is loaded by its first function
+        raise KernelError(str(missing)) from missing
+    program = checked(created)
     try:
         (error,) = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), list(OPTIONS))
         if int(error) != 0:
