@@ -66,6 +66,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import (
     BudgetError,
     CaptureError,
+    CompilerError,
     InputError,
     LayoutError,
     RankError,
@@ -105,6 +106,7 @@ __all__ = [
     "Capture",
     "CaptureError",
     "Column",
+    "CompilerError",
     "CuSeqlens",
     "DeviceBuffer",
     "Entries",

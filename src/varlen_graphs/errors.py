@@ -51,6 +51,10 @@ class CaptureError(VarlenGraphsError, RuntimeError):
     """The module cannot be captured as a graph."""
 
 
+class CompilerError(VarlenGraphsError, RuntimeError):
+    """A kernel is not in Triton's cache, and this machine cannot build it."""
+
+
 class StaleOutputError(VarlenGraphsError, RuntimeError):
     """A borrowed output was read after a later replay or capture that may have overwritten it."""
 

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from subprocess import CalledProcessError
 from typing import Any
+
+from varlen_graphs.errors import CompilerError
 
 MOST_THREADS = 16
 """Number of kernels that compile at a time, at most: a tower takes about as many."""
@@ -52,10 +55,31 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
     Raises:
         Compiling: It is being compiled, inside `compiling_in_threads`.
+        CompilerError: Triton has to build what launches it, and there is no compiler.
     """
-    if _in_threads.get():
-        compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
-        future = getattr(compiled, "future", None)
-        if future is not None and not wait([future], timeout=LOADED_S).done:
-            raise Compiling
-    kernel[grid](*args, **options)
+    try:
+        if _in_threads.get():
+            compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
+            future = getattr(compiled, "future", None)
+            if future is not None and not wait([future], timeout=LOADED_S).done:
+                raise Compiling
+        kernel[grid](*args, **options)
+    except Exception as error:
+        if not _is_of_compiler(error):
+            raise
+        raise CompilerError(
+            f"a kernel is not in Triton's cache, {_cache_folder()}, and Triton could not build what launches it "
+            f"({error}): install a C compiler and Python's headers (gcc, python3-dev), or bring the cache of a process "
+            "that had them, in a folder of the same path, and name it in TRITON_CACHE_DIR"
+        ) from error
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Return True for what Triton raises without a C compiler, with one that fails, or without /sbin/ldconfig."""
+    return isinstance(error, CalledProcessError | FileNotFoundError) or "Failed to find C compiler" in str(error)
+
+
+def _cache_folder() -> str:
+    from triton import knobs
+
+    return str(knobs.cache.dir)
