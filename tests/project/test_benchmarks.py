@@ -2,6 +2,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import common, metadata, qwen3_vl
+from benchmarks import common, deployment, metadata, qwen3_vl
 from benchmarks.traces import SINGLES, TRACES, rows_of, trace
 
 ROOT = Path(__file__).parent.parent.parent
@@ -124,3 +125,38 @@ def test_a_failed_system_is_reported_beside_the_others():
     text = qwen3_vl.report({"tower": "8b", "inputs": {"224x224": [196]}, "systems": {}, "rows": [timed, failed]})
     assert "| 224x224 |       2.00 |" in text
     assert "failed: ValueError: no" in text
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_service_that_is_timed_answers_on_the_tape(shared):
+    took = deployment.service(shared, True, time.time())
+    assert took["graphs"] == 6
+    assert took["pools"] == 0 < took["beside"]  # tapes share no memory
+    assert took["start_s"] > took["qwen3_vl_s"] + took["siglip_s"] + took["bert_s"]
+
+
+def test_the_replicas_that_are_timed_answer_alike():
+    rates = deployment.replicas(True, 0.1, {})
+    assert rates["alone_per_s"] > 0
+    assert rates["together_per_s"] == sum(rates["each_per_s"])
+    assert rates["distance"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (None, "there is no nvidia-cuda-mps-control"),
+        ("echo no permission; exit 1", "the daemon did not start: no permission"),
+        ("exit 0", "a process could not use it: .*(CUDA|NVIDIA)"),
+    ],
+)
+def test_a_service_that_cannot_be_started_says_why(script, reason, tmp_path, monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("processes can use the GPU")
+    if script is not None:
+        control = tmp_path / "nvidia-cuda-mps-control"
+        control.write_text(f"#!/bin/sh\n{script}\n")
+        control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    with pytest.raises(deployment.NoMpsError, match=reason), deployment.mps():
+        pass
