@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 
 PRELUDE = """
     import os, sys, threading, time
@@ -31,9 +32,24 @@ def run_script(*parts, prelude=PRELUDE, ends=(0,)):
 
     `ends` are the exit statuses it may end with; None stands for any.
     """
-    script = "".join(map(textwrap.dedent, (prelude, *parts)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", script]
+    command, environment = _command(prelude, *parts)
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert ends is None or done.returncode in ends, done.stderr
     return done.stdout.split(), done.stderr
+
+
+@contextmanager
+def started_script(*parts, prelude=PRELUDE, **variables):
+    """Start a script, to talk to over its pipes; it is killed at the end of the block, if it still runs."""
+    command, environment = _command(prelude, *parts)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment | variables, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _command(*parts):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return [sys.executable, "-c", "".join(map(textwrap.dedent, parts))], environment
