@@ -19,6 +19,11 @@ from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 from varlen_graphs.watch.thread_modes import close_interrupted
 
+_FORKED = (
+    "CUDA and graphs do not survive a fork: start workers with multiprocessing's 'spawn', or create the encoder in the "
+    "worker"
+)
+
 
 class Loan(NamedTuple):
     """Outputs in the pool that were lent to a caller.
@@ -76,8 +81,11 @@ class Pool:
 
         Raises:
             SpecError: The pool belongs to another device.
+            StaleGraphError: This process was forked after CUDA was used.
         """
         if self.device is None:
+            if device.type == "cuda" and torch.cuda._is_in_bad_fork():
+                raise StaleGraphError(f"this process was forked after CUDA was used; {_FORKED}")
             self.device = self.order.device = device
             self._forks = FORKS.count
         elif self.device != device:
@@ -92,10 +100,7 @@ class Pool:
             StaleGraphError: This process was forked after the pool was used.
         """
         if self.device is not None and self._forks != FORKS.count:
-            raise StaleGraphError(
-                "this process was forked after an encoder of the pool was used; CUDA and graphs do not survive a fork: "
-                "start workers with multiprocessing's 'spawn', or create the encoder in the worker"
-            )
+            raise StaleGraphError(f"this process was forked after an encoder of the pool was used; {_FORKED}")
 
     def check_usable(self, module: str) -> None:
         """Check that an encoder of this module may be used here: in this process, outside of a capture by this thread.

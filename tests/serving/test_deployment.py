@@ -1,0 +1,121 @@
+"""Facts of `docs/deployment.md` that a machine without a GPU can show: workers, and what each of them needs to do."""
+
+import os
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.support.scripts import run_script
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+LOADER = """
+    import os
+    import torch
+    import varlen_graphs as vg
+    from torch.utils.data import DataLoader, Dataset
+    from tests.support.encoders import Attention, attention_encoder, attention_spec, original_attention, rows_for
+
+    torch.set_grad_enabled(False)
+    LENGTHS = [[5, 9], [30], [3, 4, 5], [60]]
+    module = Attention()
+    original = original_attention(module)
+
+    class Encoded(Dataset):
+        def __len__(self):
+            return len(LENGTHS)
+
+        def __getitem__(self, at):
+            return self.encoder(rows_for(LENGTHS[at]), lengths=LENGTHS[at])
+
+    def load(dataset, method="fork", **options):
+        return [*DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method, **options)]
+"""
+
+
+def test_workers_of_a_data_loader_make_encoders_of_their_own():
+    """In `worker_init_fn`, or at the first item."""
+    printed, _ = run_script(
+        """
+    data = Encoded()
+
+    def begin(worker):
+        torch.utils.data.get_worker_info().dataset.encoder = attention_encoder(module=module)
+
+    for got, lengths in zip(load(data, worker_init_fn=begin), LENGTHS):
+        torch.testing.assert_close(got, original(rows_for(lengths), lengths))
+        print("right")
+    """,
+        prelude=LOADER,
+    )
+    assert printed == ["right"] * 4
+
+
+def test_a_worker_that_gets_a_used_encoder_fails_with_what_to_do_and_the_parent_goes_on():
+    printed, _ = run_script(
+        """
+    data = Encoded()
+    data.encoder = attention_encoder(module=module)
+    expected = data[0]
+    try:
+        load(data)
+    except vg.StaleGraphError as error:
+        assert "in DataLoader worker process" in str(error)
+        assert "start workers with multiprocessing's 'spawn', or create the encoder in the worker" in str(error)
+        print("told")
+    assert torch.equal(data[0], expected)
+    print("whole")
+    """,
+        prelude=LOADER,
+    )
+    assert printed == ["told", "whole"]
+
+
+def test_an_encoder_is_not_sent_to_workers_that_are_spawned():
+    printed, _ = run_script(
+        """
+    data = Encoded()
+    data.encoder = attention_encoder(module=module)
+    try:
+        load(data, "spawn")
+    except TypeError as error:
+        assert "copy its module, and make an encoder of the copy" in str(error)
+        print("told")
+    """,
+        prelude=LOADER,
+    )
+    assert printed == ["told"]
+
+
+def test_a_thread_that_captures_is_not_in_a_forked_worker_until_that_starts_its_own():
+    printed, _ = run_script("""
+    from tests.support.encoders import captured, wait_for
+
+    lazy = attention_encoder(spec=spec, capture=vg.Capture(lazy=True))
+    lazy.capture_in_background()
+    child = os.fork()
+    if child == 0:
+        for _ in range(5):
+            lazy(rows, lengths=[6])
+            time.sleep(0.1)
+        print(lazy.stats.eager["not captured yet"], flush=True)
+        lazy.capture_in_background()
+        wait_for(lazy, lazy.budgets[:1])
+        lazy(rows, lengths=[6])
+        print(lazy.stats.replays.total(), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    lazy(rows, lengths=[6])
+    wait_for(lazy, lazy.budgets[:1])
+    print("whole")
+    """)
+    assert printed == ["5", "1", "whole"]
+
+
+def test_a_process_forked_after_cuda_was_used_is_told_before_an_encoder_asks_for_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    told = "forked after CUDA was used; .* create the encoder in the worker"
+    with pytest.raises(vg.StaleGraphError, match=told):
+        vg.Pool().bind(torch.device("cuda", 0))
+    vg.Pool().bind(torch.device("cpu"))  # tapes need no CUDA
