@@ -1,4 +1,4 @@
-"""The workers of the FastAPI server, in processes of their own: `make test-offline`, because they take long to start."""
+"""The workers of the FastAPI server, of uvicorn or gunicorn: `make test-offline`, because they take long to start."""
 
 import os
 import signal
@@ -10,14 +10,29 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
+import pytest
+
 from tests.servers.clients import BODIES, free_port, load, post, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 
+UVICORN = ["examples.servers.with_fastapi", "--workers=2", "--port={port}"]
+GUNICORN = [
+    "gunicorn",
+    "examples.servers.with_fastapi:app",
+    "--worker-class=asgi",
+    "--workers=2",
+    "--bind=127.0.0.1:{port}",
+]
 
-def test_a_worker_that_dies_is_replaced_and_the_end_is_clean():
+
+@pytest.mark.parametrize(
+    "module", [UVICORN, GUNICORN, [*GUNICORN, "--preload"]], ids=["uvicorn", "gunicorn", "gunicorn, preloaded"]
+)
+def test_a_worker_that_dies_is_replaced_and_the_end_is_clean(module):
+    pytest.importorskip(module[0].partition(".")[0], reason="needs gunicorn")
     port = free_port()
-    command = [sys.executable, "-m", "examples.servers.with_fastapi", "--port", str(port), "--workers", "2"]
+    command = [sys.executable, "-m", *(part.format(port=port) for part in module)]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
