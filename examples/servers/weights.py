@@ -10,8 +10,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
 
 from examples.generate import make_model
+from examples.servers.device import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "deepstack_visual_indexes": [0]}
 
 

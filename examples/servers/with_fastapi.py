@@ -5,13 +5,12 @@
     curl --data-binary "some text" localhost:8000/sentences
 
 `GET /metrics` is for Prometheus; `POST /sentences/reload` loads a model anew while the old one answers. Each worker has
-models of its own, and is replaced if it dies.
+models of its own, and is replaced if it dies, as it does when CUDA has failed.
 """
 
 import argparse
 import asyncio
 import os
-from asyncio import wrap_future
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -19,6 +18,7 @@ from typing import Literal
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from examples.servers.device import end_if_broken
 from examples.servers.models import MODELS
 
 Name = Literal["images", "sentences", "chat"]
@@ -30,8 +30,7 @@ class Batcher:
 
     def __init__(self, make):
         self.make, self.model = make, make()
-        self.waiting = asyncio.Queue(WAITING)
-        self.thread = ThreadPoolExecutor(1)
+        self.waiting, self.thread = asyncio.Queue(WAITING), ThreadPoolExecutor(1)
 
     async def answer(self, body):
         try:
@@ -49,8 +48,9 @@ class Batcher:
             batch += [self.waiting.get_nowait() for _ in range(min(MOST - 1, self.waiting.qsize()))]
             requests, futures = zip(*batch, strict=True)
             try:
-                answers = await wrap_future(self.thread.submit(self.model.answer, requests))
+                answers = await asyncio.wrap_future(self.thread.submit(self.model.answer, requests))
             except Exception as error:
+                end_if_broken()
                 answers = [error] * len(futures)
             for future, answer in zip(futures, answers, strict=True):
                 if not future.done():
@@ -59,7 +59,7 @@ class Batcher:
     async def reload(self):
         new = await asyncio.to_thread(self.make)
         old, self.model = self.model, new
-        await wrap_future(self.thread.submit(old.stop))  # after the call that it answers
+        await asyncio.wrap_future(self.thread.submit(old.stop))  # after the call that it answers
 
 
 @asynccontextmanager

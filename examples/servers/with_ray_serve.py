@@ -19,8 +19,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
+from examples.servers.device import DEVICE, end_if_broken
 from examples.servers.models import MODELS
-from examples.servers.weights import DEVICE
 
 MOST, WAITING = 8, 64  # requests that one call answers, and those that may wait for a replica
 
@@ -49,7 +49,11 @@ class Replica:
 
     @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=0.002)
     async def answer(self, requests):
-        return await asyncio.to_thread(self.model.answer, requests)
+        try:
+            return await asyncio.to_thread(self.model.answer, requests)
+        except Exception:
+            end_if_broken()
+            raise
 
     def __del__(self):
         self.model.stop()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 pytest.importorskip("fastapi", reason="needs fastapi and uvicorn")
@@ -18,7 +19,7 @@ if transformers.__version__.startswith("4."):
 
 import uvicorn
 
-from examples.servers import with_fastapi
+from examples.servers import device, with_fastapi
 from tests.servers.clients import BODIES, free_port, is_right, load, page, png, post, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,6 +120,34 @@ def test_a_client_that_leaves_disturbs_no_other(server):
     with held("sentences"), pytest.raises(TimeoutError):
         post(f"{server}/sentences", BODIES["sentences"][0], timeout=0.3)
     assert load(server, count=10, seed=3) == 0
+
+
+def test_an_error_of_a_model_is_answered_and_the_gpu_looked_at(server, monkeypatch):
+    def fail(texts):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    looked = []
+    monkeypatch.setattr(batcher("sentences").model, "answer", fail)
+    monkeypatch.setattr(with_fastapi, "end_if_broken", lambda: looked.append(True))
+    with pytest.raises(ValueError, match="Expecting value"):  # no JSON
+        post(f"{server}/sentences", BODIES["sentences"][0])
+    assert looked == [True]
+
+
+def test_a_process_ends_when_its_gpu_has_failed_and_only_then(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(device, "DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    device.end_if_broken()
+    assert not ended
+
+    def broken():
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered", 710)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    device.end_if_broken()
+    assert ended == [1]
 
 
 def test_a_model_is_loaded_anew_while_it_answers(server):

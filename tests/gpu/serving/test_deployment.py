@@ -25,6 +25,7 @@ REPLICA = f"""
     import os, sys, time
     import torch
     import varlen_graphs as vg
+    from examples.servers.device import end_if_broken
     from tests.support import faults_on_gpu
     from tests.support.gpu import pixels_on_gpu, tower_on_gpu
     from tests.support.towers import distance, equal_bits
@@ -288,6 +289,7 @@ def test_a_fault_ends_all_encoders_of_its_process_and_of_no_other(fault, replica
     uses = [lambda one=one: one(rows, grid_thw=grid) for one in (encoder, other, unused, lazy)]
     for use in (*uses, encoder.check, other.capture, lazy.capture_wanted, encoder.release):
         print(repr(told(use)), flush=True)
+    end_if_broken()
     """,
         prelude=REPLICA,
     ) as victim:
@@ -300,6 +302,7 @@ def test_a_fault_ends_all_encoders_of_its_process_and_of_no_other(fault, replica
             assert time.monotonic() < end, "the end of the process hangs"
         assert all(replica() for _ in range(100))
         errors = [ast.literal_eval(line) for line in victim.stdout]
+    assert victim.returncode == 1
     assert len(errors) == 8
     for error in errors:
         assert error.startswith(("AcceleratorError: ", "RuntimeError: ")), errors
