@@ -6,8 +6,8 @@ bfloat16: the tower of Qwen3-VL 8B, SigLIP so400m and BERT-base, each with its d
 - *service*: each row is a process of its own, with Triton's cache cold or warm, and one pool for all models or one for
   each. `<model>_s` are the seconds from a model on the GPU, without an encoder, to the answer to its first request.
   `start_s` are those from the beginning of the process to the last of these answers: imports, and making random weights
-  (`weights_s`), included. `capture_s` are those of all further graphs. Then: `graphs`, the bytes of `pools`, those of
-  arenas and of graphs outside of pools (`beside`), and those of the GPU that all of it took (`taken`).
+  (`weights_s`), included. `capture_s` are those of all further graphs. Then: the number of `graphs`; GiB of pools, of
+  arenas and graphs `beside` them, and of the GPU that all of it took, its libraries included (`taken`).
 - *replicas*: two processes with the tower of Qwen3-VL 2B, which answer one image of 448 x 448 after the other and wait
   for the GPU each time: requests a second of one alone, and of both at a time (together), without and with NVIDIA's
   Multi-Process Service. Where that cannot be started, the reason stands in its place.
@@ -40,6 +40,8 @@ from benchmarks.traces import SINGLES, image
 
 BETWEEN = 2e-2
 """Relative L2 between two right outputs in bfloat16, which other kernels and tiles make different."""
+
+GIB = 1 << 30
 
 Request = tuple[Tensor, dict[str, Tensor]]
 """The first argument of a call, and the others."""
@@ -183,8 +185,9 @@ def service(shared: bool, small: bool, begun: float) -> dict[str, Any]:
     return {
         **seconds, "weights_s": weights, "start_s": started, "capture_s": captured,
         "graphs": sum(len(encoder.executor.store) for encoder in encoders.values()),
-        "pools": sum(pools.values()), "beside": sum(own.bytes() - own.pool.bytes() for own in encoders.values()),
-        "taken": taken,
+        "pools_gib": sum(pools.values()) / GIB,
+        "beside_gib": sum(own.bytes() - own.pool.bytes() for own in encoders.values()) / GIB,
+        "taken_gib": taken / GIB,
     }  # fmt: skip
 
 

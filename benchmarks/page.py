@@ -217,6 +217,26 @@ def plan(result: Result) -> str:
     return table(header, lines)
 
 
+def service(result: Result) -> str:
+    """Start and memory of several models in one process."""
+    figures = {
+        "Qwen3-VL, s": "qwen3_vl_s", "SigLIP, s": "siglip_s", "BERT, s": "bert_s", "start, s": "start_s",
+        "weights, s": "weights_s", "all graphs, s": "capture_s", "graphs": "graphs", "pools, GiB": "pools_gib",
+        "beside, GiB": "beside_gib", "taken, GiB": "taken_gib",
+    }  # fmt: skip
+    lines = [(row["cache"], row["pool"], *(row[key] for key in figures.values())) for row in result["service"]]
+    return table(("cache", "pool", *figures), lines)
+
+
+def replicas(result: Result) -> str:
+    """Requests a second of two processes on one GPU."""
+    lines = []
+    for row in result["replicas"]:
+        alone, together = row.get("alone_per_s"), row.get("together_per_s")
+        lines.append((row["mps"], alone, together, together / alone if alone and together else None))
+    return table(("MPS", "one, 1/s", "both, 1/s", "both / one"), lines)
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "singles": singles,
     "traces": traces,
@@ -241,6 +261,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
     "coverage": coverage.rows,
     "coverage_counts": coverage.counts,
+    "service": service,
+    "replicas": replicas,
     "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import common, deployment, metadata, qwen3_vl
+from benchmarks import common, deployment, metadata, page, qwen3_vl
 from benchmarks.traces import SINGLES, TRACES, rows_of, trace
 
 ROOT = Path(__file__).parent.parent.parent
@@ -130,13 +130,16 @@ def test_a_failed_system_is_reported_beside_the_others():
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_service_that_is_timed_answers_on_the_tape(shared):
     took = deployment.service(shared, True, time.time())
+    assert page.service({"service": [{"cache": "cold", "pool": "own", **took}]}).count("|") == 3 * 13
     assert took["graphs"] == 6
-    assert took["pools"] == 0 < took["beside"]  # tapes share no memory
+    assert took["pools_gib"] == 0 < took["beside_gib"]  # tapes share no memory
     assert took["start_s"] > took["qwen3_vl_s"] + took["siglip_s"] + took["bert_s"]
 
 
 def test_the_replicas_that_are_timed_answer_alike():
     rates = deployment.replicas(True, 0.1, {})
+    text = page.replicas({"replicas": [{"mps": "off", **rates}, {"mps": "not run: there is no GPU"}]})
+    assert text.splitlines()[-1].count(" - |") == 3
     assert rates["alone_per_s"] > 0
     assert rates["together_per_s"] == sum(rates["each_per_s"])
     assert rates["distance"] < 1e-6
