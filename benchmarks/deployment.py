@@ -1,7 +1,8 @@
 """Start and memory of a service of several models that share a pool or do not, and two replicas on one GPU.
 
 Run with `python -m benchmarks.deployment`; with `--small` on the CPU, on the tape. Real sizes, random weights,
-bfloat16: the tower of Qwen3-VL 8B, SigLIP so400m and BERT-base, each with its default budgets.
+bfloat16: the tower of Qwen3-VL 8B and BERT-base, with budgets of 256 to 8,192 rows, and SigLIP so400m, with batches of
+1 to 32.
 
 - *service*: each row is a process of its own, with Triton's cache cold or warm, and one pool for all models or one for
   each. `<model>_s` are the seconds from a model on the GPU, without an encoder, to the answer to its first request.
@@ -52,13 +53,14 @@ class NoMpsError(RuntimeError):
 
 
 class Model(NamedTuple):
-    """A model of transformers, of its real size and of a small one, its recipe, and what makes a request."""
+    """A model of transformers, its recipe, its sizes and budgets, both for `--small` too, and what makes a request."""
 
     kind: Any
     config: Any
     sizes: dict[str, Any]
     small: dict[str, Any]
     recipe: Callable[..., vg.GraphedEncoder]
+    budgets: vg.Ladder | list[int]
     small_budgets: list[int]
     request: Callable[[Any, bool], Request]
 
@@ -103,7 +105,8 @@ TOWERS = {
 
 MODELS = {
     "qwen3_vl": Model(
-        Qwen3VLVisionModel, Qwen3VLVisionConfig, TOWERS["8b"], TOWERS["small"], vg.recipes.qwen3_vl, [64, 256], patches
+        Qwen3VLVisionModel, Qwen3VLVisionConfig, TOWERS["8b"], TOWERS["small"],
+        vg.recipes.qwen3_vl, vg.Ladder(256, 8192, step=1.25), [64, 256], patches,
     ),
     "siglip": Model(
         SiglipVisionModel, SiglipVisionConfig,
@@ -111,10 +114,12 @@ MODELS = {
             "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
             "image_size": 384, "patch_size": 14,
         },
-        {**SMALL, "image_size": 32, "patch_size": 8}, vg.recipes.by_batch, [1, 2], images,
+        {**SMALL, "image_size": 32, "patch_size": 8},
+        vg.recipes.by_batch, [1, 2, 4, 8, 16, 32], [1, 2], images,
     ),
     "bert": Model(
-        BertModel, BertConfig, {}, {**SMALL, "vocab_size": 99}, vg.recipes.packed_text, [64, 128], texts
+        BertModel, BertConfig, {}, {**SMALL, "vocab_size": 99},
+        vg.recipes.packed_text, vg.Ladder(256, 8192, step=1.25, rows_per_item=8, rows_per_segment=8), [64, 128], texts,
     ),
 }  # fmt: skip
 
@@ -166,9 +171,8 @@ def service(shared: bool, small: bool, begun: float) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     for name, model in MODELS.items():
         (module, (first, others)), start = built[name], time.perf_counter()
-        budgets = model.small_budgets if small else None
-        options = {"backend": "tape" if small else "cuda", "pool": pool}
-        encoders[name] = model.recipe(module, **({} if budgets is None else {"budgets": budgets}), **options)
+        budgets, backend = (model.small_budgets, "tape") if small else (model.budgets, "cuda")
+        encoders[name] = model.recipe(module, budgets, backend=backend, pool=pool)
         encoders[name](first, **others)
         synchronize(small)
         seconds[f"{name}_s"] = time.perf_counter() - start
