@@ -301,11 +301,35 @@ STARTS = (("cold", True), ("warm", True), ("warm", False))
 """Triton's cache, and whether a pool is shared, of each start."""
 
 
+def start_services(rows: list[dict[str, Any]], small: bool) -> None:
+    """Add a row for each start, a process of its own."""
+    for name, shared in STARTS:
+        pool = "shared" if shared else "own"
+        command = _own("--service", pool, "--begun", str(time.time()), *["--small"][:small])
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise RuntimeError(run.stderr)
+        rows.append({"cache": name, "pool": pool, **json.loads(run.stdout.splitlines()[-1])})
+
+
+def run_replicas(rows: list[dict[str, Any]], small: bool, seconds: float) -> None:
+    """Add the rows of replicas without and with MPS, or why there are none with it."""
+    rows.append({"mps": "off", **replicas(small, seconds, {})})
+    try:
+        if small:
+            raise NoMpsError("there is no GPU")
+        with mps() as variables:
+            rows.append({"mps": "on", **replicas(False, seconds, variables)})
+    except NoMpsError as error:
+        rows.append({"mps": f"not run: {error}"})
+
+
 def main() -> None:
     """Run both parts, print tables, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="small models on the CPU, replayed from the tape")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement of replicas")
+    parser.add_argument("--parts", nargs="+", choices=["service", "replicas"], default=["service", "replicas"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--service", choices=["shared", "own"], help=argparse.SUPPRESS)
     parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
@@ -318,30 +342,18 @@ def main() -> None:
         replica(options.small, options.seconds, options.replica)
         return
     result: dict[str, Any] = {} if options.small else facts()
-    result |= {"service": [], "replicas": []}
+    result |= {part: [] for part in options.parts}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        for name, shared in STARTS:
-            pool = "shared" if shared else "own"
-            command = _own("--service", pool, "--begun", str(time.time()), *["--small"][: options.small])
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
-            if run.returncode:
-                raise RuntimeError(run.stderr)
-            result["service"].append({"cache": name, "pool": pool, **json.loads(run.stdout.splitlines()[-1])})
+        if "service" in options.parts:
+            start_services(result["service"], options.small)
             write_json(options.json, result)
-        result["replicas"].append({"mps": "off", **replicas(options.small, options.seconds, {})})
-        write_json(options.json, result)
-        try:
-            if options.small:
-                raise NoMpsError("there is no GPU")
-            with mps() as variables:
-                result["replicas"].append({"mps": "on", **replicas(False, options.seconds, variables)})
-        except NoMpsError as error:
-            result["replicas"].append({"mps": f"not run: {error}"})
+        if "replicas" in options.parts:
+            run_replicas(result["replicas"], options.small, options.seconds)
     write_json(options.json, result)
     if not options.small:
         print(f"{headline(result)}\n")
-    for part in ("service", "replicas"):
+    for part in options.parts:
         header = [name for name in result[part][0] if name != "each_per_s"]
         print(table(header, [[row.get(name) for name in header] for row in result[part]]), end="\n\n")
 

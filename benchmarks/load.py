@@ -4,9 +4,9 @@
 milliseconds of all. It is a process of its own, so that clients take no time of a server, and imports nothing large.
 """
 
+import argparse
 import json
 import pickle
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -45,7 +45,17 @@ def send(port: int, clients: int, seconds: float, bodies: list[bytes]) -> list[f
         return [one for part in threads.map(run, range(clients)) for one in part]
 
 
+def main() -> None:
+    """Send requests, and print their milliseconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("clients", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args()
+    bodies = pickle.loads(options.file.read_bytes())
+    print(json.dumps(send(options.port, options.clients, options.seconds, bodies)))
+
+
 if __name__ == "__main__":
-    port, clients, seconds, file = sys.argv[1:]
-    bodies = pickle.loads(Path(file).read_bytes())
-    print(json.dumps(send(int(port), int(clients), float(seconds), bodies)))
+    main()

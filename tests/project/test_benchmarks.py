@@ -71,7 +71,7 @@ def test_help_needs_no_gpu(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit, match="0"):
         importlib.import_module(f"benchmarks.{name}").main()
-    assert "--json" in capsys.readouterr().out or name in ("plots", "generic", "doctor")
+    assert "--json" in capsys.readouterr().out or name in ("plots", "generic", "doctor", "load")
 
 
 @pytest.mark.parametrize("rows", metadata.BUDGETS[:3])
