@@ -72,6 +72,28 @@ def test_a_worker_that_gets_a_used_encoder_fails_with_what_to_do_and_the_parent_
     assert printed == ["told", "whole"]
 
 
+def test_workers_that_only_load_leave_the_encoder_of_the_parent_alone():
+    printed, _ = run_script(
+        """
+    import gc
+
+    class Rows(Encoded):
+        def __getitem__(self, at):
+            gc.collect()
+            return rows_for(LENGTHS[at])
+
+    data = Rows()
+    data.unused = encoder = attention_encoder(module=module)
+    encoder(rows_for([5, 9]), lengths=[5, 9])
+    for rows, lengths in zip(load(data), LENGTHS):
+        torch.testing.assert_close(encoder(rows, lengths=lengths), original(rows, lengths))
+    print(encoder.stats.replays.total())
+    """,
+        prelude=LOADER,
+    )
+    assert printed == ["5"]
+
+
 def test_an_encoder_is_not_sent_to_workers_that_are_spawned():
     printed, _ = run_script(
         """
@@ -104,7 +126,7 @@ def test_a_thread_that_captures_is_not_in_a_forked_worker_until_that_starts_its_
         wait_for(lazy, lazy.budgets[:1])
         lazy(rows, lengths=[6])
         print(lazy.stats.replays.total(), flush=True)
-        os._exit(0)
+        sys.exit(0)  # at exit, threads that capture are waited for: not for that of the parent
     assert os.waitpid(child, 0)[1] == 0
     lazy(rows, lengths=[6])
     wait_for(lazy, lazy.budgets[:1])

@@ -90,6 +90,35 @@ def test_workers_of_a_data_loader_are_refused_and_the_parent_goes_on():
     assert printed == ["told", "whole"]
 
 
+def test_workers_that_only_load_leave_the_encoder_of_the_parent_alone():
+    printed, _ = run_script(
+        """
+    import gc
+    from torch.utils.data import DataLoader, Dataset
+    from tests.support.towers import pixels
+
+    encoder = make()
+    encoder(rows, grid_thw=grid)
+
+    class Patches(Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, at):
+            gc.collect()
+            return pixels(grid, at)
+
+    options = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork", "pin_memory": True}
+    for patches in DataLoader(Patches(), **options):
+        patches = patches.to("cuda", torch.bfloat16, non_blocking=True)
+        assert distance(encoder(patches, grid_thw=grid), encoder.eager(patches, grid_thw=grid)) < 3e-2
+    print(encoder.stats.replays.total())
+    """,
+        prelude=REPLICA,
+    )
+    assert printed == ["17"]
+
+
 BEFORE_CUDA = """
     import os
     import torch
