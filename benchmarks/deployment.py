@@ -23,9 +23,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ BETWEEN = 2e-2
 """Relative L2 between two right outputs in bfloat16, which other kernels and tiles make different."""
 
 GIB = 1 << 30
+
+LONGEST_S = 120
+"""Seconds after which a replica is killed, lest all wait for one that hangs."""
 
 Request = tuple[Tensor, dict[str, Tensor]]
 """The first argument of a call, and the others."""
@@ -212,11 +216,14 @@ def mps() -> Iterator[dict[str, str]]:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
 
         def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-            with open(Path(folder) / "output", "w+") as output:  # noqa: PTH123 - a pipe would be held by the daemon
-                done = subprocess.run(
-                    command, env=os.environ | own, stdout=output, stderr=output, text=True, timeout=120, check=False,
-                    **options,
-                )  # fmt: skip
+            with (Path(folder) / "output").open("w+") as output:  # a pipe would be held by the daemon
+                try:
+                    done = subprocess.run(
+                        command, env=os.environ | own, stdout=output, stderr=output, text=True, timeout=60, check=False,
+                        **options,
+                    )  # fmt: skip
+                except subprocess.TimeoutExpired as error:
+                    raise NoMpsError(str(error)) from None
                 output.seek(0)
                 return subprocess.CompletedProcess(command, done.returncode, output.read().strip())
 
@@ -230,7 +237,8 @@ def mps() -> Iterator[dict[str, str]]:
                 raise NoMpsError("processes do not use it")
             yield own
         finally:
-            run(control, input="quit -t 10\n")
+            with suppress(NoMpsError):
+                run(control, input="quit -t 10\n")
 
 
 @torch.no_grad()
@@ -274,9 +282,12 @@ def _started(
     command = _own("--replica", str(path), "--seconds", str(seconds), *["--small"][:small])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env={**os.environ, **variables}, text=True, **pipes) as process:
+        end = threading.Timer(LONGEST_S, process.kill)
+        end.start()
         try:
             yield process
         finally:
+            end.cancel()
             process.kill()
 
 
@@ -291,7 +302,10 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def _rates(own: list["subprocess.Popen[str]"]) -> list[float]:
     for process in own:
         print("go", file=process.stdin, flush=True)
-    return [float(_line(process)) for process in own]
+    lines = [_line(process) for process in own]
+    if not all(lines):
+        raise RuntimeError("a replica ended")
+    return [float(line) for line in lines]
 
 
 # The page
@@ -320,7 +334,7 @@ def run_replicas(rows: list[dict[str, Any]], small: bool, seconds: float) -> Non
             raise NoMpsError("there is no GPU")
         with mps() as variables:
             rows.append({"mps": "on", **replicas(False, seconds, variables)})
-    except NoMpsError as error:
+    except RuntimeError as error:
         rows.append({"mps": f"not run: {error}"})
 
 

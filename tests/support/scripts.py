@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import contextmanager
 
 PRELUDE = """
@@ -39,14 +40,17 @@ def run_script(*parts, prelude=PRELUDE, ends=(0,)):
 
 
 @contextmanager
-def started_script(*parts, prelude=PRELUDE, **variables):
-    """Start a script, to talk to over its pipes; it is killed at the end of the block, if it still runs."""
+def started_script(*parts, prelude=PRELUDE, seconds=100, **variables):
+    """Start a script, to talk to over its pipes; it is killed at the end of the block, or after some seconds."""
     command, environment = _command(prelude, *parts)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment | variables, **pipes) as process:
+        end = threading.Timer(seconds, process.kill)
+        end.start()
         try:
             yield process
         finally:
+            end.cancel()
             process.kill()
 
 
