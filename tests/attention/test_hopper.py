@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.segments import boundaries, naive_attention, random_qkv, relative, unaligned
-from varlen_graphs.attention.hopper import compile, launch, reference
+from varlen_graphs.attention.hopper import compile, reference
 from varlen_graphs.attention.hopper.config import HEAD_DIMS, parameters, tile_rows
 from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
@@ -47,7 +47,8 @@ def test_a_source_that_does_not_compile_says_why(monkeypatch):
         compile.compile_source("nonsense;")
 
 
-def test_without_nvrtc_there_is_no_kernel_and_others_are_taken(monkeypatch):
+def test_without_nvrtc_there_is_no_kernel(monkeypatch):
+    """What a backend without its kernel does is in tests/gpu/attention/test_hopper.py."""
     pytest.importorskip("cuda.bindings", reason="needs NVRTC, which comes with CUDA builds of torch")
     from cuda.bindings import nvrtc
 
@@ -55,8 +56,8 @@ def test_without_nvrtc_there_is_no_kernel_and_others_are_taken(monkeypatch):
         raise RuntimeError("Failure finding libnvrtc.so.13")
 
     monkeypatch.setattr(nvrtc, "nvrtcCreateProgram", missing)
-    monkeypatch.setattr(launch, "_agrees", lambda chosen, device: compile.compile_source(""))
-    assert launch._try(None, None) == "a kernel that cannot be compiled or loaded (Failure finding libnvrtc.so.13)"
+    with pytest.raises(compile.KernelError, match=r"Failure finding libnvrtc.so.13"):
+        compile.compile_source("")
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

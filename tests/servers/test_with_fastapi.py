@@ -136,7 +136,7 @@ def test_an_error_of_a_model_is_answered_and_the_gpu_looked_at(server, monkeypat
 
 def test_a_process_ends_when_its_gpu_has_failed_and_only_then(monkeypatch):
     ended = []
-    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr(device, "DEVICE", "cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     device.end_if_broken()

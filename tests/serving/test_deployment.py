@@ -136,7 +136,7 @@ def test_a_thread_that_captures_is_not_in_a_forked_worker_until_that_starts_its_
 
 
 def test_a_process_forked_after_cuda_was_used_is_told_before_an_encoder_asks_for_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
     told = "forked after CUDA was used; .* create the encoder in the worker"
     with pytest.raises(vg.StaleGraphError, match=told):
         vg.Pool().bind(torch.device("cuda", 0))
