@@ -244,8 +244,10 @@ FOREIGN_ROOTS = ("torch", "os", "sys")
 FOREIGN_NAMES = {
     "_apply",  # ParallelStyle of torch, which subclasses define and call
     "_attn_implementation",  # configurations of transformers: which attention a model uses
+    "_exit",  # of os
     "_fields",  # named tuples of Python
     "_from_config",  # models of transformers without weights to load
+    "_is_in_bad_fork",  # of torch.cuda: whether CUDA was used before this process was forked
     "_local_tensor",  # the shard of a DTensor of torch
 }
 
