@@ -169,7 +169,7 @@ def plain(*keys: str) -> Callable[[Result], str]:
 
     def make(result: Result) -> str:
         return table([re.sub(r"_(us|ms|s)$", r", \1", key).replace("_", " ") for key in keys], [
-            [row.get(key) if key != "error" else f"{row[key]:.1e}" for key in keys] for row in result["rows"]
+            [f"{row[key]:.1e}" if key.endswith("error") else row.get(key) for key in keys] for row in result["rows"]
         ])  # fmt: skip
 
     return make
@@ -261,6 +261,18 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
     "coverage": coverage.rows,
     "coverage_counts": coverage.counts,
+    "pixels": plain(
+        "images",
+        "patches",
+        "resize_ms",
+        "processor_ms",
+        "eager_ms",
+        "graphs_ms",
+        "from_images_ms",
+        "eager_error",
+        "error",
+    ),
+    "serving": plain("served", "clients", "system", "requests_s", "p50_ms", "p99_ms"),
     "service": service,
     "replicas": replicas,
     "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),

@@ -1,6 +1,9 @@
 """Facts of `docs/deployment.md` that a machine without a GPU can show: workers, and what each of them needs to do."""
 
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -141,3 +144,17 @@ def test_a_process_forked_after_cuda_was_used_is_told_before_an_encoder_asks_for
     with pytest.raises(vg.StaleGraphError, match=told):
         vg.Pool().bind(torch.device("cuda", 0))
     vg.Pool().bind(torch.device("cpu"))  # tapes need no CUDA
+
+
+@pytest.mark.skipif(shutil.which("file") is None, reason="the program `file` is not installed")
+def test_the_cache_of_triton_depends_on_the_program_file(tmp_path):
+    pytest.importorskip("triton", reason="needs Triton")
+    code = "from triton.runtime.build import platform_key; print(platform_key())"
+
+    def key(path):
+        run = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PATH": path}, stdout=-1, check=True)
+        return run.stdout
+
+    assert key(os.environ["PATH"]) != key(str(tmp_path))
+    (tmp_path / "file").symlink_to(shutil.which("file"))
+    assert key(os.environ["PATH"]) == key(str(tmp_path))

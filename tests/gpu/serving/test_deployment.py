@@ -1,6 +1,7 @@
 """Facts of `docs/deployment.md`: processes, compilers and faults, on real CUDA graphs."""
 
 import ast
+import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,12 +207,14 @@ def shipped(tmp_path_factory):
 
 @pytest.fixture
 def container(tmp_path, monkeypatch):
-    """A function that sets up the environment of a process that finds no compiler."""
+    """A function that sets up the environment of a process that finds no compiler, but `file`, if it is installed."""
 
     def enter(cache, warmup):
-        empty = tmp_path / "bin"
-        empty.mkdir()
-        monkeypatch.setenv("PATH", str(empty))
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        if (file := shutil.which("file")) is not None:
+            (programs / "file").symlink_to(file)
+        monkeypatch.setenv("PATH", str(programs))
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
         monkeypatch.setenv("WARMUP", str(warmup))
