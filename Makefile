@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
+.PHONY: demo test test-gpu test-matrix test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -65,6 +65,20 @@ MATRIX_TESTS := tests/recipes tests/huggingface tests/demo
 	    transformers==$*
 	touch $@
 
+# Each engine's own released Python files, in an environment of its own; its version is that of the extra in pyproject.toml.
+ENGINES := sglang
+test-engines: $(addprefix .engines/,$(addsuffix /.done,$(ENGINES)))
+	for engine in $(ENGINES); do \
+	    .engines/$$engine/bin/python -m pytest -p no:cacheprovider tests/engines/test_$$engine.py $(ARGS) || exit; \
+	done
+
+.engines/%/.done: pyproject.toml constraints/engines/%.txt
+	python3 -m venv .engines/$*
+	.engines/$*/bin/python -m pip install --quiet --requirement constraints/engines/$*.txt
+	.engines/$*/bin/python -m pip install --quiet --no-deps $$(grep --only-matching '$*==[0-9.]*' pyproject.toml)
+	.engines/$*/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 check: $(DEV_ENV)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -98,7 +112,7 @@ docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .matrix .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix .engines .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/bin/python:
 	python3 -m venv .venv

@@ -12,7 +12,7 @@ from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.engines.sglang.towers import RECIPES, Tower
+from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import InputError, LayoutError, SpecError
 from varlen_graphs.layout.budgets import Budgets
 
@@ -47,7 +47,7 @@ def register() -> None:
         for path in RECIPES:
             HookRegistry.register(f"{path}.forward", _forward, HookType.AROUND)
         loaded = "sglang.srt.model_executor.model_runner.ModelRunner.initialize"
-        HookRegistry.register(loaded, _after_initialize, HookType.AFTER)
+        HookRegistry.register(loaded, after_initialize, HookType.AFTER)
         _registered = True
 
 
@@ -82,7 +82,7 @@ def graph_towers(
     options = {"pool": Pool(), "capture": Capture(on_change="recapture")} | options
     made = {}
     for name, tower in towers.items():
-        own = Tower(tower, inspect.unwrap(type(tower).forward))
+        own = NativeTower(tower, inspect.unwrap(type(tower).forward))
         made[name] = RECIPES[_path(tower)](own, budgets, backend=backend, **options).capture()
     for name, encoder in made.items():
         vars(towers[name])[_PLACE] = encoder  # no submodule: names in the state dict stay as they are
@@ -103,8 +103,10 @@ def _forward(own_forward: Any, tower: Any, x: Tensor, grid_thw: Any) -> Any:
     encoder: GraphedEncoder | None = vars(tower).get(_PLACE)
     if encoder is None:
         return own_forward(tower, x, grid_thw)
+    # A grid that the host has; on the tape, a tensor would be one that only the GPU has.
+    known = grid_thw if isinstance(grid_thw, list) or grid_thw.is_cuda else grid_thw.tolist()
     try:
-        return encoder(x.to(tower.device, non_blocking=True), grid_thw=grid_thw)
+        return encoder(x.to(tower.device, non_blocking=True), grid_thw=known)
     except (InputError, LayoutError) as error:
         if not encoder.stats.eager[REFUSED]:
             LOGGER.warning("a call of %s runs the tower itself: %s", type(tower).__name__, error)
@@ -112,7 +114,7 @@ def _forward(own_forward: Any, tower: Any, x: Tensor, grid_thw: Any) -> Any:
         return own_forward(tower, x, grid_thw)
 
 
-def _after_initialize(_: None, runner: Any) -> None:
+def after_initialize(_: None, runner: Any) -> None:
     """Hook after the model runner has loaded its model, and before it sizes its cache by the memory that is left."""
     if runner.is_draft_worker:
         return
@@ -127,8 +129,9 @@ def _after_initialize(_: None, runner: Any) -> None:
 def _check(tower: Any, backend: BackendName) -> None:
     """Refuse a tower that graphs cannot run as SGLang is configured."""
     from sglang.srt.environ import envs
+    from sglang.srt.runtime_context import get_exec
 
-    name = type(tower).__name__
+    name, promised = type(tower).__name__, get_exec().deterministic
     if envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.get():
         raise SpecError(
             f"SGLang's own graphs of {name} are on (SGLANG_VIT_ENABLE_CUDA_GRAPH=1): expected them off, because one "
@@ -139,6 +142,12 @@ def _check(tower: Any, backend: BackendName) -> None:
         raise SpecError(
             f"{name} is sharded over {ranks} ranks, whose collectives of SGLang are not captured: expected a whole "
             "tower on each rank; try --mm-enable-dp-encoder"
+        )
+    if promised.enable_deterministic_inference or promised.rl_on_policy_target is not None:
+        raise SpecError(
+            "SGLang is to give the same bits whatever is in a batch (--enable-deterministic-inference or "
+            f"--rl-on-policy-target): expected neither, because the last bits of {name} depend on the size of the "
+            "graph; leave varlen_graphs out of SGLANG_PLUGINS"
         )
     if backend == "cuda" and tower.device.type != "cuda":
         raise SpecError(

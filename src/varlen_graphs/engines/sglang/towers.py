@@ -1,9 +1,9 @@
 """Vision towers of SGLang: `(x, grid_thw)` to one tensor `[rows / 4, out]`.
 
-Follows `sglang/srt/models/{qwen2_5_vl,qwen3_vl,glm4v}.py` of 0.5.23, whose submodules it calls by name. What differs from
-the towers of transformers is kept: Qwen2.5-VL lets the frames of a video attend to each other outside of windows, and
-rounds the angles of its rotation to the dtype of the tower; Qwen3-VL returns deepstack features beside the output, in
-one tensor.
+Follows `sglang/srt/models/{qwen2_5_vl,qwen3_vl,glm4v}.py` of 0.5.23, whose submodules it calls by name. What differs
+from the towers of transformers is kept: Qwen2.5-VL lets the frames of a video attend to each other outside of windows,
+and rounds the angles of its rotation to the dtype of the tower; Qwen3-VL returns deepstack features beside the output,
+in one tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.rows import PackedRows
 
 
-class Tower(nn.Module):
+class NativeTower(nn.Module):
     """A tower with its own forward, which is called as the engine calls it: with the grid on the CPU.
 
     Attributes:
@@ -50,7 +50,7 @@ class Tower(nn.Module):
 
 
 def qwen2_5_vl(
-    module: Tower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
+    module: NativeTower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the tower of Qwen2.5-VL: windows in most layers, whole items in the others."""
     tower = module.tower
@@ -58,7 +58,7 @@ def qwen2_5_vl(
     window = Windows(tower.window_size // tower.spatial_merge_size // tower.patch_size)
 
     def forward(
-        module: Tower, x: Tensor, position_ids: Tensor, window_index: Tensor, reverse_indices: Tensor,
+        module: NativeTower, x: Tensor, position_ids: Tensor, window_index: Tensor, reverse_indices: Tensor,
         cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
         window_cu_seqlens: Tensor, window_max_seqlen: int, window_schedule: TileSchedule,
     ) -> Tensor:  # fmt: skip
@@ -93,14 +93,14 @@ def qwen2_5_vl(
 
 
 def qwen3_vl(
-    module: Tower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
+    module: NativeTower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the tower of Qwen3-VL: frames, with deepstack features beside the output."""
     tower = module.tower
 
     def forward(
-        module: Tower, x: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
-        table: ItemTable,
+        module: NativeTower, x: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+        schedule: TileSchedule, table: ItemTable,
     ) -> Tensor:  # fmt: skip
         tower = module.tower
         x = interpolate_positions(
@@ -112,7 +112,7 @@ def qwen3_vl(
             add=tower.patch_embed(x),
         )
         frames, rotary = Segments(cu_seqlens, max_seqlen, schedule), _rotary(tower, position_ids)
-        deepstack = []
+        deepstack: list[Tensor] = []
         normed = tower.blocks[0].norm1(x)
         for index, (block, next_norm) in enumerate(with_next_norm(tower.blocks)):
             x, normed = run_block(block, x, normed, next_norm, segments=frames, rotary=rotary, backend=attention)
@@ -121,18 +121,20 @@ def qwen3_vl(
         return torch.cat([tower.merger(x), *deepstack], 1)
 
     buffers = [_positions(tower), *segment_buffers(tower.blocks[0].attn, "frame"), item_table()]
-    return GraphedEncoder(module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options)
+    return GraphedEncoder(
+        module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options
+    )
 
 
 def glm4v(
-    module: Tower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
+    module: NativeTower, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
     """Graph the tower of GLM-4.1V: frames."""
     tower = module.tower
 
     def forward(
-        module: Tower, x: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
-        table: ItemTable,
+        module: NativeTower, x: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+        schedule: TileSchedule, table: ItemTable,
     ) -> Tensor:  # fmt: skip
         tower = module.tower
         x = interpolate_positions(
@@ -152,7 +154,9 @@ def glm4v(
         return merged
 
     buffers = [_positions(tower), *segment_buffers(tower.blocks[0].attn, "frame"), item_table()]
-    return GraphedEncoder(module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options)
+    return GraphedEncoder(
+        module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options
+    )
 
 
 RECIPES: dict[str, Callable[..., GraphedEncoder]] = {
