@@ -4,12 +4,14 @@ Its Python files run as they are, on a CPU: without its compiled kernels, which 
 forwards, and its vision attention the backend `sdpa`.
 """
 
+import functools
 import importlib.util
 import inspect
-import logging
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,10 +24,12 @@ from tests.support.segments import relative
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("needs SGLang 0.5.23: make test-engines", allow_module_level=True)
 
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.qwen3_vl import Qwen3VLVisionConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.environ import envs
 from sglang.srt.layers.rotary_embedding import base as rotary_embedding
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.models.glm4v import Glm4vVisionModel
 from sglang.srt.models.glm_ocr import GlmOcrVisionModel
@@ -65,11 +69,7 @@ LAYOUTS = [[(1, 4, 8)], [(1, 8, 12), (1, 4, 4), (2, 4, 6)], [(1, 4, 4)], [(3, 8,
 @pytest.fixture(scope="module", autouse=True)
 def engine(tmp_path_factory):
     """Start SGLang as a scheduler with one rank does, on a CPU, and let it load its plugins."""
-    publish(
-        ServerArgs(model_path="none", device="cpu", mm_attention_backend="sdpa"),
-        role="scheduler",
-        ranks=SpawnRanks(world_rank=0),
-    )
+    configure("none")
     store = tmp_path_factory.mktemp("sglang") / "store"
     parallel_state.init_distributed_environment(
         world_size=1, rank=0, local_rank=0, backend="gloo", distributed_init_method=f"file://{store}"
@@ -83,6 +83,30 @@ def engine(tmp_path_factory):
     parallel_state.destroy_distributed_environment()
 
 
+def configure(model_path):
+    """Publish the arguments of a server, as a scheduler does."""
+    arguments = ServerArgs(
+        model_path=str(model_path), device="cpu", dtype="float32", load_format="dummy", skip_tokenizer_init=True,
+        attention_backend="torch_native", mm_attention_backend="sdpa",
+    )  # fmt: skip
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0))
+    return arguments
+
+
+def randomize(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1 + 0.1 * noise)
+
+
+@contextmanager
+def rotations_without_kernels():
+    """Elsewhere than on devices that it knows, SGLang's table of rotations asks for a kernel that no tower runs."""
+    with mock.patch.dict(vars(rotary_embedding), _is_cpu=True):
+        yield
+
+
 def make_tower(name, dtype=torch.float32, seed=0, **options):
     """Return a tiny tower with random weights, built as SGLang builds it for a model of this dtype."""
     tower_class, config_class, changes = TOWERS[name]
@@ -91,16 +115,66 @@ def make_tower(name, dtype=torch.float32, seed=0, **options):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        # Elsewhere than on devices that it knows, SGLang's table of rotations asks for a kernel that no tower runs.
-        with mock.patch.dict(vars(rotary_embedding), _is_cpu=True):
+        with rotations_without_kernels():
             tower = tower_class(config, **options).eval()
     finally:
         torch.set_default_dtype(before)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in tower.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1 + 0.1 * noise)
+    randomize(tower, seed)
     return tower
+
+
+TEXT = {
+    "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 1024,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+}  # fmt: skip
+MODELS = {
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "glm4v": "Glm4vForConditionalGeneration",
+}
+
+
+def load_model(name, folder):
+    """Load a whole model as a scheduler does, by a `ModelRunner`, with patches of 14 x 14 pixels."""
+    changes = TOWERS[name][2] | {"patch_size": 14}
+    changes |= {key: changes[key] * 4 for key in ("window_size", "image_size") if key in changes}
+    config = {
+        "model_type": name, "architectures": [MODELS[name]], "image_token_id": 97, "video_token_id": 98,
+        "dtype": "float32", "text_config": TEXT, "vision_config": SMALL | changes,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = configure(folder)
+    with rotations_without_kernels():
+        runner = ModelRunner(
+            ModelConfig.from_server_args(arguments), mem_fraction_static=0.5, gpu_id=0, nccl_port=0,
+            server_args=arguments,
+        )  # fmt: skip
+    return runner.model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_replay_graphs_from_the_moment_they_are_loaded(name, tmp_path, monkeypatch):
+    on_tape = functools.partial(graph_towers, budgets=[64, 256], backend="tape")
+    monkeypatch.setattr(varlen_graphs_plugin, "graph_towers", on_tape)
+    model = load_model(name, tmp_path)
+    encoder = encoders(model)["visual"]
+    assert len(encoder.executor.store) == 2
+    randomize(model.visual)  # in place, as updates of weights are
+
+    def item(kind, layout):
+        rows = torch.randn(layout[0] * layout[1] * layout[2], 3 * 2 * 14 * 14)
+        grid = {f"{kind.name.lower()}_grid_thw": torch.tensor([layout])}
+        return MultimodalDataItem(modality=kind, feature=rows, model_specific_data=grid)
+
+    images = [item(Modality.IMAGE, layout) for layout in [(1, 8, 12), (1, 4, 6)]]
+    video = item(Modality.VIDEO, (2, 4, 6))
+    expected = encoder.module(torch.cat([one.feature for one in images]), torch.tensor([(1, 8, 12), (1, 4, 6)]))
+    assert relative(model.get_image_feature(images), expected) < 1e-5
+    frames = torch.tensor([(1, 4, 6)] * 2 if name == "glm4v" else [(2, 4, 6)])
+    assert relative(model.get_video_feature([video]), encoder.module(video.feature, frames)) < 1e-5
+    assert encoder.stats.replays == {encoder.budgets[1]: 1, encoder.budgets[0]: 1}
+    assert not encoder.stats.eager
 
 
 def layouts_of(name):
@@ -188,21 +262,29 @@ def test_what_graphs_refuse_goes_to_the_tower_itself(caplog):
     assert caplog.text.count("runs the tower itself") == 1
 
 
-def test_a_model_is_graphed_once_it_is_loaded(caplog):
+def test_names_in_the_state_dict_stay():
     model = torch.nn.Module()
     model.visual = make_tower("qwen3_vl")
     names = [*model.state_dict()]
+    assert encoders(model) == {}
     made = graph_towers(model, [64], backend="tape")
-    assert encoders(model) == made
     assert [*made] == ["visual"]
+    assert encoders(model) == made
     assert [*model.state_dict()] == names
 
-    caplog.set_level(logging.INFO, "varlen_graphs")
-    hook = varlen_graphs_plugin.after_initialize
-    hook(None, SimpleNamespace(model=torch.nn.Linear(2, 2), is_draft_worker=False))
-    assert "Linear is served as it is: Linear has no vision tower that can be graphed" in caplog.text
-    hook(None, SimpleNamespace(model=model, is_draft_worker=False))
-    assert "expected them on a GPU, for backend='cuda'" in caplog.text  # this engine runs on a CPU
+
+def test_what_cannot_be_graphed_is_served_as_it_is(tmp_path, caplog):
+    model = load_model("qwen3_vl", tmp_path)
+    assert "Qwen3VLForConditionalGeneration is served as it is: the weights of" in caplog.text  # they are on a CPU
+    assert not encoders(model)
+
+    def loaded(model, **state):
+        state = {"is_draft_worker": False, "startup_weight_load": None} | state
+        varlen_graphs_plugin.after_initialize(None, SimpleNamespace(model=model, **state))
+        return caplog.text
+
+    assert "Linear is served as it is: Linear has no vision tower" in loaded(torch.nn.Linear(2, 2))
+    assert "try --startup-weight-load-mode serial" in loaded(model, startup_weight_load=object())
 
 
 @pytest.mark.parametrize("name", TOWERS)

@@ -120,6 +120,11 @@ def after_initialize(_: None, runner: Any) -> None:
         return
     name = type(runner.model).__name__
     try:
+        if runner.startup_weight_load is not None:
+            raise SpecError(
+                "its weights are loaded later (--startup-weight-load-mode overlap): expected them to be there, because "
+                "new graphs are compared with the tower; try --startup-weight-load-mode serial"
+            )
         for path, encoder in graph_towers(runner.model).items():
             LOGGER.info("%s of %s runs as graphs: %s", path or "the tower", name, encoder)
     except Exception as error:  # whatever it is, the model can be served
