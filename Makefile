@@ -66,7 +66,7 @@ MATRIX_TESTS := tests/recipes tests/huggingface tests/demo
 	touch $@
 
 # Each engine's own released Python files, in an environment of its own; its version is that of the extra in pyproject.toml.
-ENGINES := sglang
+ENGINES := sglang vllm
 test-engines: $(addprefix .engines/,$(addsuffix /.done,$(ENGINES)))
 	for engine in $(ENGINES); do \
 	    .engines/$$engine/bin/python -m pytest -p no:cacheprovider tests/engines/test_$$engine.py $(ARGS) || exit; \
@@ -74,9 +74,8 @@ test-engines: $(addprefix .engines/,$(addsuffix /.done,$(ENGINES)))
 
 .engines/%/.done: pyproject.toml constraints/engines/%.txt
 	python3 -m venv .engines/$*
-	.engines/$*/bin/python -m pip install --quiet --requirement constraints/engines/$*.txt
+	.engines/$*/bin/python -m pip install --quiet --requirement constraints/engines/$*.txt --editable .
 	.engines/$*/bin/python -m pip install --quiet --no-deps $$(grep --only-matching '$*==[0-9.]*' pyproject.toml)
-	.engines/$*/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 check: $(DEV_ENV)

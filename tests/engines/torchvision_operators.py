@@ -1,4 +1,4 @@
-"""Import before SGLang: torchvision, whose kernels a CPU build of torch may not load, asks for these operators."""
+"""Import before an engine: torchvision, whose kernels a CPU build of torch may not load, asks for these operators."""
 
 import torch
 

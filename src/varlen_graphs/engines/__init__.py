@@ -1,1 +1,1 @@
-"""Plugins for serving engines, which run the engines' own towers as graphs."""
+"""Plugins for inference engines, which run the engines' own towers as graphs."""

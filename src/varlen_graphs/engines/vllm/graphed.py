@@ -1,0 +1,119 @@
+"""Graphed towers of a loaded model of vLLM."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
+
+from varlen_graphs.engines.vllm.settings import Settings, read_settings
+from varlen_graphs.engines.vllm.towers import TOWERS
+from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.huggingface.encoders import Encoders
+from varlen_graphs.huggingface.installed import Installed, installed
+from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
+
+logger = init_logger("vllm.varlen_graphs")
+
+
+def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
+    """Graph the towers of a loaded model in place, and capture those with a recipe; log which cannot be graphed.
+
+    Towers of vLLM's own are graphed by the recipes of this package; those of its Transformers backend by `wrap`.
+    Whatever cannot be graphed runs as before. A model whose towers are graphed already is left as it is.
+
+    Args:
+        model: The model.
+        config: The configuration of the engine.
+
+    Returns:
+        The encoders by the paths of their towers.
+    """
+    settings = read_settings(config)
+    if settings is None:
+        return Encoders({})
+    for path, module in _wrappable(model):
+        _wrap(path, module, config, settings)
+    return encoders(model)
+
+
+def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Return the modules to wrap that are not wrapped yet: the towers, or the model inside the Transformers backend."""
+    if isinstance(model, MultiModalMixin):
+        if not encoders(model):
+            yield "model", model.model
+        return
+    for path, module in model.named_modules():
+        if type(module).__name__ in TOWERS and installed(module) is None:
+            yield path, module
+
+
+def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> None:
+    """Wrap a module and capture its towers; if one cannot be graphed, none is, and a warning says why."""
+    reason = _why_off(config)
+    options = settings.options | {"off": _always(reason)}
+    if type(module).__name__ in TOWERS and config.model_config.multimodal_config.mm_device_do_normalize:
+        options["row_dtype"] = torch.uint8
+    try:
+        wrap(module, settings.budgets, **options)
+        for one in _installed(module):
+            _check(one.module)
+            # Towers found by trying may be called with other arguments, and some recipes learn the shape of rows from a
+            # call: `capture_all` sees those.
+            if reason is None and one.tower.declared and one.encoder.spec.packed.shape is not None:
+                one.encoder.capture()
+    except Exception as error:  # whatever it is, vLLM can serve the model
+        unwrap(module)
+        logger.warning("varlen_graphs leaves %s to vLLM: %s", path, error)
+
+
+def capture_all(model: nn.Module) -> None:
+    """Capture all graphs for the static arguments of calls so far, so that later calls capture none; log a report."""
+    graphed = encoders(model)
+    try:
+        for encoder in graphed.values():
+            for inputs in [*encoder.executor.store.capturer.inputs.values()]:
+                encoder.capture(**inputs.statics)
+    except VarlenGraphsError as error:
+        logger.warning("varlen_graphs did not capture all graphs of %s: %s", type(model).__name__, error)
+    logger.info("varlen_graphs in %s: %s", type(model).__name__, graphed.report())
+
+
+def _installed(model: nn.Module) -> list[Installed]:
+    found = (installed(module) for module in model.modules())
+    return [one for one in found if one is not None]
+
+
+def _why_off(config: VllmConfig) -> str | None:
+    """Return why towers run eager in this engine, or `None`."""
+    multimodal = config.model_config.multimodal_config
+    if multimodal is not None and multimodal.is_multimodal_pruning_enabled():
+        return "vLLM prunes video tokens by their content"
+    if config.lora_config is not None and config.lora_config.enable_tower_connector_lora:
+        return "vLLM applies LoRA adapters to the tower"
+    return None
+
+
+def _always(reason: str | None) -> Callable[[nn.Module], str] | None:
+    return None if reason is None else lambda tower: reason
+
+
+def _check(tower: nn.Module) -> None:
+    """Check that graphs can hold a tower of vLLM's layers.
+
+    Raises:
+        SpecError: It is sharded, or its attention is vLLM's own.
+    """
+    for path, part in tower.named_modules():
+        if isinstance(part, ColumnParallelLinear | RowParallelLinear) and part.tp_size > 1:
+            raise SpecError(
+                f"{path} is sharded over {part.tp_size} GPUs, and its collectives are vLLM's own, which no graph of "
+                "this library holds: expected a whole tower on each GPU; for towers of vLLM's own, try "
+                "--mm-encoder-tp-mode data"
+            )
+        if isinstance(part, MMEncoderAttention) and (why := getattr(part, "why_not", "it is another plugin's")):
+            raise SpecError(f"{path} is not varlen_attention, which graphs need: {why}")
