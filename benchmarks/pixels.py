@@ -101,9 +101,8 @@ def compare(
     def from_images() -> Any:
         return pixels.from_images(images)
 
-    normalize: Any = pixels.spec.packed.normalize
     runs: dict[str, Callable[[], Any]] = {
-        "resize": lambda: normalize.read(images, "rows", "grid"),
+        "resize": lambda: pixels.read_images(images),
         "processor": process,
         "eager": eager,
         "graphs": graphed,

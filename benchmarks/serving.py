@@ -134,7 +134,7 @@ def photographs() -> list[bytes]:
 def towers() -> Iterator[tuple[dict[str, Model], list[bytes]]]:
     """The tower of the 8B Qwen3-VL."""
     tower, processor = make_tower("8b", torch.bfloat16), make_processor()
-    pixels = vg.recipes.qwen3_vl(tower, normalize=(patches := vg.spec.Patches.of(processor)))
+    pixels = vg.recipes.qwen3_vl(tower, normalize=vg.spec.Patches.of(processor))
     process = partial(processed, processor)
 
     def answer(encode: Callable[..., Any], requests: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -153,7 +153,7 @@ def towers() -> Iterator[tuple[dict[str, Model], list[bytes]]]:
             process, lambda requests: answer(lambda rows, grid: wrapped(rows.bfloat16(), grid_thw=grid), requests)
         ),
         "from pixels": Model(
-            lambda body: (*patches.read([image(body)], "rows", "grid").values(),),
+            lambda body: tuple(pixels.read_images(image(body)).values()),
             lambda requests: answer(lambda rows, grid: pixels(rows, grid_thw=grid), requests),
         ),
     }

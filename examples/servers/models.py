@@ -91,7 +91,7 @@ class Patches:
     def read(self, body):
         try:
             image = Image.open(io.BytesIO(body)).convert("RGB")
-        except (UnidentifiedImageError, OSError):
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError):
             raise ValueError("the body is no image that can be read: expected a PNG or JPEG file") from None
         return {**self.process(image, return_tensors="pt")}
 

@@ -111,6 +111,8 @@ def test_a_bad_request_is_refused_alone(server, name):
     status, answer = post(f"{server}/{name}", png(4000, 8))
     assert status == 400
     assert "aspect ratio" in answer["detail"]
+    bomb = b"P1 20000 20000\n0"  # as large as a picture may not be
+    assert post(f"{server}/{name}", bomb)[0] == 400
     assert post(f"{server}/sentences", b"\xff\xfe")[0] == 400
     assert post(f"{server}/unknown", b"")[0] == 422
     assert load(server, count=10, seed=2) == 0

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 import transformers
 
 pytest.importorskip("transformers.cli.serving.model_manager", reason="needs the server of transformers 5")
@@ -11,6 +12,7 @@ pytest.importorskip("fastapi", reason="needs transformers[serving]")
 
 import varlen_graphs as vg
 from tests.servers.chat import check_answers
+from tests.servers.clients import wait_for
 from varlen_graphs.__main__ import main
 from varlen_graphs.huggingface.serve import wrap_loaded
 
@@ -27,6 +29,31 @@ def test_a_model_without_a_tower_is_served_as_it_is(capsys):
     assert wrap_loaded(model, "cuda") == {}
     assert "its weights are on cpu, graphs of CUDA are for GPUs" in capsys.readouterr().err
     assert not vg.encoders(model)
+
+
+def test_models_of_one_class_have_metrics_of_their_own_and_errors_are_printed(capsys, monkeypatch):
+    def model():
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.CLIPVisionConfig(**sizes, image_size=32, patch_size=8)
+        return transformers.CLIPVisionModel(config).eval().requires_grad_(False)
+
+    models = model(), model()
+    first, second = (wrap_loaded(one, "tape", f"org/clip@{at}") for at, one in enumerate(models))
+    assert not first.keys() & second.keys()
+    (encoder,) = first.values()
+
+    def fail(*_, **__):
+        raise vg.CaptureError("no room")
+
+    monkeypatch.setattr(encoder.executor.store, "capture", fail)
+    models[0](torch.zeros(1, 3, 32, 32))  # requests a graph
+    printed = []
+
+    def is_printed():
+        printed.append(capsys.readouterr().err)
+        return "gets no more graphs: no room" in "".join(printed)
+
+    wait_for(is_printed)
 
 
 def test_without_the_server_the_error_says_what_to_install(monkeypatch, capsys):

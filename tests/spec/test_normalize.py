@@ -199,34 +199,92 @@ def test_padded_pictures_are_normalised_in_graphs():
     encoder.verify([{"pixel_values": made["pixel_values"].byte(), "image_sizes": made["image_sizes"]}])
 
 
-class Floats:
-    """A processor whose images are no bytes."""
+class Made:
+    """A processor that makes noise of images."""
 
     image_mean, image_std, rescale_factor, do_rescale, do_normalize = MEAN, STD, 1 / 255, True, True
+    model_input_names = ("pixel_values",)
+
+    def __init__(self, made):
+        self.made = made
 
     def __call__(self, images, **_):
-        return {"pixel_values": torch.full((len(images), 3, 8, 8), 0.5)}
+        return self.made(len(images))
 
 
-def test_a_processor_that_makes_no_bytes_is_refused():
+def refusal(processor, shape=(3, 32, 32)):
+    """The message with which a processor is refused."""
+    with pytest.raises(vg.SpecError) as refused:
+        vg.BufferSpec(
+            vg.PackedRows("pixel_values", shape, torch.uint8, normalize=vg.spec.Normalize.of(processor)), vg.Batch()
+        )
+    return str(refused.value)
+
+
+def fails(images):
+    raise ValueError("too small")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda n: {"pixel_values": torch.full((n, 3, 8, 8), 0.5)}, "makes other 'pixel_values' when it does not"),
+        (lambda n: {"pixels": torch.zeros(n, 3, 8, 8)}, "makes ['pixels'] when it does not rescale"),
+        (lambda n: torch.zeros(n, 3, 8, 8), "makes Tensor when it does not rescale"),
+        (lambda n: {"pixel_values": torch.full((n, 3, 8, 8), 7.0)}, "makes other values of images of [(37, 61)"),
+        (fails, "refuses images of all sizes that were tried"),
+    ],
+)
+def test_processors_that_make_something_else_are_refused(made, message):
+    assert message in refusal(Made(made))
+
+
+@pytest.mark.parametrize(
+    ("processor", "options"),
+    [
+        ("SamImageProcessor", {"size": {"longest_edge": 64}, "pad_size": {"height": 64, "width": 64}}),
+        ("YolosImageProcessor", {"size": {"shortest_edge": 32, "longest_edge": 64}}),
+        ("DetrImageProcessor", {"size": {"shortest_edge": 32, "longest_edge": 64}}),
+        ("ViltImageProcessor", {"size": {"shortest_edge": 64}}),
+    ],
+)
+def test_processors_that_pad_after_they_normalise_are_refused(processor, options):
+    assert "it may pad after it normalises" in refusal(processor_of(processor)(**options))
+
+
+def test_a_processor_may_change_after_the_declaration():
+    own = processor_of("ViTImageProcessor")(size={"height": 32, "width": 32})
     spec = vg.BufferSpec(
-        vg.PackedRows("pixel_values", (3, 8, 8), torch.uint8, normalize=vg.spec.Normalize.of(Floats())), vg.Batch()
+        vg.PackedRows("pixel_values", (3, 32, 32), torch.uint8, normalize=vg.spec.Normalize.of(own)), vg.Batch()
     )
-    encoder = vg.GraphedEncoder(
-        torch.nn.Flatten().eval(), [2], spec, forward=lambda m, pixel_values: m(pixel_values), backend="tape"
-    )
-    for images, message in (
-        ([0], "Floats makes 'pixel_values' of other values when it does not rescale"),
-        ([], "0 images for Normalize"),
-    ):
-        with pytest.raises(vg.InputError, match=re.escape(message)):
-            encoder.from_images(images)
+    encoder = vg.GraphedEncoder(torch.nn.Flatten().eval(), [2], spec, forward=flattened, backend="tape")
+    expected = own(photographs(), return_tensors="pt")["pixel_values"].flatten(1)
+    own.image_mean, own.size = [0.0] * 3, {"height": 16, "width": 16}
+    torch.testing.assert_close(encoder.from_images(photographs()), expected)
+
+
+def flattened(module, pixel_values):
+    return module(pixel_values)
+
+
+def test_frames_of_videos_keep_their_channels():
+    normalize, frames = vg.spec.Normalize(MEAN, STD), torch.randint(0, 256, (2, 6, 3, 8, 8), dtype=torch.uint8)
+    spec = vg.BufferSpec(vg.PackedRows("pixel_values", (6, 3, 8, 8), torch.uint8, normalize=normalize), vg.Batch())
+    encoder = vg.GraphedEncoder(torch.nn.Flatten().eval(), [2], spec, forward=flattened, backend="tape")
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    torch.testing.assert_close(encoder(frames), ((frames / 255 - mean) / std).flatten(1))
+    with pytest.raises(vg.SpecError, match=re.escape("expected pictures [..., 3, height, width]")):
+        vg.PackedRows("pixel_values", (3, 4, 8, 8), torch.uint8, normalize=normalize)
 
 
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
-        (type("Plain", (Floats,), {"do_rescale": False})(), "Plain does not rescale and normalise"),
+        (type("Plain", (Made,), {"do_rescale": False})(dict), "Plain does not rescale and normalise"),
+        (
+            type("Videos", (Made,), {"model_input_names": ["pixel_values_videos"]})(dict),
+            "Videos makes ['pixel_values_vi",
+        ),
         (object(), "'object' object has no attribute 'do_rescale'; expected an image processor"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import varlen_graphs as vg
+from tests.support.processors import processor_of
 from tests.support.towers import distance, qwen2_tower, qwen3_vl_tower
 from varlen_graphs.kernels.patches.op import patches
 
@@ -86,16 +87,41 @@ def test_decoded_images_are_resized_as_the_processor_does():
     first, second, third = photographs
     images = [Image.fromarray(first), second, torch.from_numpy(third).permute(2, 0, 1)]
     assert distance(encoder.from_images(images), expected) < 1e-5
-    assert encoder.stats.replays.total() == 1
+    assert distance(encoder.from_images([images[:1], images[1:]]), expected) < 1e-5  # as the processor takes them
+    alone = encoder.from_images(images[1:2])
+    for image in (images[1], torch.from_numpy(second), Image.fromarray(second), second[None], iter(images[1:2])):
+        assert distance(encoder.from_images(image), alone) < 1e-5
+    assert encoder.stats.replays.total() == 8
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        ("Siglip2ImageProcessor", "has no attribute 'merge_size'"),
+        ("PaddleOCRVLImageProcessor", "patches in another order"),
+    ],
+)
+def test_processors_with_other_patches_are_refused(processor, message):
+    own = processor_of(processor)(patch_size=4)
+    spec = {"rows": vg.PackedRows("x", (48,), torch.uint8, normalize=vg.spec.Patches.of(own))}
+    with pytest.raises(vg.SpecError, match=re.escape(message)):
+        vg.BufferSpec(**spec, layout=vg.GridTHW("grid_thw", merge=2))
+
+
+def test_a_processor_that_merges_other_patches_than_the_tower_is_refused():
+    patches = vg.spec.Patches.of(processor(merge_size=1))
+    with pytest.raises(vg.SpecError, match="patches in another order"):
+        vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], normalize=patches)
 
 
 @pytest.mark.parametrize(
     ("patches", "images", "message"),
     [
-        (PATCHES, [image_of(8, 8)], "1 images for Patches(normalize="),
-        (None, [], "0 images for Patches"),
-        (None, [np.zeros((8, 8, 3), dtype=np.int64)], "made torch.int64 [3, 8, 8] of an image: expected bytes"),
-        (vg.spec.Normalize(MEAN, STD), [image_of(8, 8)], "1 images for Normalize(mean="),
+        (PATCHES, [image_of(8, 8)], "has no image processor: expected normalize="),
+        (None, [], "there are no images"),
+        (None, [np.zeros((8, 8, 3), dtype=np.int64)], "makes torch.int64 [3, 8, 8] of an image: expected bytes"),
+        (None, [image_of(8, 8)[..., 0]], "an image has 2 dimensions: expected 3"),
+        (vg.spec.Normalize(MEAN, STD), [image_of(8, 8)], "has no image processor: expected normalize="),
     ],
 )
 def test_images_that_cannot_be_read_are_refused(patches, images, message):

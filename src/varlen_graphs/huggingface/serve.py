@@ -4,6 +4,8 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,7 +24,7 @@ def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
     """Run `transformers serve` with these arguments, and return the exit status.
 
     Every model that the server loads is wrapped before its first request, and its graphs are captured in the
-    background: no request waits for a capture. A model without a tower that can be graphed is served as it is, and the
+    background: a request waits for one at most. A model without a tower that can be graphed is served as it is, and the
     reason printed. `GET /metrics` shows the counters of all loaded towers to Prometheus. It replaces a class and a
     function of transformers in this process, which does nothing else.
 
@@ -49,9 +51,10 @@ def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
     build: Callable[..., Any] = servers.build_server
 
     class GraphedModels(managers.ModelManager):
-        def _load_model(self, *args: Any, **options: Any) -> nn.Module:
-            model: nn.Module = super()._load_model(*args, **options)
-            for prefix, encoder in wrap_loaded(model, backend).items():
+        def _load_model(self, name: str, *args: Any, gguf_file: str | None = None, **options: Any) -> nn.Module:
+            model: nn.Module = super()._load_model(name, *args, gguf_file=gguf_file, **options)
+            own = name if gguf_file is None else f"{name}:{gguf_file}"  # as the manager tells models apart
+            for prefix, encoder in wrap_loaded(model, backend, own).items():
                 graphed[prefix] = weakref.ref(encoder)  # another one if the model was loaded before
             return model
 
@@ -72,24 +75,33 @@ def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
     return 0
 
 
-def wrap_loaded(model: nn.Module, backend: BackendName) -> dict[str, GraphedEncoder]:
+def wrap_loaded(model: nn.Module, backend: BackendName, name: str = "") -> dict[str, GraphedEncoder]:
     """Wrap a model, and capture its graphs in the background; print what was understood, or why it stays as it is.
+
+    Args:
+        model: The model.
+        backend: As for `run_serve`.
+        name: Tells it from other models of its class.
 
     Returns:
         Its encoders, by prefixes for the names of their metrics.
     """
-    name = type(model).__name__
+    kind = type(model).__name__
     try:
         device = next((parameter.device for parameter in model.parameters()), None)
         if backend == "cuda" and (device is None or device.type != "cuda"):
             raise ServerError(f"its weights are on {device}, graphs of CUDA are for GPUs; try --backend tape on a CPU")
         found = encoders(wrap(model, backend=backend, capture=Capture(lazy=True)))
+        for path, encoder in found.items():
+            encoder.capture_in_background().add_done_callback(partial(_print_error, f"{kind}.{path}"))
         print(f"varlen_graphs: {found.report()}", file=sys.stderr)
     except Exception as error:  # whatever it is, the model can be served
         unwrap(model)
-        print(f"varlen_graphs: {name} is served as it is: {error}", file=sys.stderr)
+        print(f"varlen_graphs: {kind} is served as it is: {error}", file=sys.stderr)
         return {}
-    for encoder in found.values():
-        encoder.capture_in_background()
-    own = f"{getattr(model, 'name_or_path', '')}_{name}"
-    return {re.sub(r"[^a-zA-Z0-9_]", "_", f"varlen_graphs_{own}_{path}"): one for path, one in found.items()}
+    return {re.sub(r"[^a-zA-Z0-9_]", "_", f"varlen_graphs_{name}_{kind}_{path}"): one for path, one in found.items()}
+
+
+def _print_error(tower: str, capture: "Future[Any]") -> None:
+    if not capture.cancelled() and (error := capture.exception()) is not None:
+        print(f"varlen_graphs: {tower} gets no more graphs: {error}", file=sys.stderr)

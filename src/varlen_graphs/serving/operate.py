@@ -1,7 +1,7 @@
 """The operation of an encoder: captures, budgets, memory, reports."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import BudgetError, InputError, SpecError
+from varlen_graphs.errors import BudgetError, SpecError
 from varlen_graphs.layout.budgets import Budget, resolve_budgets
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
@@ -23,6 +23,7 @@ from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
+from varlen_graphs.spec.image_processor import read_images
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 
@@ -53,27 +54,24 @@ class OperatedEncoder(StandIn):
         self._wanted = wanted
         self._warm_start = WarmStart(executor, identity)
 
-    def from_images(self, images: Sequence[Any]) -> Any:
-        """Encode decoded images: the host resizes them as an image processor does, graphs do the rest.
+    def read_images(self, images: Any) -> dict[str, Any]:
+        """Resize decoded images as the processor of `normalize=vg.spec.Normalize.of(processor)`, or `Patches.of`.
 
-        The processor comes with the declaration, by `normalize=vg.spec.Normalize.of(processor)` or `Patches.of`.
-        Resized images are copied to the device of the module as bytes. Syncs with the device if they are elsewhere.
-
-        Returns:
-            As a call.
+        Takes one image or a batch that the processor takes: pictures of PIL, arrays or tensors of bytes. Returns the
+        arguments of a call, where the processor makes them, so that another thread may do it than the one that calls.
 
         Raises:
-            InputError: The declaration has no processor, or as for `Normalize.read` and `Patches.read`.
+            InputError: The declaration has no processor, or there is no image, or one that cannot be used.
         """
-        packed = self.spec.packed
-        if packed.normalize is None:
-            raise InputError(
-                f"{packed!r} are no images: expected normalize=vg.spec.Normalize.of(processor), or vg.spec.Patches.of "
-                "for towers that take patches"
-            )
-        arguments = packed.normalize.read(images, packed.name, self.spec.layout.name)
-        arguments[packed.name] = arguments[packed.name].to(self.executor.forward.device)
-        return self(**arguments)
+        return read_images(self.spec, images, self.executor.signature.names)
+
+    def from_images(self, images: Any) -> Any:
+        """Encode decoded images: the host resizes them, see `read_images`, and graphs do the rest.
+
+        Copies bytes to the device of the module. Syncs with the device if the images are elsewhere.
+        """
+        arguments, rows = self.read_images(images), self.spec.packed.name
+        return self(**arguments | {rows: arguments[rows].to(self.executor.forward.device)})
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -12,6 +12,7 @@ from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import Entries, Extent, Groups, Rows
+from varlen_graphs.spec.image_processor import check_processor
 from varlen_graphs.spec.inputs import Input, PerItem, PerRow
 from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.rows import PackedRows
@@ -83,6 +84,7 @@ def check_rows(spec: "BufferSpec") -> None:
         )
     if isinstance(spec.layout, Pictures):
         _check_pictures(spec, spec.layout)
+    check_processor(spec)
     kind = "padded" if spec.layout.padded else "packed"
     for buffer in spec.buffers:
         if isinstance(buffer, PrefixIndex) and not spec.layout.prefix:

@@ -1,5 +1,6 @@
 """Normalisation of integer pixels inside the graph."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.errors import InputError, SpecError, counted
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.values import quoted
 
 
@@ -53,62 +54,51 @@ class Normalize:
             raise SpecError(
                 f"{self!r}: expected as many means as deviations, one per channel, all finite and no deviation of 0"
             )
+        if not self._compute().isfinite().all():
+            raise SpecError(f"{self!r}: expected numbers whose quotients are finite in float32")
         object.__setattr__(self, "constants", DeviceConstants(self._compute))
 
     @classmethod
     def of(cls, processor: Any) -> "Normalize":
-        """Return the normalisation of an image processor of transformers, which also resizes.
+        """Return the normalisation of an image processor of transformers, which also resizes; of a copy of it.
 
         Raises:
-            SpecError: The processor has no `image_mean`, `image_std` or `rescale_factor`, or does not use them.
+            SpecError: It is no processor of images that rescales and normalises.
         """
         processor = getattr(processor, "image_processor", processor)
         try:
             if not (processor.do_rescale and processor.do_normalize):
                 raise SpecError(f"{type(processor).__name__} does not rescale and normalise: expected one that does")
-            return cls(processor.image_mean, processor.image_std, processor.rescale_factor, processor)
+            if "pixel_values" not in processor.model_input_names:
+                raise SpecError(
+                    f"{type(processor).__name__} makes {processor.model_input_names}: expected pixel_values"
+                )
+            return cls(processor.image_mean, processor.image_std, processor.rescale_factor, copy.deepcopy(processor))
         except AttributeError as error:
             raise SpecError(f"{type(processor).__name__}: {error}; expected an image processor") from None
 
-    def read(self, images: Sequence[Any], pixels: str, sizes: str) -> dict[str, Any]:
-        """Resize decoded images as the processor does, and return the arguments of a call.
-
-        Args:
-            images: A batch that the processor takes, such as a list of pictures of PIL.
-            pixels: Name of the resized images in what the processor returns, and of the argument.
-            sizes: Name of their sizes, if it returns any.
-
-        Returns:
-            The resized images, uint8, and their sizes.
-
-        Raises:
-            InputError: There is no processor or no image, or resized images are no bytes.
-        """
-        if self.processor is None or not len(images):
-            raise InputError(f"{len(images)} images for {self}: expected at least one, and Normalize.of(processor)")
-        own: Any = self.processor
-        made = {**own(images, do_rescale=False, do_normalize=False, return_tensors="pt")}
-        resized = made.get(pixels)
-        if not isinstance(resized, Tensor) or not torch.equal(resized.byte(), resized):
-            came = [*made] if resized is None else f"{pixels!r} of other values"
-            raise InputError(
-                f"{type(own).__name__} makes {came} when it does not rescale: expected {pixels!r}, a tensor of whole "
-                "numbers from 0 to 255"
-            )
-        return {pixels: resized.byte(), **{name: made[name] for name in (sizes,) if name in made}}
-
     def check(self, shape: Sequence[int] | None) -> None:
-        """Check that rows of this shape consist of whole channels, channel after channel."""
-        if not shape or shape[0] % len(self.mean):
+        """Check that rows of this shape are pictures, `[..., channels, height, width]`, or channel after channel."""
+        channels = len(self.mean)
+        if not shape or (shape[0] % channels if len(shape) < 3 else shape[-3] != channels):
             raise SpecError(
-                f"rows of shape {shape} cannot be normalised by {counted(len(self.mean), 'channel')}: expected a "
-                "shape whose first size is a multiple of that, channel after channel"
+                f"rows of shape {shape} cannot be normalised by {counted(channels, 'channel')}: expected pictures "
+                f"[..., {channels}, height, width], or a shape whose first size is a multiple of that, channel after "
+                "channel"
             )
 
     def __call__(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalise rows `[rows, channels * n, ...]`, channel after channel, and cast to `dtype`: three launches."""
+        """Normalise rows `[rows, channels * n, ...]` or `[rows, ..., channels, height, width]`, and cast to `dtype`.
+
+        Three launches.
+        """
         scale, shift = self.constants.on(rows.device)
-        channels = rearrange(rows.float(), "rows (channels n) ... -> rows channels (n ...)", channels=len(self.mean))
+        if rows.dim() > 3:
+            channels = rearrange(rows.float(), "... channels h w -> (...) channels (h w)")
+        else:
+            channels = rearrange(
+                rows.float(), "rows (channels n) ... -> rows channels (n ...)", channels=len(self.mean)
+            )
         return torch.addcmul(shift, channels, scale).to(dtype).view(rows.shape)
 
     def _compute(self) -> Tensor:

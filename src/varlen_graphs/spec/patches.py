@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.errors import InputError, SpecError, counted
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.kernels.patches.op import patches
 from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.item_table import ItemTable
@@ -62,6 +62,11 @@ class Patches:
             raise SpecError(f"{type(processor).__name__}: {error}; expected an image processor of patches") from None
 
     @property
+    def processor(self) -> object:
+        """The image processor that resizes, if there is one."""
+        return self.normalize.processor
+
+    @property
     def row_shape(self) -> tuple[int]:
         """Shape of a row of bytes."""
         return (self.size**2 * len(self.normalize.mean),)
@@ -84,43 +89,6 @@ class Patches:
         constants = self.constants.on(rows.device)
         made: Tensor = patches(table.values, rows, constants, self.size, self.frames, table.layout.merge, dtype)
         return made
-
-    def read(self, images: Sequence[Any], pixels: str, sizes: str) -> dict[str, Any]:
-        """Resize decoded images as the processor does, and return the arguments of a call.
-
-        Args:
-            images: Pictures of PIL, arrays, or uint8 tensors, with the channels first or last.
-            pixels: Name of the argument that holds the rows.
-            sizes: Name of the argument that describes the items.
-
-        Returns:
-            Rows, uint8 `[rows, *row_shape]`, where the processor resizes, and `(1, h, w)` of each image, int64
-            `[images, 3]` on the CPU.
-
-        Raises:
-            InputError: There is no processor or no image, or resized images are no bytes of whole patches.
-        """
-        if self.normalize.processor is None or not len(images):
-            raise InputError(f"{len(images)} images for {self}: expected at least one, and Patches.of(processor)")
-        made = [torch.as_tensor(self._resized(image)) for image in images]  # [channels, height, width]
-        channels, size = len(self.normalize.mean), self.size
-        for image in made:
-            if image.dtype != torch.uint8 or len(image) != channels or image.shape[1] % size or image.shape[2] % size:
-                raise InputError(
-                    f"the processor made {image.dtype} {list(image.shape)} of an image: expected bytes of {channels} "
-                    f"channels, and sides that are multiples of {size}"
-                )
-        rows = [image.permute(1, 2, 0).reshape(-1, *self.row_shape) for image in made]
-        grid = [(1, image.shape[1] // size, image.shape[2] // size) for image in made]
-        return {pixels: torch.cat(rows), sizes: torch.tensor(grid)}
-
-    def _resized(self, image: Any) -> Any:
-        own: Any = self.normalize.processor
-        image = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
-        if not own.do_resize:
-            return image
-        factors = {"factor": own.patch_size * own.merge_size, "temporal_factor": self.frames}
-        return own.resize(image, size=own.size, resample=own.resample, **factors)
 
     def _compute(self) -> Tensor:
         return self.normalize.constants.on(torch.device("cpu"))[..., 0]

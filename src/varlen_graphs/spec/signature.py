@@ -41,6 +41,10 @@ class Signature:
         spec: The declaration.
         off: Asked at each call; see `GraphedEncoder`.
 
+    Attributes:
+        names: Names of declared arguments, and of those of the module.
+        optional: Names of declared arguments that a call may leave out.
+
     Raises:
         SpecError: A declared argument that the module (or `forward`) does not have, or a `forward` that does not tell
             its arguments.
@@ -88,6 +92,7 @@ class Signature:
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
+        self.names = self._declared | self._module_takes
         self.optional = {column.name for column in spec.layout.columns if column.default is not None}
         self.optional |= {one.name for one in spec.inputs if one.default is not None}
         self.optional |= {spec.layout.name} if spec.layout.optional else set()
