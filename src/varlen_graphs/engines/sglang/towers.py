@@ -164,7 +164,7 @@ RECIPES: dict[str, Callable[..., GraphedEncoder]] = {
     "sglang.srt.models.qwen3_vl.Qwen3VLMoeVisionModel": qwen3_vl,
     "sglang.srt.models.glm4v.Glm4vVisionModel": glm4v,
 }
-"""What graphs a tower, by the path of its class."""
+"""Recipes by the paths of the classes of towers."""
 
 
 def _spec(tower: Any, buffers: Sequence[Buffer]) -> BufferSpec:

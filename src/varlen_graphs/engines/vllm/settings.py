@@ -19,7 +19,7 @@ logger = init_logger("vllm.varlen_graphs")
 
 @dataclass(frozen=True)
 class Settings:
-    """How the towers of an engine are graphed.
+    """Options of the graphs of an engine.
 
     Attributes:
         budgets: Row counts or a ladder for all towers; `None` uses the ladder of each.
