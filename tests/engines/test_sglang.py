@@ -22,6 +22,7 @@ from tests.support.segments import relative
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("needs SGLang 0.5.23: make test-engines", allow_module_level=True)
 
+import sglang
 from sglang.srt.distributed import parallel_state
 from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
@@ -36,6 +37,7 @@ from sglang.srt.runtime_context import get_exec
 from tests.engines.sglang_towers import MODELS, TOWERS, WIDTH, calls_of, load_model, make_tower, randomize, start
 from varlen_graphs.engines.sglang import encoders, graph_towers, register
 from varlen_graphs.engines.sglang import plugin as varlen_graphs_plugin
+from varlen_graphs.errors import CaptureError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,7 +144,39 @@ def test_what_graphs_refuse_goes_to_the_tower_itself(caplog):
     with pytest.raises(RuntimeError, match="size of tensor a"):  # and to rows that do not match the grid
         tower(x, torch.tensor([(1, 2, 6)]))
     assert encoder.stats.eager == {"a call that its graphs refuse": 2}
-    assert caplog.text.count("runs the tower itself") == 1
+    assert caplog.text.count("a call of Qwen3VLMoeVisionModel runs eager") == 1
+
+
+@pytest.mark.parametrize("error", [CaptureError("no room"), torch.OutOfMemoryError("no room")])
+def test_graphs_that_cannot_be_captured_again_are_given_up(error, monkeypatch, caplog):
+    tower = make_tower("qwen3_vl")
+    encoder = graph_towers(tower, [64, 256], backend="tape")[""]
+    layer = tower.blocks[0].attn.proj
+    layer.weight = torch.nn.Parameter(layer.weight * 2)
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(encoder.executor.store, "capture", fail)
+    monkeypatch.setattr(encoder.executor.store, "usable", fail)
+    for x, grid in calls_of("qwen3_vl"):
+        assert torch.equal(tower(x, grid), encoder.module(x, grid))
+    assert not encoders(tower)
+    assert caplog.text.count("Qwen3VLMoeVisionModel runs eager from now on: no room") == 1
+
+
+def test_towers_are_graphed_once():
+    tower = make_tower("qwen3_vl")
+    assert graph_towers(tower, [64], backend="tape") == graph_towers(tower, [64, 256], backend="tape")
+
+
+def test_another_version_of_sglang_is_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(sglang, "__version__", "0.6.0")
+    monkeypatch.setattr(varlen_graphs_plugin, "_registered", False)
+    with mock.patch.object(HookRegistry, "register") as hooks, envs.SGLANG_PLUGINS.override("varlen_graphs"):
+        register()
+        hooks.assert_not_called()
+    assert "varlen_graphs does nothing: SGLang is 0.6.0, expected 0.5.23" in caplog.text
 
 
 def test_names_in_the_state_dict_stay():
@@ -158,7 +192,7 @@ def test_names_in_the_state_dict_stay():
 
 def test_what_cannot_be_graphed_is_served_as_it_is(tmp_path, caplog):
     model = load_model("qwen3_vl", tmp_path)
-    assert "Qwen3VLForConditionalGeneration is served as it is: the weights of" in caplog.text  # they are on a CPU
+    assert "the towers of Qwen3VLForConditionalGeneration run eager: the weights of" in caplog.text  # they are on a CPU
     assert not encoders(model)
 
     def loaded(model, **state):
@@ -166,7 +200,7 @@ def test_what_cannot_be_graphed_is_served_as_it_is(tmp_path, caplog):
         varlen_graphs_plugin.after_initialize(None, SimpleNamespace(model=model, **state))
         return caplog.text
 
-    assert "Linear is served as it is: Linear has no vision tower" in loaded(torch.nn.Linear(2, 2))
+    assert "the towers of Linear run eager: Linear has no vision tower" in loaded(torch.nn.Linear(2, 2))
     assert "try --startup-weight-load-mode serial" in loaded(model, startup_weight_load=object())
 
 

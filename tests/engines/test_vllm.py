@@ -47,6 +47,7 @@ from varlen_graphs.engines.vllm.attention import VarlenAttention
 from varlen_graphs.engines.vllm.graphed import graph_towers
 from varlen_graphs.engines.vllm.registration import register_attention
 from varlen_graphs.engines.vllm.settings import read_settings
+from varlen_graphs.verify.proof import Prover
 
 TOLERANCE = 1e-5
 GRIDS = (
@@ -148,7 +149,7 @@ def test_a_tower_that_looks_at_its_values_is_left_to_vllm(folders):
     norm.forward = looks
     with messages() as found, set_current_vllm_config(config):
         assert not graph_towers(model, config)
-    assert found[0].startswith("varlen_graphs leaves visual to vLLM: ")
+    assert found[0].startswith("varlen_graphs leaves visual eager: ")
     assert "x.abs().max().item()" in found[0]
     rows = rows_of(model, GRIDS[0])
     assert distance(model.visual(rows, GRIDS[0]), plain.visual(rows, GRIDS[0])) < TOLERANCE
@@ -279,6 +280,50 @@ def test_the_profiling_run_captures_for_the_arguments_of_its_calls(tmp_path):
     assert len(encoder.executor.store) == held
 
 
+def test_memory_that_is_short_in_a_capture_ends_no_engine(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Prover, "__call__", fail)
+    with messages() as found:
+        model = worker_of(write_llava(tmp_path), {"backend": "tape"}, model_impl="transformers")
+    assert not vg.encoders(model) or not replays(model)
+    assert any("no room" in message for message in found), found
+    patches = torch.tensor([16])
+    assert len(model.embed_multimodal(pixel_values=torch.randn(1, 3, 32, 32), num_image_patches=patches)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:a call of Qwen3_VisionTransformer")
+def test_calls_that_graphs_refuse_run_the_tower_eager(folders):
+    """As with an image whose pixels are floating: vLLM's processor rescales none, and its tower takes both."""
+    config = engine_config(folders["qwen3_vl"], TAPE)
+    plain, graphed = load(engine_config(folders["qwen3_vl"])), graphed_in(config)
+    grid = GRIDS[0]
+    rows = rows_of(plain, grid)
+    assert distance(graphed.visual(rows.float(), grid), plain.visual(rows.float(), grid)) < TOLERANCE
+    assert replays(graphed) == 0
+    assert encoder_of(graphed).stats.eager.total() == 1
+
+
+def test_weights_that_are_replaced_are_captured_again(folders):
+    config = engine_config(folders["qwen3_vl"], TAPE)
+    graphed, grid = graphed_in(config), GRIDS[0]
+    rows = rows_of(graphed, grid)
+    before = graphed.visual(rows, grid).clone()
+    layer = graphed.visual.blocks[0].mlp.linear_fc2
+    layer.weight = torch.nn.Parameter(layer.weight * 2, requires_grad=False)
+    after = graphed.visual(rows, grid)
+    assert distance(after, before) > TOLERANCE
+    assert distance(after, type(graphed.visual).forward(graphed.visual, rows, grid)) < TOLERANCE
+
+
+def test_engines_that_promise_bits_are_left_alone(folders, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with messages() as found:
+        assert read_settings(engine_config(folders["qwen3_vl"], TAPE)) is None
+    assert any("VLLM_BATCH_INVARIANT=1 asks for the same bits" in message for message in found)
+
+
 def test_an_engine_without_the_switch_is_unchanged(folders, monkeypatch):
     monkeypatch.delitem(op_registry_oot, "MMEncoderAttention")
     model = worker_of(folders["qwen3_vl"], None)
@@ -341,7 +386,7 @@ def test_attention_that_graphs_cannot_hold_leaves_the_tower_to_vllm(folders):
     model.visual.blocks[1].attn.attn.why_not = "its attention is FlashInfer's; try --mm-encoder-attn-backend FLASH_ATTN"
     with messages() as found, set_current_vllm_config(config):
         assert not graph_towers(model, config)
-    assert found[0].startswith("varlen_graphs leaves visual to vLLM: blocks.1.attn.attn is not varlen_attention")
+    assert found[0].startswith("varlen_graphs leaves visual eager: blocks.1.attn.attn is not varlen_attention")
 
 
 def test_attention_of_another_plugin_leaves_the_tower_to_vllm(folders, monkeypatch):

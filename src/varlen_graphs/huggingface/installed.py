@@ -129,7 +129,7 @@ class Installed:
             return self._original(*args, **kwargs)
         try:
             return self.encoder(*args, **kwargs)
-        except CaptureError as error:
+        except (CaptureError, torch.OutOfMemoryError) as error:
             # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
             self._gave_up = not inside_capture() and not (self._encoder and len(self._encoder.executor.store))
             self._tell(error, "a call" if not self._gave_up else "every call")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.mode import BackendName
@@ -13,13 +14,15 @@ from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
-from varlen_graphs.errors import InputError, LayoutError, SpecError
+from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError, VarlenGraphsError
 from varlen_graphs.layout.budgets import Budgets
 
 LOGGER = logging.getLogger("varlen_graphs")
 
 NAME = "varlen_graphs"
 """Name of the plugin, for `SGLANG_PLUGINS`."""
+
+VERSION = "0.5.23"
 
 REFUSED = "a call that its graphs refuse"
 """Reason of eager runs of calls that the tower answers itself."""
@@ -32,14 +35,18 @@ _registered = False
 def register() -> None:
     """Register the hooks with SGLang, if `SGLANG_PLUGINS` names `varlen_graphs`. SGLang calls it at its start.
 
-    Later calls change nothing.
+    Later calls change nothing. With another version than 0.5.23 it does nothing, and logs that.
     """
     global _registered
+    import sglang
     from sglang.srt.environ import envs
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if NAME not in {name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")}:
         LOGGER.info("varlen_graphs is installed, but off: SGLANG_PLUGINS=%s switches it on", NAME)
+        return
+    if sglang.__version__ != VERSION:
+        LOGGER.warning("varlen_graphs does nothing: SGLang is %s, expected %s", sglang.__version__, VERSION)
         return
     with _LOCK:
         if _registered:
@@ -56,7 +63,8 @@ def graph_towers(
 ) -> dict[str, GraphedEncoder]:
     """Graph the towers of a loaded model of SGLang, and capture all graphs. The hook calls it after the weights came.
 
-    Towers that share a model share a pool. The hooks must be in place: without them nobody calls the graphs.
+    Towers that share a model share a pool. The hooks must be in place: without them nobody calls the graphs. A model
+    whose towers are graphed already is left as it is.
 
     Args:
         model: The model, or a tower.
@@ -71,6 +79,8 @@ def graph_towers(
         SpecError: The model has no such tower, or one that no graph can run as SGLang is configured.
         CaptureError: A tower cannot be captured.
     """
+    if graphed := encoders(model):
+        return graphed
     towers = {name: module for name, module in model.named_modules() if _path(module) in RECIPES}
     if not towers:
         raise SpecError(
@@ -98,20 +108,28 @@ def _path(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _forward(own_forward: Any, tower: Any, x: Tensor, grid_thw: Any) -> Any:
-    """Hook around the forward of a tower."""
+def _forward(own_forward: Any, tower: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook around the forward of a tower, which has an answer whatever comes of its graphs."""
     encoder: GraphedEncoder | None = vars(tower).get(_PLACE)
     if encoder is None:
-        return own_forward(tower, x, grid_thw)
+        return own_forward(tower, *args, **kwargs)
+    try:
+        return encoder(**_arguments(tower, *args, **kwargs))
+    except (VarlenGraphsError, torch.OutOfMemoryError, TypeError) as error:
+        if isinstance(error, CaptureError | StaleGraphError | torch.OutOfMemoryError):
+            vars(tower).pop(_PLACE, None)  # each call would try to capture again
+            encoder.release()
+            LOGGER.warning("%s runs eager from now on: %s", type(tower).__name__, error)
+        elif not encoder.stats.eager[REFUSED]:
+            LOGGER.warning("a call of %s runs eager: %s", type(tower).__name__, error)
+        encoder.stats.count_eager(REFUSED)
+        return own_forward(tower, *args, **kwargs)
+
+
+def _arguments(tower: Any, x: Tensor, grid_thw: Any) -> dict[str, Any]:
     # A grid that the host has; on the tape, a tensor would be one that only the GPU has.
     known = grid_thw if isinstance(grid_thw, list) or grid_thw.is_cuda else grid_thw.tolist()
-    try:
-        return encoder(x.to(tower.device, non_blocking=True), grid_thw=known)
-    except (InputError, LayoutError) as error:
-        if not encoder.stats.eager[REFUSED]:
-            LOGGER.warning("a call of %s runs the tower itself: %s", type(tower).__name__, error)
-        encoder.stats.count_eager(REFUSED)
-        return own_forward(tower, x, grid_thw)
+    return {"x": x.to(tower.device, non_blocking=True), "grid_thw": known}
 
 
 def after_initialize(_: None, runner: Any) -> None:
@@ -128,7 +146,7 @@ def after_initialize(_: None, runner: Any) -> None:
         for path, encoder in graph_towers(runner.model).items():
             LOGGER.info("%s of %s runs as graphs: %s", path or "the tower", name, encoder)
     except Exception as error:  # whatever it is, the model can be served
-        LOGGER.warning("%s is served as it is: %s", name, error)
+        LOGGER.warning("the towers of %s run eager: %s", name, error)
 
 
 def _check(tower: Any, backend: BackendName) -> None:

@@ -10,9 +10,10 @@ from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderA
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
+from varlen_graphs.capture.options import Capture
 from varlen_graphs.engines.vllm.settings import Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
-from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
@@ -55,10 +56,12 @@ def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> None:
     """Wrap a module and capture its towers; if one cannot be graphed, none is, and a warning says why."""
     reason = _why_off(config)
-    options = settings.options | {"off": _always(reason)}
-    if type(module).__name__ in TOWERS and config.model_config.multimodal_config.mm_device_do_normalize:
-        options["row_dtype"] = torch.uint8
+    options = {"capture": Capture(on_change="recapture")} | settings.options | {"off": _always(reason)}
     try:
+        if type(module).__name__ in TOWERS:
+            _check(module)
+            if config.model_config.multimodal_config.mm_device_do_normalize:
+                options["row_dtype"] = torch.uint8
         wrap(module, settings.budgets, **options)
         for one in _installed(module):
             _check(one.module)
@@ -66,21 +69,22 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
             # call: `capture_all` sees those.
             if reason is None and one.tower.declared and one.encoder.spec.packed.shape is not None:
                 one.encoder.capture()
+            one.tower = one.tower._replace(declared=False)  # the tower itself answers calls that its encoder refuses
     except Exception as error:  # whatever it is, vLLM can serve the model
         unwrap(module)
-        logger.warning("varlen_graphs leaves %s to vLLM: %s", path, error)
+        logger.warning("varlen_graphs leaves %s eager: %s", path, error)
+
+
+def needs_calls(model: nn.Module, config: VllmConfig) -> bool:
+    """Return True if towers are graphed that learn from calls what they have to capture."""
+    return _why_off(config) is None and any(not len(one.encoder.executor.store) for one in _installed(model))
 
 
 def capture_all(model: nn.Module) -> None:
-    """Capture all graphs for the static arguments of calls so far, so that later calls capture none; log a report."""
-    graphed = encoders(model)
-    try:
-        for encoder in graphed.values():
-            for inputs in [*encoder.executor.store.capturer.inputs.values()]:
-                encoder.capture(**inputs.statics)
-    except VarlenGraphsError as error:
-        logger.warning("varlen_graphs did not capture all graphs of %s: %s", type(model).__name__, error)
-    logger.info("varlen_graphs in %s: %s", type(model).__name__, graphed.report())
+    """Capture all graphs for the static arguments of calls so far, so that later calls capture none."""
+    for encoder in encoders(model).values():
+        for inputs in [*encoder.executor.store.capturer.inputs.values()]:
+            encoder.capture(**inputs.statics)
 
 
 def _installed(model: nn.Module) -> list[Installed]:

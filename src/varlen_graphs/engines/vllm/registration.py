@@ -4,10 +4,12 @@ import functools
 import threading
 from typing import Any
 
+import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from varlen_graphs.engines.vllm.settings import read_settings
+from varlen_graphs.huggingface.wrap import unwrap
 
 ATTENTION = "MMEncoderAttention"
 
@@ -54,24 +56,43 @@ def _with_hooks(init_device: Any) -> Any:
             return init_device(self)
         register_attention()
         result = init_device(self)
-        runner = self.worker.model_runner
-        runner.profile_run = _with_captures(runner, self.vllm_config, runner.profile_run)
+        worker = self.worker
+        worker.determine_available_memory = _with_captures(worker, self.vllm_config, worker.determine_available_memory)
         return result
 
     return init_and_hook
 
 
-def _with_captures(runner: Any, config: Any, profile_run: Any) -> Any:
-    """Return a profiling run that graphs the loaded model, so that vLLM measures the memory of the graphs."""
+def _with_captures(worker: Any, config: Any, determine_available_memory: Any) -> Any:
+    """Return a `determine_available_memory` that first graphs the loaded model.
 
-    @functools.wraps(profile_run)
-    def capture_and_profile(*args: Any, **kwargs: Any) -> Any:
-        from varlen_graphs.engines.vllm.graphed import capture_all, graph_towers
+    vLLM compares the free memory after it with that before the model was loaded, so it counts the graphs. Its own
+    profiling run would be too late: there it forbids the allocator to split blocks, and graphs would share no memory.
+    """
 
-        model = runner.get_model()
-        graph_towers(model, config)
-        result = profile_run(*args, **kwargs)
-        capture_all(model)
-        return result
+    @functools.wraps(determine_available_memory)
+    def capture_and_measure(*args: Any, **kwargs: Any) -> Any:
+        model = worker.model_runner.get_model()
+        try:
+            _capture(worker.model_runner, model, config)
+        except Exception as error:  # whatever it is, vLLM can serve the model
+            unwrap(model)
+            logger.warning("varlen_graphs leaves all towers of %s eager: %s", type(model).__name__, error)
+        return determine_available_memory(*args, **kwargs)
 
-    return capture_and_profile
+    return capture_and_measure
+
+
+def _capture(runner: Any, model: Any, config: Any) -> None:
+    """Graph the towers of a model, and capture all graphs; log a report."""
+    from vllm.config import set_current_vllm_config
+
+    from varlen_graphs.engines.vllm.graphed import capture_all, graph_towers, needs_calls
+
+    with torch.inference_mode():
+        graphed = graph_towers(model, config)
+        if needs_calls(model, config):
+            with set_current_vllm_config(config):
+                runner.profile_run()
+            capture_all(model)
+    logger.info("varlen_graphs in %s: %s", type(model).__name__, graphed.report())

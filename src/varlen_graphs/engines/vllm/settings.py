@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
@@ -56,6 +57,12 @@ def read_settings(config: VllmConfig | None) -> Settings | None:
                 name,
             )
             return None
+    if envs.VLLM_BATCH_INVARIANT:
+        logger.warning_once(
+            "varlen_graphs leaves encoders to vLLM: VLLM_BATCH_INVARIANT=1 asks for the same bits whatever is in a "
+            "batch, but the last bits of a tower depend on the size of its graph; expected it off"
+        )
+        return None
     return Settings(_budgets(given.get("budgets")), {name: given[name] for name in OPTIONS if name in given})
 
 
