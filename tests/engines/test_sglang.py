@@ -172,7 +172,6 @@ def test_towers_are_graphed_once():
 
 def test_another_version_of_sglang_is_left_alone(monkeypatch, caplog):
     monkeypatch.setattr(sglang, "__version__", "0.6.0")
-    monkeypatch.setattr(varlen_graphs_plugin, "_registered", False)
     with mock.patch.object(HookRegistry, "register") as hooks, envs.SGLANG_PLUGINS.override("varlen_graphs"):
         register()
         hooks.assert_not_called()
