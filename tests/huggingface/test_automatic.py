@@ -385,6 +385,19 @@ def test_a_tower_whose_capture_fails_is_not_captured_at_every_call():
     assert encoder.stats.eager == {"its capture failed": 3}
 
 
+def test_a_tower_that_memory_is_too_short_to_capture_runs_eager(monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("no room")
+
+    model, x = nn.Sequential(Fickle()).eval(), random(2, 3, 16, 16)
+    expected = model(x)
+    encoder = vg.encoders(wrapped(model))["0"]
+    monkeypatch.setattr(encoder.executor.store, "capture", fail)
+    with pytest.warns(UserWarning, match=r"every call of Fickle, .*no room"):
+        assert distance(model(x), expected) == 0
+    assert encoder.stats.eager == {"its capture failed": 1}
+
+
 class Masked(nn.Module):
     """Layers that hide places by a mask, in calls that say so."""
 
