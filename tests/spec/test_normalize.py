@@ -263,6 +263,13 @@ def test_a_processor_may_change_after_the_declaration():
     torch.testing.assert_close(encoder.from_images(photographs()), expected)
 
 
+def test_the_default_device_of_the_caller_does_not_matter():
+    own = processor_of("ViTImageProcessor")(size={"height": 32, "width": 32})
+    with torch.device("meta"):
+        rows = vg.PackedRows("pixel_values", (3, 32, 32), torch.uint8, normalize=vg.spec.Normalize.of(own))
+        assert vg.BufferSpec(rows, vg.Batch())
+
+
 def flattened(module, pixel_values):
     return module(pixel_values)
 

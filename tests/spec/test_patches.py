@@ -108,6 +108,12 @@ def test_processors_with_other_patches_are_refused(processor, message):
         vg.BufferSpec(**spec, layout=vg.GridTHW("grid_thw", merge=2))
 
 
+def test_the_default_device_of_the_caller_does_not_matter():
+    with torch.device("meta"):
+        rows = vg.PackedRows("x", (48,), torch.uint8, normalize=vg.spec.Patches.of(processor()))
+        assert vg.BufferSpec(rows, vg.GridTHW("grid_thw", merge=2))
+
+
 def test_a_processor_that_merges_other_patches_than_the_tower_is_refused():
     patches = vg.spec.Patches.of(processor(merge_size=1))
     with pytest.raises(vg.SpecError, match="patches in another order"):

@@ -85,7 +85,7 @@ def _cut(normalize: Patches, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
             )
     rows = [image.permute(1, 2, 0).reshape(-1, *normalize.row_shape) for image in made]
     grid = [(1, image.shape[1] // size, image.shape[2] // size) for image in made]
-    return torch.cat(rows), torch.tensor(grid)
+    return torch.cat(rows), torch.tensor(grid, device="cpu")
 
 
 def _flat(images: Iterable[Any]) -> Iterator[Any]:
@@ -127,11 +127,13 @@ def check_processor(spec: "BufferSpec") -> None:
     for sizes in (*groups, *([size] for group in groups for size in group)):
         images = [_noise(*size) for size in sizes]
         try:
-            expected = processor(images, return_tensors="pt")
+            with torch.device("cpu"):  # whatever the default device of the caller is
+                expected = processor(images, return_tensors="pt")
         except Exception:  # whatever it is, calls of such images fail, too
             continue
         try:
-            difference = _difference(spec, images, expected)
+            with torch.device("cpu"):
+                difference = _difference(spec, images, expected)
         except Exception as error:
             raise SpecError(
                 f"{type(processor).__name__} cannot be used by encoder.from_images: {error}; leave normalize= out, and "
