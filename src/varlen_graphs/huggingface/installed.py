@@ -79,8 +79,9 @@ class Installed:
     attribute, so the tower's class, hooks, parameter names and state dict keys do not change. `before` is the callable
     that it replaces, `None` for the one of the tower's class.
 
-    A tower that was understood without a recipe for its class runs its own forward if it cannot be graphed after all,
-    or in calls that were not understood.
+    Attributes:
+        falls_back: If True, as for a tower without a recipe for its class, the tower runs its own forward if it cannot
+            be graphed after all, or in calls that its encoder refuses.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Installed:
         self.tower = tower
         self.module = tower.module
         self.shared = shared
+        self.falls_back = not tower.declared
         self._budgets = budgets
         self._options = options
         self._before = before
@@ -122,7 +124,7 @@ class Installed:
         """Encode."""
         if self.tower.method is not None:
             return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
-        if self.tower.declared:
+        if not self.falls_back:
             return self.encoder(*args, **kwargs)
         if self._gave_up or (self._encoder is None and (self._told or self._is_training())):
             self._count(NOT_CAPTURED)
@@ -144,7 +146,8 @@ class Installed:
         name, kind = type(self.module).__name__, type(error)
         if kind not in self._told:
             self._told.add(kind)
-            warn(f"{which} of {name}, which vg.wrap found without a recipe for it, runs eager: {error}")
+            found = "" if self.tower.declared else ", which vg.wrap found without a recipe for it,"
+            warn(f"{which} of {name}{found} runs eager: {error}")
 
     def _is_training(self) -> bool:
         return any(part.training for part in self.module.modules())

@@ -89,7 +89,7 @@ def qwen2_5_vl(
     ]
     if budgets is None:
         budgets = Ladder(rows_per_segment=max(1, window.side**2 * unit // 4))  # as the recipe for transformers
-    return GraphedEncoder(module, budgets, _spec(tower, buffers), forward=forward, **options)
+    return _encoder(module, budgets, buffers, forward, options)
 
 
 def qwen3_vl(
@@ -121,9 +121,7 @@ def qwen3_vl(
         return torch.cat([tower.merger(x), *deepstack], 1)
 
     buffers = [_positions(tower), *segment_buffers(tower.blocks[0].attn, "frame"), item_table()]
-    return GraphedEncoder(
-        module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options
-    )
+    return _encoder(module, budgets, buffers, forward, options)
 
 
 def glm4v(
@@ -154,9 +152,7 @@ def glm4v(
         return merged
 
     buffers = [_positions(tower), *segment_buffers(tower.blocks[0].attn, "frame"), item_table()]
-    return GraphedEncoder(
-        module, Ladder() if budgets is None else budgets, _spec(tower, buffers), forward=forward, **options
-    )
+    return _encoder(module, budgets, buffers, forward, options)
 
 
 RECIPES: dict[str, Callable[..., GraphedEncoder]] = {
@@ -167,13 +163,22 @@ RECIPES: dict[str, Callable[..., GraphedEncoder]] = {
 """Recipes by the paths of the classes of towers."""
 
 
-def _spec(tower: Any, buffers: Sequence[Buffer]) -> BufferSpec:
-    return BufferSpec(
+def _encoder(
+    module: NativeTower,
+    budgets: Budgets | None,
+    buffers: Sequence[Buffer],
+    forward: Callable[..., Tensor],
+    options: dict[str, Any],
+) -> GraphedEncoder:
+    """Return the encoder of a tower that takes `x` `[rows, pixels]` and `grid_thw`."""
+    tower = module.tower
+    spec = BufferSpec(
         rows=PackedRows.pixels("x", tower.patch_embed.proj.weight[0].numel(), None),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=Rows(every=tower.spatial_merge_size**2),
     )
+    return GraphedEncoder(module, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
 
 
 def _positions(tower: Any) -> GridPositions:

@@ -69,7 +69,7 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
             # call: `capture_all` sees those.
             if reason is None and one.tower.declared and one.encoder.spec.packed.shape is not None:
                 one.encoder.capture()
-            one.tower = one.tower._replace(declared=False)  # the tower itself answers calls that its encoder refuses
+            one.falls_back = True  # an error would end the engine
     except Exception as error:  # whatever it is, vLLM can serve the model
         unwrap(module)
         logger.warning("varlen_graphs leaves %s eager: %s", path, error)

@@ -72,27 +72,30 @@ def _with_captures(worker: Any, config: Any, determine_available_memory: Any) ->
 
     @functools.wraps(determine_available_memory)
     def capture_and_measure(*args: Any, **kwargs: Any) -> Any:
-        model = worker.model_runner.get_model()
         try:
-            _capture(worker.model_runner, model, config)
+            _capture(worker.model_runner, config)
         except Exception as error:  # whatever it is, vLLM can serve the model
-            unwrap(model)
-            logger.warning("varlen_graphs leaves all towers of %s eager: %s", type(model).__name__, error)
+            logger.warning("varlen_graphs leaves all towers eager: %s", error)
         return determine_available_memory(*args, **kwargs)
 
     return capture_and_measure
 
 
-def _capture(runner: Any, model: Any, config: Any) -> None:
-    """Graph the towers of a model, and capture all graphs; log a report."""
+def _capture(runner: Any, config: Any) -> None:
+    """Graph the towers of the model, and capture all graphs, or none; log a report."""
     from vllm.config import set_current_vllm_config
 
     from varlen_graphs.engines.vllm.graphed import capture_all, graph_towers, needs_calls
 
-    with torch.inference_mode():
-        graphed = graph_towers(model, config)
-        if needs_calls(model, config):
-            with set_current_vllm_config(config):
-                runner.profile_run()
-            capture_all(model)
+    model = runner.get_model()
+    try:
+        with torch.inference_mode():
+            graphed = graph_towers(model, config)
+            if needs_calls(model, config):
+                with set_current_vllm_config(config):
+                    runner.profile_run()
+                capture_all(model)
+    except BaseException:
+        unwrap(model)
+        raise
     logger.info("varlen_graphs in %s: %s", type(model).__name__, graphed.report())
