@@ -337,6 +337,15 @@ def test_a_schedule_of_other_segments_than_attention_is_refused():
         encoder("item")(x, grid=grid)
 
 
+def test_implementations_of_flash_attention_that_nan_crosses_items_in_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: "FA3", raising=False)
+    q, k, v = random_qkv([12])
+    arguments = q, k, v, boundaries([12]), 12
+    with pytest.raises(vg.InputError, match=r"'torch' got FA3 .*: expected FA2"):
+        vg.varlen_attention(*arguments, backend="torch")
+    assert vg.varlen_attention(*arguments).shape == q.shape
+
+
 def test_a_backend_is_two_functions_and_an_entry_in_the_registry(monkeypatch):
     assert get_args(backends.AttentionBackend) == ("auto", *backends.BACKENDS)
     assert [*backends.BACKENDS][-1] == "reference"

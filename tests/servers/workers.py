@@ -61,7 +61,7 @@ def test_a_worker_that_dies_is_replaced_and_the_end_is_clean(module):
             wait_for(lambda: len(workers()) == 2)
             dead = min(workers())
             os.kill(dead, signal.SIGKILL)
-            assert load(server, count=20, send=patient) == 0
+            assert load(server, count=20, send=patient) == []
             wait_for(lambda: len(workers() - {dead}) == 2)
             own.send_signal(signal.SIGTERM)
             assert own.wait(60) in (0, -signal.SIGTERM)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -85,7 +86,14 @@ def _cut(normalize: Patches, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
             )
     rows = [image.permute(1, 2, 0).reshape(-1, *normalize.row_shape) for image in made]
     grid = [(1, image.shape[1] // size, image.shape[2] // size) for image in made]
-    return torch.cat(rows), torch.tensor(grid, device="cpu")
+    return _joined(rows), torch.tensor(grid, device="cpu")
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    """Concatenate rows; on the CPU in one thread, because where processors are busy torch's wait for each other."""
+    if any(one.device.type != "cpu" for one in rows):
+        return torch.cat([*rows])
+    return torch.from_numpy(numpy.concatenate([one.numpy() for one in rows]))
 
 
 def _flat(images: Iterable[Any]) -> Iterator[Any]:

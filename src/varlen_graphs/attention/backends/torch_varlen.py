@@ -1,4 +1,4 @@
-"""Backend `"torch"`: `torch.nn.attention.varlen`, which is FlashAttention."""
+"""Backend `"torch"`: `torch.nn.attention.varlen`, which is FlashAttention 2."""
 
 from typing import Any, cast
 
@@ -12,6 +12,13 @@ from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     """Return why FlashAttention does not support these inputs, or `None`."""
     q = inputs.q
+    if (implementation := _flash_implementation()) != "FA2":
+        # FA3 loads values past the end of a segment and multiplies them by 0: NaN in them makes the whole segment NaN.
+        # FA4 was not run.
+        return (
+            f"{implementation} as the implementation of FlashAttention: expected FA2, which no NaN crosses from item to "
+            "item; torch.nn.attention.restore_flash_attention_impl() brings it back"
+        )
     if inputs.bias is not None:
         return "a bias: expected none"
     if q.shape[1] != inputs.k.shape[1]:
@@ -28,17 +35,10 @@ def run(inputs: AttentionInputs) -> Tensor:
     """Run `varlen_attn`. Padding rows of the output are arbitrary."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # FlashAttention 2 masks the loads of keys and values by the length of their segment. FA3 and FA4 load whole tiles,
-    # past the end of the last segment, and 0 * NaN is NaN: for these, keys and values in padding rows are zeroed.
-    k, v = inputs.k, inputs.v
-    if _flash_implementation() != "FA2":
-        row = torch.arange(v.shape[0], device=v.device)
-        active = (row < inputs.cu_seqlens_k[-1:])[:, None, None]
-        k, v = (torch.where(active, x, 0) for x in (k, v))
     sides = inputs.left, inputs.right
     window: dict[str, Any] = {} if sides == (-1, -1) else {"window_size": sides}
     out = varlen_attn(
-        inputs.q, k, v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k,
+        inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k,
         scale=inputs.scale, **window,
     )  # fmt: skip
     return cast(Tensor, out)  # a tuple only if more is requested
