@@ -36,12 +36,10 @@ def test_a_host_buffer_that_calls_its_own_encoder_is_refused():
     expected = encoder(rows, lengths=[6])
     for _ in range(2):
         calls.append(encoder)
-        with pytest.raises(
-            vg.InputError, match=r"a HostBuffer called the encoder that it is computed for.*another enc"
-        ):
+        with pytest.raises(vg.InputError, match=r"called the encoder that it is computed for.*another enc"):
             encoder(rows, lengths=[6])
         calls.append(encoder)
-        with pytest.raises(vg.InputError, match="a HostBuffer called the encoder"):
+        with pytest.raises(vg.InputError, match="called the encoder"):
             staged(encoder, rows)
         assert distance(encoder(rows, lengths=[6]), expected) == 0
 
@@ -135,3 +133,10 @@ def test_a_function_that_does_not_look_at_its_layout_is_an_error_of_a_split_call
 def test_segments_need_a_kind():
     with pytest.raises(vg.SpecError, match="expected per='item', 'frame' or the like"):
         vg.HostBuffer("b", frames, ("segments",), torch.float32)
+
+
+@pytest.mark.parametrize("value", [torch.tensor([2**33 + 1]), torch.tensor([0.5])])
+def test_numbers_that_its_dtype_does_not_hold_are_refused(value):
+    encoder = encoder_of(Scaled(), [vg.HostBuffer("scale", lambda layout: value, (1,), torch.int32)])
+    with pytest.raises(vg.SpecError, match=r"numbers that torch.int32 does not hold.*dtype="):
+        encoder(rows_for([6]), lengths=[6])

@@ -13,6 +13,11 @@ RARE = {
     "neginf": torch.isneginf,
     "nan": torch.isnan,
     "large": lambda x: x.isfinite() & (x > 1e3),
+    "larger": lambda x: x.isfinite() & (x > 2e4),
+    "large negative": lambda x: x.isfinite() & (x < -1e3),
+    "some hundred": lambda x: (x > 50) & (x < 1000),
+    "-1": lambda x: x == -1,
+    "zeros": lambda x: (x == 0).all(-1),
 }
 
 

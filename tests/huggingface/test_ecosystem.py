@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 import varlen_graphs as vg
 from tests.support.towers import distance, pooled
@@ -116,6 +117,58 @@ def test_adapters_are_part_of_the_graphs():
     assert distance(vision_features(wrapped(model)), expected) < 1e-5
     assert only_encoder(model).stats.replays.total() == 1
     assert distance(vg.unwrap(model) and vision_features(model), expected) < 1e-6
+
+
+def test_parts_of_a_tower_that_adapters_replace_are_part_of_the_graphs():
+    peft = pytest.importorskip("peft", reason="needs peft")
+    model = whole_model()
+    options = {"target_modules": r".*language_model.*q_proj", "modules_to_save": ["visual.merger"]}
+    model = peft.get_peft_model(model, peft.LoraConfig(**options))
+    model.add_adapter("second", peft.LoraConfig(**options))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.add_(torch.randn_like(parameter) / 2)
+    original = copy.deepcopy(model.eval())
+    wrapped(model)
+    outputs = []
+    for adapter in ("default", "second", "default"):
+        for one in (model, original):
+            one.set_adapter(adapter)
+            one.eval()
+        assert distance(vision_features(model), vision_features(original)) < 1e-5
+        outputs.append(pooled(vision_features(original)))
+    with model.disable_adapter(), original.disable_adapter():
+        assert distance(vision_features(model), vision_features(original)) < 1e-5
+    assert not torch.allclose(outputs[0], outputs[1], atol=1e-2)
+    assert only_encoder(model).stats.replays.total() == 4
+
+
+def test_prompts_that_take_the_place_of_others_are_part_of_the_graphs():
+    peft = pytest.importorskip("peft", reason="needs peft")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=64, **sizes))
+
+    def config():
+        return peft.PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=4)
+
+    model = peft.get_peft_model(bert, config())
+    model.add_adapter("second", config())
+    original = copy.deepcopy(model.eval())
+    vg.wrap(model, [64], backend="tape")
+    ids, mask = torch.randint(1, 64, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    outputs = []
+    for adapter in ("default", "second", "default"):
+        for one in (model, original):
+            one.set_adapter(adapter)
+            one.eval()
+        with torch.no_grad():
+            got, expected = (one(input_ids=ids, attention_mask=mask).last_hidden_state for one in (model, original))
+        assert distance(got, expected) < 1e-5
+        outputs.append(expected)
+    assert distance(outputs[0], outputs[1]) > 1e-2
 
 
 def test_adapters_may_come_before_the_first_call():

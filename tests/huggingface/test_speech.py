@@ -108,5 +108,5 @@ def test_the_clips_of_a_model_that_reads_padding_stay_eager():
     kind = type("NemotronH_Omni_Reasoning_V3", (torch.nn.Module,), {})
     model = kind()
     model.audio_tower = model_of("ParakeetForCTC", config).encoder
-    with pytest.raises(vg.SpecError, match="around ParakeetEncoder reads a frame past the end of each clip"):
+    with pytest.raises(vg.SpecError, match="around ParakeetEncoder reads frames past the end of each clip"):
         vg.wrap(model.eval())

@@ -263,3 +263,40 @@ def test_an_encoder_as_the_forward_of_its_tower_raises_and_says_what_to_assign()
     assert [*tower.state_dict()] == [*Tower().state_dict()]
     assert equal_bits(tower(ROWS, lengths=LENGTHS), encoder_of(Tower())(ROWS, lengths=LENGTHS))
     assert encoder.stats.replays.total() == 1
+
+
+def test_a_part_that_is_set_on_an_encoder_is_set_on_its_module():
+    model, tower = graphed()
+    before = model.visual(ROWS, lengths=LENGTHS)
+    name, part = next((name, part) for name, part in tower.named_children())
+    weight, _ = next(iter(part.named_parameters()))
+    other = copy.deepcopy(part)
+    with torch.no_grad():
+        other.get_parameter(weight).add_(1)
+    model.set_submodule(f"visual.{name}", other)
+    assert tower.get_submodule(name) is other
+    with pytest.raises(vg.StaleGraphError, match=f"'{name}' was moved or replaced"):
+        model.visual(ROWS, lengths=LENGTHS)
+    model.visual.release()
+    assert not torch.equal(model.visual(ROWS, lengths=LENGTHS), before)
+
+
+def test_the_module_of_an_encoder_cannot_be_set():
+    model, _ = graphed()
+    with pytest.raises(AttributeError, match="make an encoder of the other module"):
+        model.visual.module = nn.Linear(2, 2)
+
+
+def test_a_module_may_have_parts_of_the_names_of_an_encoder_attribute():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool, self.stats, self.spec = nn.Linear(8, 8), nn.Identity(), nn.Tanh()
+
+        def forward(self, x):
+            return self.spec(self.stats(self.pool(x)))
+
+    module = Named().eval().requires_grad_(False)
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    assert encoder(ROWS, lengths=LENGTHS).equal(module(ROWS))
+    assert encoder.stats.replays.total() == 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,3 +94,81 @@ def test_transforms_run_the_module(module, encoder):
     check_untouched(encoder, module, "a transform of torch.func")
     _, tangents = torch.func.jvp(lambda x: encoder(x, lengths=LENGTHS), (rows[0],), (rows[1],))
     torch.testing.assert_close(tangents, rows[1] @ module.weight.T)
+
+
+def test_calls_under_a_trace_are_no_constants_of_it():
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    encoder = vg.GraphedEncoder(Doubles().eval(), [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    rows, others = torch.randn(10, 8), torch.randn(10, 8)
+    encoder(rows, lengths=LENGTHS)
+    traced = torch.jit.trace(lambda x: encoder(x, lengths=LENGTHS), rows)
+    assert torch.equal(traced(others), others * 2)
+    assert encoder.stats.eager["torch.jit.trace"]
+
+
+def test_nothing_is_captured_that_parametrize_has_cached(encoder, module):
+    class Double(torch.nn.Module):
+        def forward(self, weight):
+            return weight * 2
+
+    parametrize.register_parametrization(module, "weight", Double()).eval()
+    rows = torch.randn(10, 8)
+    with torch.no_grad(), parametrize.cached():
+        encoder(rows, lengths=LENGTHS)
+    with torch.no_grad():
+        module.parametrizations.weight.original.mul_(3)
+    check_untouched(encoder, module, "torch.nn.utils.parametrize.cached")
+
+
+def test_another_default_dtype_than_that_of_the_capture_runs_eager():
+    class Scales(torch.nn.Module):
+        def forward(self, x):
+            return x * torch.full((8,), 0.1, device=x.device)
+
+    module, rows = Scales().eval(), torch.randn(10, 8)
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    encoder(rows, lengths=LENGTHS)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert encoder(rows, lengths=LENGTHS).dtype == module(rows).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert encoder.stats.eager == {"the default dtype differs from construction": 1}
+
+
+def test_rows_of_a_subclass_act_as_they_do():
+    class Shifted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            out = super().__torch_function__(func, types, args, kwargs or {})
+            return out + 1 if func is torch.Tensor.mul else out
+
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    encoder = vg.GraphedEncoder(Doubles().eval(), [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    rows = torch.randn(10, 8)
+    encoder(rows, lengths=LENGTHS)
+    out = encoder(rows.as_subclass(Shifted), lengths=LENGTHS)
+    assert torch.equal(out.as_subclass(torch.Tensor), rows * 2 + 1)
+    assert encoder.stats.eager == {"rows of a subclass of torch.Tensor": 1}
+
+
+@pytest.mark.parametrize("outer", ["cpu", "cuda"])
+def test_casts_that_a_forward_caches_are_not_kept_by_a_graph(outer):
+    class Decorated(torch.nn.Linear):
+        @torch.autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, input):
+            return super().forward(input).float()
+
+    module, rows = Decorated(8, 8).eval().requires_grad_(False), torch.randn(10, 8)
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("input", vg.Lengths("lengths")), backend="tape")
+    with torch.autocast(outer, enabled=False):
+        encoder(rows, lengths=LENGTHS)
+    module.weight.mul_(3)
+    torch.testing.assert_close(encoder(rows, lengths=LENGTHS), module(rows), atol=1e-2, rtol=1e-2)
+    assert encoder.stats.replays.total() == 2

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy
@@ -238,3 +238,38 @@ def test_requests_for_ever_new_values_are_bounded():
     before = encoder.stats.replays.total()
     encoder(rows, lengths=[6], by=7)  # requested most
     assert encoder.stats.replays.total() == before + 1
+
+
+class Printed(float):
+    """Prints the same whatever it is."""
+
+    def __repr__(self):
+        return "printed"
+
+
+@dataclass(frozen=True)
+class Text(str):
+    """A text with a field."""
+
+    number: int = 1
+
+    def __new__(cls, text, number=1):
+        return str.__new__(cls, text)
+
+    def __init__(self, text, number=1):
+        object.__setattr__(self, "number", number)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    (Decimal("1.0"), Decimal("1.00")), (range(0, 3, 2), range(0, 4, 2)), (PureWindowsPath("A"), PureWindowsPath("a")),
+    (frozenset([8, 0, 16]), frozenset([16, 8, 0])),
+])  # fmt: skip
+def test_values_that_are_equal_and_not_alike_are_told_apart(one, other):
+    assert one == other
+    assert static_key({"by": one}) != static_key({"by": other})
+
+
+@pytest.mark.parametrize("value", [Printed(1.0), Text("a")])
+def test_values_that_hold_more_than_they_show_are_refused(value):
+    with pytest.raises(ChangeableError):
+        static_key({"by": value})

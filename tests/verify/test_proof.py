@@ -319,3 +319,28 @@ def test_an_edge_at_which_the_module_itself_does_not_repeat_refuses_nothing():
     x = torch.randn(6, 8)
     assert torch.allclose(encoder(x, lengths=[2, 4]), nn.Linear.forward(encoder.module, x), atol=1e-6)
     assert encoder.stats.replays.total() == 1
+
+
+class Frames(nn.Module):
+    """Rows share the mean of those of the same video."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x, video, active):
+        same = ((video[:, None] == video[None]) & active[None]).to(x.dtype)
+        return self.linear(x) + same @ torch.where(active[:, None], x, 0) / same.sum(1, keepdim=True).clamp(min=1)
+
+
+def test_items_that_act_on_those_of_the_same_number_are_refused():
+    spec = vg.BufferSpec(
+        "x", vg.Lengths(), [vg.DeviceBuffer("active", lambda table: table.row_active)],
+        inputs=[vg.PerItem("video", dtype=torch.int64, per_row=True)],
+    )  # fmt: skip
+    module, rows = Frames().eval().requires_grad_(False), torch.randn(300, 128)
+    encoder = vg.GraphedEncoder(module, [128, 256], spec, backend="tape")
+    with pytest.warns(UserWarning, match="failed the proof"):
+        out = encoder(rows, video=[5, 5, 5], lengths=[100] * 3)
+    all_rows = torch.ones(300, dtype=torch.bool)
+    torch.testing.assert_close(out, module(rows, torch.full((300,), 5), all_rows))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.watch.module_guard import CALLS, ModuleGuard
 from varlen_graphs.watch.read_memory import ReadMemory
@@ -699,3 +699,35 @@ def test_a_module_that_keeps_nothing_is_not_blamed(recwarn):
         assert equal_bits(encoder(rows, lengths=[6]), encoder(rows, lengths=[6]))
         assert "kept in" not in encoder.report()
     assert not recwarn
+
+
+class Sequence(nn.Module):
+    """Applies its parts in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Tanh()})
+        self.scales = nn.ParameterDict({"a": torch.full((8,), 2.0), "b": torch.full((8,), 3.0)})
+        self.eval()
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        for scale in self.scales.values():
+            x = torch.tanh(x * scale)
+        return x
+
+
+REORDERED = {
+    "a ModuleDict": lambda m: m.layers.update({"a": m.layers.pop("a")}),
+    "a ParameterDict": lambda m: m.scales.update({"a": m.scales.pop("a")}),
+}
+
+
+@pytest.mark.parametrize("change", REORDERED.values(), ids=REORDERED)
+def test_another_order_of_parts_is_found(change):
+    encoder = encoder_of(module := Sequence())
+    encoder(rows_for([6]), lengths=[6])
+    change(module)
+    with pytest.raises(vg.StaleGraphError, match="in another order"):
+        encoder(rows_for([6]), lengths=[6])

@@ -96,7 +96,13 @@ class HostBuffer:
                 "layout that it gets; a replay may have only some items of a call"
             )
         padded = torch.full(capacity, self.pad, dtype=self.dtype, device="cpu")
-        padded[: value.shape[0]] = value
+        own = padded[: value.shape[0]]
+        own.copy_(value)
+        if not (self.dtype.is_floating_point or self.dtype.is_complex) and not torch.equal(own.to(value.dtype), value):
+            raise SpecError(
+                f"the function of HostBuffer {self.name!r} returned {value.dtype} numbers that {self.dtype} does not "
+                "hold: expected others, or a buffer of another dtype="
+            )
         return padded
 
     def _count(self, layout: Layout, merge: int) -> int:

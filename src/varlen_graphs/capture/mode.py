@@ -31,8 +31,8 @@ IDLE_HOOKS = "transformers.utils.output_capturing"
 SHARDING_HOOKS = "torch.distributed.tensor."
 """`parallelize_module` registers hooks from here: they are part of what the module computes."""
 
-ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
-"""Attributes that peft changes on a layer without replacing anything."""
+ADAPTERS = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+"""Attributes that peft changes on a layer, or on a model with prompts, without replacing anything."""
 
 TRAINING = "the module is trained"
 ROWS_NEED_GRAD = "rows require grad"
@@ -65,6 +65,7 @@ class Mode:
         self._grad_seen = False
         self.may_train = True
         self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
+        self._default_dtype = torch.get_default_dtype()
         self.look_again()
 
     def why_eager(self, device: torch.device) -> str | None:
@@ -112,6 +113,8 @@ class Mode:
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
+        if torch.get_default_dtype() is not self._default_dtype:
+            return "the default dtype differs from construction"
         return None
 
     def backend(self, device: torch.device) -> Backend | None:
@@ -151,7 +154,7 @@ class Mode:
     def look_again(self) -> None:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
         self.parts = ModuleParts(self._module, self._also, self._expected)
-        self._adapted = [vars(part) for part in self.parts.modules if "merged_adapters" in vars(part)]
+        self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(ADAPTERS[:3])]
         self._hooks_seen = -1
 
     def warn_of_training(self) -> None:

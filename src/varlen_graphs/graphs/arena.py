@@ -25,8 +25,8 @@ from varlen_graphs.spec.call import Call
 HEADER = 4
 """Number of integers in front of the item table."""
 
-LARGE = 1e4
-"""Number in padding for modules that look for large ones, and for no infinities. Half precision holds it."""
+RARE = (torch.inf, -torch.inf, 1e4, -1e4, 0.0, -1.0, 100.0, 5e4)
+"""Numbers in padding, beside NaN, for modules that look for some in all rows. Half precision holds them."""
 
 PROBE_ROWS = 16
 """Rows of an item in a probe, which shows the form of a module's outputs."""
@@ -42,7 +42,7 @@ class Arena:
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
-        loading: True while host buffers are computed for a replay whose rows are loaded.
+        loading: True while functions of the declaration may run for a replay that is loaded, or not yet collected.
     """
 
     def __init__(
@@ -91,10 +91,11 @@ class Arena:
         return enough and budget.rows <= len(self.rows) and budget.items <= len(self.table)
 
     def raise_loading(self) -> NoReturn:
-        """Raise that a host buffer made a call, or a capture, while it was computed for another call."""
+        """Raise that a function of the declaration made a call, or a capture, while it ran for another call."""
         raise InputError(
-            "a HostBuffer called the encoder that it is computed for, which would overwrite the rows of the call it "
-            "belongs to; compute it from the layout alone, or call another encoder"
+            "a function of the declaration, of a HostBuffer or of Entries, called the encoder that it is computed for, "
+            "which would overwrite the rows or the outputs of the call it belongs to; compute it from the layout "
+            "alone, or call another encoder"
         )
 
     def check_row_shape(self, shape: Sequence[int]) -> None:
@@ -111,13 +112,13 @@ class Arena:
             )
 
     def poison(self) -> None:
-        """Overwrite floating tensors with NaN, infinities and a large number in turn, which modules may look for."""
+        """Overwrite floating tensors with NaN and with `RARE` numbers in turn, which modules may look for."""
         for tensor in (self.rows, *self._inputs.memory):
             if tensor.is_floating_point():
                 poison(tensor)
                 if tensor.dtype.itemsize > 1:  # some types of one byte have no infinity
-                    for at, value in enumerate((torch.inf, -torch.inf, LARGE), start=1):
-                        tensor[at::4].fill_(value)
+                    for at, value in enumerate(RARE, start=1):
+                        tensor[at :: len(RARE) + 1].fill_(value)
 
     def fill(self, call: Call) -> None:
         """Overwrite floating tensors with the entries of a call, repeated, from the last to the first. No sync."""
@@ -189,7 +190,7 @@ class Arena:
             padded: The size to which these are padded.
         """
         self._load_items(layout, sizes, padded)
-        self.loading = True
+        before, self.loading = self.loading, True
         try:
             for buffer in self._spec.host_buffers:
                 value = buffer.compute(layout, budget, self._spec.layout.merge).flatten()
@@ -197,7 +198,7 @@ class Arena:
                 # Torch's allocator reuses a pinned block only after the copy from it.
                 static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
         finally:
-            self.loading = False
+            self.loading = before
 
     def places(self, call: Call) -> Places:
         """Return the places of the real rows of a call to pack, as loaded with its items, until the next replay."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from varlen_graphs.capture.mode import Mode
@@ -44,8 +45,14 @@ class BoundForward:
         Runs the compiler's code, if there is one, unless `compiled=False`.
         """
         device = rows.device.type
-        with self._mode.autocast(device), _named(rows, table):
-            output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
+        # The forward may cache casts under an autocast of its own, for as long as one around the call lasts: a graph
+        # would read what was cast before it, and others what was cast in its memory.
+        torch.clear_autocast_cache()
+        try:
+            with self._mode.autocast(device), _named(rows, table):
+                output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
+        finally:
+            torch.clear_autocast_cache()
         self._ran()
         parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)

@@ -25,6 +25,7 @@ from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
 from varlen_graphs.spec.statics import StaticKey, static_key
 from varlen_graphs.watch.sharded import mesh_of
+from varlen_graphs.watch.written_state import written_state_restored
 
 MANY_KEYS = 8
 """Number of sets of static arguments at which a warning tells their price."""
@@ -117,6 +118,7 @@ class Capturer:
             outside_inference(),
             torch.no_grad(),
             on_device(device),
+            written_state_restored(self._mode.parts.modules),
         ):
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
@@ -144,21 +146,24 @@ class Capturer:
                 self.arenas = {**self.arenas, row_shape: arena}  # another thread may be reading them
             with _dropped_on_error(graphs, budgets):
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
-            if not stand_in:
-                self._disable_failed(graphs, budgets)
-            if graphs.timed:
-                self.seconds = {} if is_first else self.seconds
-                compiles = device.type == "cuda"  # the tape has no kernels
-                self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
-                if is_first and compiled is not None and compiled.seconds is not None:
-                    self.seconds["torch.compile took of that"] = compiled.seconds
-            if self.prove is not None:
-                start = time.perf_counter()
-                with _dropped_on_error(graphs, budgets):
+                failed = {} if stand_in else self._disable_failed(graphs, budgets)
+                if graphs.timed:
+                    self.seconds = {} if is_first else self.seconds
+                    compiles = device.type == "cuda"  # the tape has no kernels
+                    self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
+                    if is_first and compiled is not None and compiled.seconds is not None:
+                        self.seconds["torch.compile took of that"] = compiled.seconds
+                if self.prove is not None:
+                    start = time.perf_counter()
                     self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
-                self._count_seconds("proven in", start)
+                    self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
+        for budget, reason in failed.items():  # last, because a warning may be an error
+            warn(
+                f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
+                f"take its calls, and what none of them holds runs eager; {reason}"
+            )
         if is_new and len(self.sets) == MANY_KEYS:
             warn(
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
@@ -257,14 +262,12 @@ class Capturer:
     def _count_seconds(self, part: str, start: float) -> None:
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
-    def _disable_failed(self, graphs: GraphSet, budgets: Sequence[Budget]) -> None:
-        for budget, reason in graphs.failed.items():
-            if budget in budgets:
-                self._budgets.disable(budget, CAPTURE_FAILED, reason)
-                warn(
-                    f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
-                    f"take its calls, and what none of them holds runs eager; {reason}"
-                )
+    def _disable_failed(self, graphs: GraphSet, budgets: Sequence[Budget]) -> dict[Budget, str]:
+        """Disable those of these budgets whose capture failed, and return them with the reasons."""
+        failed = {budget: reason for budget, reason in graphs.failed.items() if budget in budgets}
+        for budget, reason in failed.items():
+            self._budgets.disable(budget, CAPTURE_FAILED, reason)
+        return failed
 
     def _check_agreement(self) -> None:
         module = self._forward.module

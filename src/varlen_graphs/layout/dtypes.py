@@ -1,5 +1,7 @@
 """The dtype of a module, and dtypes for which torch lacks kernels, such as those that copy many tensors at once."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +16,12 @@ _PLAIN = {
 
 
 def module_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of the module's first floating parameter of more than a byte, or the default dtype."""
-    floating = (p.dtype for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
-    return next(floating, torch.get_default_dtype())
+    """Return the dtype of most of the module's floating numbers of more than a byte, or the default dtype."""
+    counts = Counter[torch.dtype]()
+    for one in module.parameters():
+        if one.is_floating_point() and one.dtype.itemsize > 1:
+            counts[one.dtype] += 1 if nn.parameter.is_lazy(one) else one.numel()
+    return max(counts, key=counts.__getitem__) if counts else torch.get_default_dtype()
 
 
 def plain(tensor: Tensor) -> Tensor:

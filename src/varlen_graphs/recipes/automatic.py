@@ -40,8 +40,11 @@ PROMPTS = ("input_points", "input_boxes")
 CACHES = ("padding_cache", "past_key_values")
 """Arguments by which encoders of streams carry state from one chunk of sound to the next."""
 
-READING_PADDING = ("NemotronH_Omni_Reasoning_V3",)
-"""Models that read a frame past the end of each clip, as their towers leave it."""
+READING_PADDING = (
+    "NemotronH_Omni_Reasoning_V3", "Data2VecAudioForXVector", "UniSpeechSatForXVector", "Wav2Vec2BertForXVector",
+    "Wav2Vec2ConformerForXVector", "Wav2Vec2ForXVector", "WavLMForXVector",
+)  # fmt: skip
+"""Models that read frames past the end of each clip, as their towers leave them."""
 
 OF_ENCODER = "encoder_hidden_states"
 """Argument of decoders that attend to the output of an encoder."""
@@ -123,8 +126,7 @@ def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: An
         SpecError: Always.
     """
     raise SpecError(
-        f"the model around {type(tower).__name__} reads a frame past the end of each clip (`mask.sum(-1) + 1`), where "
-        "graphs leave zeros"
+        f"the model around {type(tower).__name__} reads frames past the end of each clip, where graphs leave zeros"
     )
 
 

@@ -30,6 +30,9 @@ from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Size, Trace
+from varlen_graphs.watch.owners import PLAIN_TENSORS
+
+SUBCLASS = "rows of a subclass of torch.Tensor"
 
 
 class Executor:
@@ -123,6 +126,8 @@ class Executor:
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
+        if reason is None and type(call.rows) not in PLAIN_TENSORS:  # its own operations would not run
+            reason = SUBCLASS
         if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
@@ -169,11 +174,19 @@ class Executor:
         """Replay the packs of a call. Borrowed outputs of the pool become invalid.
 
         Raises:
-            InputError: A host buffer made this call, while it was computed for another one.
+            InputError: A function of the declaration made this call, while it ran for another one.
         """
         arena = graphs.arena
         if arena.loading:
             arena.raise_loading()
+        try:
+            arena.loading = True
+            return self._replay(call, route, graphs)
+        finally:
+            arena.loading = False
+
+    def _replay(self, call: Call, route: Route, graphs: GraphSet) -> Any:
+        arena = graphs.arena
         arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
         self.pool.advance()
         packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None

@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.watch.owners import REGISTERED
 
 
 def _of_module(name: str) -> Any:
@@ -62,8 +63,22 @@ class StandIn(nn.Module):
         pass
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the stand-in itself, which registers nothing."""
-        object.__setattr__(self, name, value)
+        """Set a part or a weight of the module there; any other attribute on the stand-in, which registers nothing.
+
+        Raises:
+            AttributeError: Another module; make an encoder of that one.
+        """
+        module = vars(self).get("module")
+        if module is not None and name == "module" and value is not module:
+            raise AttributeError(
+                f"the module of an encoder cannot be set, because its graphs are those of its {type(module).__name__}: "
+                "make an encoder of the other module"
+            )
+        of_module = module is not None and name not in vars(self) and isinstance(value, nn.Module | Tensor | None)
+        if of_module and any(name in vars(module)[registry] for registry in REGISTERED):
+            setattr(module, name, value)
+        else:
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the module."""

@@ -17,8 +17,11 @@ StaticKey = tuple[tuple[str, Any], ...]
 
 _JSON = {NoneType, bool, int, float, str}
 _COMPARED = {
-    *_JSON, bytes, range, Decimal, Fraction, EllipsisType, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    *_JSON, bytes, Fraction, EllipsisType, torch.dtype, torch.device, torch.layout, torch.memory_format,
 }  # fmt: skip
+_WITH_VALUE = (str, bytes, int, float, complex, tuple, frozenset)
+"""Types whose subclasses hold a value beside their fields."""
+
 _BY_IDENTITY = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
@@ -42,11 +45,15 @@ def static_form(value: Any) -> tuple[Any, ...]:
         return kind, repr(value)  # which tells 0.0 and -0.0 apart, and is the same for each NaN
     if kind in _COMPARED or isinstance(value, _BY_IDENTITY):
         return kind, value
+    if kind is Decimal:
+        return kind, *value.as_tuple()
+    if kind is range:
+        return kind, value.start, value.stop, value.step
     if kind is complex:
         return kind, static_form(value.real), static_form(value.imag)
     if isinstance(value, Enum):
         return kind, value.value if isinstance(value, Flag) else value.name
-    if is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if is_dataclass(kind) and not issubclass(kind, _WITH_VALUE) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         if not getattr(value, "__dict__", {}).keys() <= {field.name for field in fields(value)}:
             raise ChangeableError(kind)  # attributes that `__post_init__` or a subclass adds
         return kind, *[(field.name, static_form(getattr(value, field.name))) for field in fields(value)]
@@ -55,10 +62,12 @@ def static_form(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple):
         return kind, *map(static_form, value)
     if isinstance(value, frozenset):
-        return kind, frozenset(map(static_form, value))
-    if isinstance(value, str | bytes | PurePath):
+        return kind, *map(static_form, value)  # in its order, which a module may go through
+    if isinstance(value, PurePath):
+        return kind, str(value)  # paths of Windows are equal in any case
+    if isinstance(value, str | bytes):
         return kind, value
-    if isinstance(value, Number):  # of numpy, for example
+    if isinstance(value, Number) and kind.__module__ == "numpy":
         return kind, repr(value)
     raise ChangeableError(kind)
 

@@ -65,6 +65,9 @@ MODERATE = 36
 ENTERED = 8
 """Rows of the shortest item above that has entries in all outputs."""
 
+FEW_IDS = 3
+"""Number of integers in calls where these come again: a module may compare those of items."""
+
 FEW_ITEMS = 16
 """Inputs that a batch of the proof has at least: modules may see those of a batch in groups of 8 or 16."""
 
@@ -169,15 +172,21 @@ def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
     return budget.holds(*spec.needs.load(layout))
 
 
-def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs) -> Iterator[Call]:
+def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs, repeat: bool = False) -> Iterator[Call]:
     """Yield calls of these items as a user makes them, with all arguments by name.
 
-    The first has random tensors. If some are integers, another one has their declared pads in all entries.
+    The first has random tensors. If some are integers, another one has their declared pads in all entries. With
+    `repeat`, integers of the first are few, which come again in every item.
     """
-    yield _call(forward, layout, inputs, _random)
-    dtypes = [forward.row_dtype, *map(forward.input_dtype, forward.spec.inputs)]
-    if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+    yield _call(forward, layout, inputs, _repeated if repeat else _random)
+    if has_integers(forward):
         yield _call(forward, layout, inputs, _pads)
+
+
+def has_integers(forward: Forward) -> bool:
+    """Return True if the rows, or tensors beside them, are integers."""
+    dtypes = [forward.row_dtype, *map(forward.input_dtype, forward.spec.inputs)]
+    return not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
 
 
 def _call(forward: Forward, layout: Layout, inputs: CaptureInputs, make: "_Make") -> Call:
@@ -237,6 +246,16 @@ def _pads(
     if dtype.is_floating_point or dtype.is_complex:
         return _random(shape, width, dtype, ids, pad, device, seed)
     return torch.full([*shape], pad, dtype=dtype, device=device)
+
+
+def _repeated(
+    shape: Sequence[int], width: int, dtype: torch.dtype, ids: range, pad: float, device: torch.device, seed: int
+) -> Tensor:
+    """Return integers of which few differ; other entries are random."""
+    if dtype.is_floating_point or dtype.is_complex or not shape:
+        return _random(shape, width, dtype, ids, pad, device, seed)
+    few = torch.tensor([ids[at] for at in range(min(FEW_IDS, len(ids)))], device=device)
+    return few[torch.arange(prod(shape), device=device) % len(few)].view([*shape]).to(dtype)
 
 
 def _random(

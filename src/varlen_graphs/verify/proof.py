@@ -28,6 +28,7 @@ from varlen_graphs.verify.made_up_calls import (
     crowded_layouts,
     edge_layouts,
     even_layouts,
+    has_integers,
     is_moderate,
     longest_layouts,
     make_calls,
@@ -135,15 +136,27 @@ class Prover:
     def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
-        checks: list[tuple[Iterator[Layout], Callable[[Example], None]]] = [
-            (rich_layouts(spec, max(self._budgets.enabled)), lambda example: check_eager(forward, example, limit)),
-            (crowded_layouts(spec), lambda example: check_eager(forward, example, limit, in_two(example.layout))),
-        ]
+        largest = max(self._budgets.enabled)
+
+        def rich(example: Example) -> None:
+            check_eager(forward, example, limit)
+
+        def crowded(example: Example) -> None:
+            check_eager(forward, example, limit, in_two(example.layout))
+
+        def left_out(example: Example) -> None:
+            check_left_out(forward, example, limit)
+
+        checks: list[tuple[Iterator[Layout], Callable[[Example], None], bool]] = [
+            (rich_layouts(spec, largest), rich, False), (crowded_layouts(spec), crowded, False)
+        ]  # fmt: skip
+        if has_integers(forward):
+            checks.append((rich_layouts(spec, largest), rich, True))
         if forward.may_leave_out:
-            checks.append((even_layouts(spec), lambda example: check_left_out(forward, example, limit)))
-        for layouts, check in checks:
+            checks.append((even_layouts(spec), left_out, False))
+        for layouts, check, repeat in checks:
             with graphs.agreement.attempt() as attempt:
-                check(self._example(layouts, graphs, inputs, known, by_module=True))
+                check(self._example(layouts, graphs, inputs, {} if repeat else known, by_module=True, repeat=repeat))
             failure = attempt.take()
             if failure is not None and isinstance(failure.error, VerificationError):
                 return [str(failure.error)]
@@ -238,8 +251,11 @@ class Prover:
         inputs: CaptureInputs,
         known: dict[Layout, Example],
         by_module: bool = False,
+        repeat: bool = False,
     ) -> Example:
         """Return a call of the first layout that the declared forward takes; `by_module` one that both take.
+
+        Integers of it come again with `repeat`, see `make_calls`.
 
         Raises:
             SpecError: The output holds other Python values than those that graphs return.
@@ -249,7 +265,9 @@ class Prover:
         declared: Example | None = None
         for layout in layouts:
             tries = (
-                iter([known[layout]]) if layout in known else map(self._try, make_calls(self._forward, layout, inputs))
+                iter([known[layout]])
+                if layout in known
+                else map(self._try, make_calls(self._forward, layout, inputs, repeat))
             )
             for tried in tries:
                 if isinstance(tried, Exception):

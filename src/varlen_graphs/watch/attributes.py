@@ -41,8 +41,12 @@ class AttributeSnapshot:
                     yield f"{f'{path}.{name}'.lstrip('.')!r} changed from {value!r} to {now!r}"
 
 
+CHECKED = ("training", "active_adapter")
+"""Attributes that every call checks."""
+
+
 def _is_compared(name: str, value: Any) -> bool:
-    return isinstance(value, NUMBERS) and name != "training" and not name.startswith("_")  # every call checks training
+    return isinstance(value, NUMBERS) and name not in CHECKED and not name.startswith("_")
 
 
 def _same(now: Any, value: Any) -> bool:

@@ -78,7 +78,7 @@ class KeptState:
         for container, copy in self._contents:
             _restore(container, copy)
         for leaf in self._leaves.values():
-            if leaf.copy is not None and not _same_bits(local_tensor(leaf.value), leaf.copy):
+            if leaf.copy is not None and not same_bits(local_tensor(leaf.value), leaf.copy):
                 with torch.inference_mode(leaf.value.is_inference()), torch.no_grad():
                     tensor = local_tensor(leaf.value)
                     if tensor.shape != leaf.copy.shape:  # resized in place
@@ -157,7 +157,7 @@ class KeptState:
             yield from [(f".{name}", part) for name, part in slots.read().items()]
 
     def _copy_tensors(self) -> None:
-        tensors = {id(leaf.value): leaf.value for leaf in self._leaves.values() if _can_copy(leaf.value)}
+        tensors = {id(leaf.value): leaf.value for leaf in self._leaves.values() if can_copy(leaf.value)}
         ascending = sorted(tensors.values(), key=lambda tensor: tensor.nbytes)
         sizes = accumulate(tensor.nbytes for tensor in ascending)
         copies = {
@@ -166,19 +166,21 @@ class KeptState:
             if size <= MOST_BYTES
         }
         self._leaves = {
-            path: leaf._replace(version=_version(leaf.value), copy=copies.get(id(leaf.value)))
+            path: leaf._replace(version=version_of(leaf.value), copy=copies.get(id(leaf.value)))
             for path, leaf in self._leaves.items()
         }
 
 
-def _can_copy(value: Any) -> bool:
+def can_copy(value: Any) -> bool:
+    """Return True for a tensor whose values can be copied and written back."""
     if not isinstance(value, Tensor) or nn.parameter.is_lazy(value):
         return False
     plain = local_tensor(value)
     return type(plain) in PLAIN_TENSORS and plain.layout is torch.strided and not plain.is_meta
 
 
-def _version(value: Any) -> int:
+def version_of(value: Any) -> int:
+    """Return how often torch has counted a write into a tensor; 0 for what has no counter."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
@@ -187,14 +189,15 @@ def _alike(one: _Leaf | None, other: _Leaf | None) -> bool:
         return False
     if isinstance(one.value, Tensor):
         if one.copy is not None and other.copy is not None:
-            return _same_bits(one.copy, other.copy)
+            return same_bits(one.copy, other.copy)
         return one.value is not other.value or one.version == other.version
     if isinstance(one.value, float | complex) and one.value != one.value:  # NaN
         return bool(other.value != other.value)
     return not isinstance(one.value, _VALUES) or bool(one.value == other.value)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return True if tensors are equal bit for bit. Syncs with the device."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
     return torch.equal(one, other) or torch.equal(_bytes(one), _bytes(other))  # the latter if there are NaN

@@ -66,8 +66,8 @@ class ModuleGuard:
         tensors = [slot.value for slot in (*registered, *outside) if isinstance(slot.value, Tensor)]
         self._memory = [local_tensor(tensor).detach() for tensor in tensors]  # keeps it alive
         owners += unregistered.modules
-        self._sizes = [
-            (prefix.rstrip("."), vars(owner), registry, len(vars(owner)[registry]))
+        self._names = [
+            (prefix.rstrip("."), vars(owner), registry, [*vars(owner)[registry]])
             for prefix, owner in owners
             for registry in REGISTERED
         ]
@@ -99,9 +99,11 @@ class ModuleGuard:
         return found
 
     def _other_changes(self) -> Iterator[str]:
-        for path, owner, registry, size in self._sizes:
-            if len(owner[registry]) != size:
+        for path, owner, registry, names in self._names:
+            if owner[registry].keys() != {*names}:
                 yield f"{path or 'the module'!r} gained or lost a parameter, buffer or submodule"
+            elif [*owner[registry]] != names:
+                yield f"{path or 'the module'!r} has its parameters, buffers or submodules in another order"
         for root in self._roots:
             if not root.still_reachable():
                 yield f"the module at {root.path!r} was replaced"

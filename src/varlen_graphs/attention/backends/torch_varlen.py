@@ -16,8 +16,8 @@ def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
         # FA3 loads values past the end of a segment and multiplies them by 0: NaN in them makes the whole segment NaN.
         # FA4 was not run.
         return (
-            f"{implementation} as the implementation of FlashAttention: expected FA2, which no NaN crosses from item to "
-            "item; torch.nn.attention.restore_flash_attention_impl() brings it back"
+            f"{implementation} as the implementation of FlashAttention: expected FA2, in which no NaN of an item "
+            "reaches another; torch.nn.attention.restore_flash_attention_impl() brings it back"
         )
     if inputs.bias is not None:
         return "a bias: expected none"
@@ -38,8 +38,8 @@ def run(inputs: AttentionInputs) -> Tensor:
     sides = inputs.left, inputs.right
     window: dict[str, Any] = {} if sides == (-1, -1) else {"window_size": sides}
     out = varlen_attn(
-        inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k,
-        scale=inputs.scale, **window,
+        inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k,
+        inputs.max_seqlen_q, inputs.max_seqlen_k, scale=inputs.scale, **window,
     )  # fmt: skip
     return cast(Tensor, out)  # a tuple only if more is requested
 

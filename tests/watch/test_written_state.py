@@ -1,0 +1,78 @@
+"""Captures and proofs run a module, on rows of their own and on NaN: what they write into its state is put back."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import encoder_of, rows_for
+
+
+class Observer(nn.Module):
+    """Rounds rows by the largest number that it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("largest", torch.tensor(10.0))
+
+    def forward(self, x):
+        self.largest.copy_(torch.fmax(self.largest, torch.where(x.isfinite(), x.abs(), 0).max()))
+        return torch.round(x / self.largest * 127) / 127 * self.largest
+
+
+class Counter(nn.Module):
+    """Doubles rows from the call after the fortieth on."""
+
+    def __init__(self, parameter=False):
+        super().__init__()
+        self.calls = nn.Parameter(torch.zeros(()), False) if parameter else nn.Buffer(torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return torch.where(self.calls > 40, x * 2, x)
+
+
+class Table(nn.Module):
+    """Stretches its table for good when a longer input comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.longest = 256
+        self.register_buffer("table", torch.arange(1.0, 9.0))
+
+    def forward(self, x):
+        if len(x) > self.longest:
+            self.longest = len(x)
+            self.table.div_(len(x) / 256)
+        return x * self.table
+
+
+MODULES = {"observer": Observer, "counter": Counter, "counted by a parameter": lambda: Counter(True), "table": Table}
+
+
+@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+@pytest.mark.parametrize("prove", [True, False])
+def test_calls_go_on_from_the_state_before_the_capture(make, prove):
+    module = make().eval()
+    alone, rows = copy.deepcopy(module), rows_for([12, 8])
+    encoder = encoder_of(module, budgets=[64, 512], verify=vg.Verify(prove=prove))
+    for _ in range(45):
+        torch.testing.assert_close(encoder(rows, lengths=[12, 8]), alone(rows))
+    assert all(map(torch.equal, module.state_dict().values(), alone.state_dict().values()))
+    assert getattr(module, "longest", 0) == getattr(alone, "longest", 0)
+
+
+def test_a_capture_that_fails_leaves_the_state_as_it_was():
+    class Fails(Counter):
+        def forward(self, x):
+            return super().forward(x) * float(x.isnan().any())
+
+    module = Fails().eval()
+    encoder = encoder_of(module)
+    for _ in range(2):
+        with pytest.raises(vg.CaptureError):
+            encoder(rows_for([6]), lengths=[6])
+    assert module.calls == 0
