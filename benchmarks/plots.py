@@ -1,6 +1,6 @@
 """Figures from what `benchmarks.qwen3_vl` wrote as JSON: latency against rows, padding, memory.
 
-Run with `make plots`. Needs matplotlib: `pip install "varlen_graphs[bench]"`.
+Run with `make plots`. Needs matplotlib: `pip install -e ".[bench]"`.
 """
 
 import argparse

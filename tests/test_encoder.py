@@ -276,6 +276,16 @@ def test_none_is_a_value_where_the_default_is_another():
     assert not encoder(rows, lengths=[6]).any()
 
 
+def test_capturing_does_nothing_while_the_library_is_disabled(monkeypatch):
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "1")
+    encoder.capture()
+    assert not len(encoder.executor.store)
+    monkeypatch.delenv("VARLEN_GRAPHS_DISABLE")
+    encoder.capture()
+    assert len(encoder.executor.store)
+
+
 def test_a_call_of_items_that_are_all_too_large_captures_nothing():
     encoder, lengths = attention_encoder(), [300, 400]
     assert distance(encoder(rows_for(lengths), lengths=lengths), original(rows_for(lengths), lengths)) < 1e-5

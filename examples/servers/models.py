@@ -23,11 +23,11 @@ class Served:
     """A wrapped model. `read` returns what the body of a request holds, `answer` the answers to several of those."""
 
     def start(self, *encoders):
-        """Capture in the background what calls ask for."""
         self.captures = {encoder: encoder.capture_in_background() for encoder in encoders}
 
     def metrics(self, prefix, **labels):
-        return "".join(encoder.stats.prometheus(prefix, **labels) for encoder in self.captures)
+        ends = ["", *(f"_{at}" for at in range(1, len(self.captures)))]
+        return "".join(map(lambda one, end: one.stats.prometheus(prefix + end, **labels), self.captures, ends))
 
     def stop(self):
         """Free the graphs."""
@@ -78,8 +78,8 @@ class Chat(Served):
         ids = torch.tensor([[1, START, *[IMAGE] * (int(image_grid_thw.prod()) // 4), END, 5]])
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == IMAGE).long()}
         prompt |= {"pixel_values": pixel_values, "image_grid_thw": image_grid_thw}
-        out = self.model.generate(**{k: v.to(DEVICE) for k, v in prompt.items()}, max_new_tokens=4, do_sample=False)
-        return out[0, ids.shape[1] :].tolist()
+        prompt = {name: one.to(DEVICE) for name, one in prompt.items()}
+        return self.model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :].tolist()
 
 
 class Patches:

@@ -5,7 +5,7 @@
     curl --data-binary "some text" localhost:8000/sentences
 
 `GET /metrics` is for Prometheus; `POST /sentences/reload` loads a model anew while the old one answers. Each worker has
-models of its own, and is replaced if it dies, as it does when CUDA has failed.
+models and metrics of its own. With two workers or more, one that dies, as it does when CUDA has failed, is replaced.
 """
 
 import argparse

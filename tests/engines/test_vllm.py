@@ -473,9 +473,7 @@ def test_another_version_of_vllm_is_left_alone(monkeypatch):
     monkeypatch.setattr("vllm.__version__", "0.34.0")
     with messages() as found:
         register()
-    assert found == [
-        "varlen_graphs does nothing: vLLM is 0.34.0, expected 0.33.x; try pip install 'varlen_graphs[vllm]'"
-    ]
+    assert found == ["varlen_graphs does nothing: vLLM is 0.34.0, expected 0.33.x; try pip install vllm==0.33.0"]
 
 
 def test_imports_load_no_part_of_vllm_and_initialise_no_cuda():

@@ -43,7 +43,7 @@ def test_a_wrapped_model_generates_the_same(case):
     assert found.how == {"": "minicpmv_model"}
     assert found[""].stats.replays.total() >= 1
     assert not found[""].stats.eager
-    assert "graphed by recipes.minicpmv_model" in found.report()
+    assert "graphed by minicpmv_model" in found.report()
     vg.unwrap(model)
     assert vars(model) == before
     assert same(model.generate(**inputs), expected)

@@ -132,4 +132,4 @@ def check_answers(tmp_path, device):
             answers = clients.map(lambda size: ask(address, chat_model, size), SIZES * 3)
             assert [*answers] == expected * 3
         assert replays() >= before + len(SIZES * 3)
-    assert "varlen_graphs: model.vision_tower: CLIPVisionModel, graphed by recipes.by_batch" in log.read_text()
+    assert "varlen_graphs: model.vision_tower: CLIPVisionModel, graphed by by_batch" in log.read_text()

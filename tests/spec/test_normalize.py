@@ -188,6 +188,9 @@ def test_images_of_one_size_are_normalised_in_graphs(processor, model, options):
     own = processor_of(processor)(**options)
     encoder = vg.recipes.by_batch(tower, [1, 2], backend="tape", normalize=vg.spec.Normalize.of(own))
     check_from_images(encoder, tower, own, "pixel_values")
+    for url in ("http://127.0.0.1:9/image.png", ["/etc/hostname"], b"\x89PNG"):
+        with pytest.raises(vg.InputError, match="expected a decoded one"):
+            encoder.from_images(url)
 
 
 def test_padded_pictures_are_normalised_in_graphs():

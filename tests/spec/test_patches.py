@@ -1,6 +1,7 @@
 """Images that come as bytes and are cut into patches inside the graph."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +121,13 @@ def test_a_processor_that_merges_other_patches_than_the_tower_is_refused():
         vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], normalize=patches)
 
 
+UNDECODED = [
+    ("http://127.0.0.1:9/image.png", "str"), (["/etc/hostname"], "str"), (b"\x89PNG", "bytes"), (Path("image.png"), "PosixPath"),
+    ([None], "NoneType"), ({"image": 1}, "dict"), ([[3]], "int"),
+]  # fmt: skip
+"""What a processor would open, fetch, or take apart."""
+
+
 @pytest.mark.parametrize(
     ("patches", "images", "message"),
     [
@@ -128,6 +136,7 @@ def test_a_processor_that_merges_other_patches_than_the_tower_is_refused():
         (None, [np.zeros((8, 8, 3), dtype=np.int64)], "makes torch.int64 [3, 8, 8] of an image: expected bytes"),
         (None, [image_of(8, 8)[..., 0]], "an image has 2 dimensions: expected 3"),
         (vg.spec.Normalize(MEAN, STD), [image_of(8, 8)], "has no image processor: expected normalize="),
+        *((None, one, f"got a {name} as an image: expected a decoded one") for one, name in UNDECODED),
     ],
 )
 def test_images_that_cannot_be_read_are_refused(patches, images, message):

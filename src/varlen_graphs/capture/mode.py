@@ -34,6 +34,9 @@ SHARDING_HOOKS = "torch.distributed.tensor."
 ADAPTERS = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 """Attributes that peft changes on a layer, or on a model with prompts, without replacing anything."""
 
+DISABLED = "VARLEN_GRAPHS_DISABLE=1"
+"""Setting of the environment under which all calls run eager, and nothing is captured."""
+
 TRAINING = "the module is trained"
 ROWS_NEED_GRAD = "rows require grad"
 
@@ -107,8 +110,8 @@ class Mode:
 
     def change(self, device_type: str) -> str | None:
         """Return the difference from the state at construction, or `None`."""
-        if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":
-            return "VARLEN_GRAPHS_DISABLE=1"
+        if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":  # as `is_disabled`, a call less
+            return DISABLED
         if self.parts.training_changed():
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
@@ -179,6 +182,11 @@ class Mode:
         """Return autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
         dtype = self._autocast.get(device_type)
         return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def is_disabled() -> bool:
+    """Return True if the environment asks that all calls run eager."""
+    return os.environ.get("VARLEN_GRAPHS_DISABLE") == "1"
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

@@ -35,7 +35,7 @@ class Encoders(dict[str, GraphedEncoder]):
         lines = []
         for path, encoder in self.items():
             name = type(encoder.module).__name__
-            lines.append(f"{path or name}: {name}, graphed by recipes.{self.how[path]}")
+            lines.append(f"{path or name}: {name}, graphed by {self.how[path]}")
             lines += [f"  {line}" for line in str(encoder.report()).splitlines()]
         for path, reason in self.eager.items():
             lines.append(f"{path or 'the model itself'}: eager, {reason}")

@@ -12,7 +12,7 @@ from torch import nn
 
 from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError, warn
+from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 
@@ -131,7 +131,7 @@ class Installed:
             return self._original(*args, **kwargs)
         try:
             return self.encoder(*args, **kwargs)
-        except (CaptureError, torch.OutOfMemoryError) as error:
+        except (CaptureError, CompilerError, torch.OutOfMemoryError) as error:
             # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
             self._gave_up = not inside_capture() and not (self._encoder and len(self._encoder.executor.store))
             self._tell(error, "a call" if not self._gave_up else "every call")

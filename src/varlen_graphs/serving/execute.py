@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.mode import NO_GRAPHS, Mode
+from varlen_graphs.capture.mode import NO_GRAPHS, Mode, is_disabled
 from varlen_graphs.capture.pool import Loan, on_device
 from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
@@ -22,6 +22,7 @@ from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
+from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
@@ -29,7 +30,7 @@ from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, 
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
-from varlen_graphs.traffic.trace import Size, Trace
+from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 SUBCLASS = "rows of a subclass of torch.Tensor"
@@ -181,49 +182,45 @@ class Executor:
             arena.raise_loading()
         try:
             arena.loading = True
-            return self._replay(call, route, graphs)
+            arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
+            self.pool.advance()
+            packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
+            if call.to_pack and not packs_in_place:
+                read_layout(self.spec, call)
+            batch, places = (call.sizes, call.padded) if packs_in_place else (), None
+            items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *batch)
+            self.stats.count_call(items.everything.items)
+            if self.traces:
+                trace_size(self.traces, self.router, self.spec, call)
+            collected = Collected(items.everything, views=packs_in_place)
+            lendable = self.lends and not (call.padded or call.staged)
+            for pack in route.packs:
+                spans, budget = items.spans(pack), pack.budget
+                if budget is None:
+                    outputs = self._run_eager(call, pack, spans, graphs.refused)
+                else:
+                    active = items.load(arena, pack)
+                    places = arena.places(call) if packs_in_place else None
+                    arena.load_rows(call, spans, budget, places)
+                    outputs = graphs.replay(budget)
+                    if graphs.stand_in is None:
+                        self.stats.count_replay(budget, active)  # while the GPU works
+                    else:
+                        self.stats.count_exact(graphs.stand_in, active)
+                    self.used[call.key][graphs.stand_in or budget] += 1
+                    if lendable and items.veils is None and spans[0][0] == items.everything:
+                        return Lent(graphs, budget, items.everything, self.pool)
+                collected.take(outputs, graphs.extents, spans, items.veils)
+            if isinstance(items, DeviceItems):
+                items.finish(self.waits)
+            tensors = collected.tensors
+            if call.padded and call.layout is not None:
+                places = places or call.places
+                tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, places, copies=packs_in_place)
+            output = graphs.rebuild(tensors)
+            return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
         finally:
             arena.loading = False
-
-    def _replay(self, call: Call, route: Route, graphs: GraphSet) -> Any:
-        arena = graphs.arena
-        arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
-        self.pool.advance()
-        packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
-        if call.to_pack and not packs_in_place:
-            read_layout(self.spec, call)
-        batch, places = (call.sizes, call.padded) if packs_in_place else (), None
-        items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *batch)
-        self.stats.count_call(items.everything.items)
-        if self.traces:
-            self._trace(call)
-        collected = Collected(items.everything, views=packs_in_place)
-        lendable = self.lends and not (call.padded or call.staged)
-        for pack in route.packs:
-            spans, budget = items.spans(pack), pack.budget
-            if budget is None:
-                outputs = self._run_eager(call, pack, spans, graphs.refused)
-            else:
-                active = items.load(arena, pack)
-                places = arena.places(call) if packs_in_place else None
-                arena.load_rows(call, spans, budget, places)
-                outputs = graphs.replay(budget)
-                if graphs.stand_in is None:
-                    self.stats.count_replay(budget, active)  # while the GPU works
-                else:
-                    self.stats.count_exact(graphs.stand_in, active)
-                self.used[call.key][graphs.stand_in or budget] += 1
-                if lendable and items.veils is None and spans[0][0] == items.everything:
-                    return Lent(graphs, budget, items.everything, self.pool)
-            collected.take(outputs, graphs.extents, spans, items.veils)
-        if isinstance(items, DeviceItems):
-            items.finish(self.waits)
-        tensors = collected.tensors
-        if call.padded and call.layout is not None:
-            places = places or call.places
-            tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, places, copies=packs_in_place)
-        output = graphs.rebuild(tensors)
-        return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
 
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""
@@ -242,7 +239,7 @@ class Executor:
         read_layout(self.spec, call)
         self.stats.count_call(call.items)
         if self.traces:
-            self._trace(call)
+            trace_size(self.traces, self.router, self.spec, call)
         self.stats.count_eager(reason)
 
     def run_eager(self, call: Call, trusts: bool = True) -> Any:
@@ -267,13 +264,15 @@ class Executor:
                 self.stats.count_wrong_layouts(found)
 
     def capture_inputs(self, statics: dict[str, Any]) -> CaptureInputs | None:
-        """Return the inputs to capture for calls with these static arguments; `None` if there are no graphs here.
+        """Return the inputs to capture for calls with these static arguments; `None` if nothing is captured here.
 
         Raises:
             SpecError: The shape of rows is not known yet.
             InputError: A static argument the module does not take.
             CaptureError: Calls with these arguments, or in this mode of the module, run eager.
         """
+        if is_disabled():
+            return None
         example = no_rows(self.store)
         bound, beyond = self.signature.bind_statics(statics)
         self.mode.look_again()
@@ -293,17 +292,3 @@ class Executor:
         self.stats.count_eager(self.router.why_missing(part, refused))
         output = self.forward.exact(replace(part_of(self.spec, call, part, spans), padded=()))
         return flatten(output, self.spec.declared).tensors
-
-    def _trace(self, call: Call) -> None:
-        """Record the size of a call in open traces."""
-        layout, squares = call.layout, 0
-        if layout is not None:
-            size = Size(*self.spec.needs.load(layout), largest=max(layout.group_rows))
-            squares = self.spec.needs.squares(layout)
-        else:  # the most that it can need, and of its largest item what is known: no less than the mean
-            most, items = self.router.most(call), call.items
-            if not 0 < items * self.spec.row_multiple <= most.rows:
-                return  # wrong, as the GPU finds
-            size = Size(*most, largest=max(most.longest, -(-most.rows // items)))
-        for trace in self.traces:
-            trace.count(size, squares)

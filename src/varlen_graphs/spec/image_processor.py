@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from varlen_graphs.spec.buffer_spec import BufferSpec
 
 SIZES = [(37, 61), (90, 53), (64, 64)]
-"""Heights and widths of the images that a processor is tried on: no multiples of a patch, and a square."""
+"""Heights and widths that a processor is tried on: two that are no multiples of a patch, and a square."""
 
 TOLERANCE = 1e-5
 """Largest relative L2 between what a processor makes of an image and its resized bytes normalised in float32."""
@@ -46,6 +46,12 @@ def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict
     batch = _as_list(images)
     if not batch:
         raise InputError("there are no images: expected at least one")
+    for image in _flat(batch):  # a processor would open a path, or fetch what a URL names
+        if not (hasattr(image, "ndim") or hasattr(image, "getbands")):
+            raise InputError(
+                f"got a {type(image).__name__} as an image: expected a decoded one, a picture of PIL, an array or a "
+                "tensor; decode files first, for example by PIL.Image.open"
+            )
     if isinstance(normalize, Patches):
         rows, grid = _cut(normalize, batch)
         return {spec.packed.name: rows, spec.layout.name: grid}
@@ -55,7 +61,7 @@ def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict
 def _as_list(images: Any) -> list[Any]:
     if hasattr(images, "ndim"):  # an array or a tensor
         return [*images] if images.ndim > 3 else [images]
-    return [*images] if isinstance(images, Iterable) and not isinstance(images, str) else [images]
+    return [*images] if isinstance(images, list | tuple | Iterator) else [images]
 
 
 def _resized(normalize: Normalize, images: Sequence[Any], pixels: str, names: Collection[str]) -> dict[str, Any]:

@@ -136,24 +136,15 @@ class Prover:
     def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
-        largest = max(self._budgets.enabled)
-
-        def rich(example: Example) -> None:
-            check_eager(forward, example, limit)
-
-        def crowded(example: Example) -> None:
-            check_eager(forward, example, limit, in_two(example.layout))
-
-        def left_out(example: Example) -> None:
-            check_left_out(forward, example, limit)
-
+        largest, rich = max(self._budgets.enabled), partial(check_eager, forward, limit=limit)
         checks: list[tuple[Iterator[Layout], Callable[[Example], None], bool]] = [
-            (rich_layouts(spec, largest), rich, False), (crowded_layouts(spec), crowded, False)
-        ]  # fmt: skip
+            (rich_layouts(spec, largest), rich, False),
+            (crowded_layouts(spec), lambda example: rich(example, parts=in_two(example.layout)), False),
+        ]
         if has_integers(forward):
             checks.append((rich_layouts(spec, largest), rich, True))
         if forward.may_leave_out:
-            checks.append((even_layouts(spec), left_out, False))
+            checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), False))
         for layouts, check, repeat in checks:
             with graphs.agreement.attempt() as attempt:
                 check(self._example(layouts, graphs, inputs, {} if repeat else known, by_module=True, repeat=repeat))

@@ -14,7 +14,7 @@ from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
-from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError, VarlenGraphsError
+from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
 from varlen_graphs.layout.budgets import Budgets
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -116,7 +116,7 @@ def _forward(own_forward: Any, tower: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return encoder(**_arguments(tower, *args, **kwargs))
     except (VarlenGraphsError, torch.OutOfMemoryError, TypeError) as error:
-        if isinstance(error, CaptureError | StaleGraphError | torch.OutOfMemoryError):
+        if isinstance(error, CaptureError | CompilerError | StaleGraphError | torch.OutOfMemoryError):
             vars(tower).pop(_PLACE, None)  # each call would try to capture again
             encoder.release()
             LOGGER.warning("%s runs eager from now on: %s", type(tower).__name__, error)

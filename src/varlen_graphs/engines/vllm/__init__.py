@@ -23,7 +23,7 @@ def register() -> None:
         from vllm.logger import init_logger
 
         init_logger("vllm.varlen_graphs").warning(
-            "varlen_graphs does nothing: vLLM is %s, expected %sx; try pip install 'varlen_graphs[vllm]'",
+            "varlen_graphs does nothing: vLLM is %s, expected %sx; try pip install vllm==0.33.0",
             vllm.__version__,
             VERSION,
         )

@@ -10,6 +10,7 @@ from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderA
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
+from varlen_graphs.capture.mode import DISABLED, is_disabled
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.engines.vllm.settings import Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
@@ -94,6 +95,8 @@ def _installed(model: nn.Module) -> list[Installed]:
 
 def _why_off(config: VllmConfig) -> str | None:
     """Return why towers run eager in this engine, or `None`."""
+    if is_disabled():
+        return DISABLED
     multimodal = config.model_config.multimodal_config
     if multimodal is not None and multimodal.is_multimodal_pruning_enabled():
         return "vLLM prunes video tokens by their content"

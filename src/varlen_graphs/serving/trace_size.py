@@ -1,0 +1,23 @@
+"""The size of a call, for recordings of traffic."""
+
+from collections.abc import Iterable
+
+from varlen_graphs.routing.router import Router
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.call import Call
+from varlen_graphs.traffic.trace import Size, Trace
+
+
+def trace_size(traces: Iterable[Trace], router: Router, spec: BufferSpec, call: Call) -> None:
+    """Record the size of a call in open traces: the most that it can have, where only the GPU has seen its items."""
+    layout, squares = call.layout, 0
+    if layout is not None:
+        size = Size(*spec.needs.load(layout), largest=max(layout.group_rows))
+        squares = spec.needs.squares(layout)
+    else:  # of its largest item what is known: no less than the mean
+        most, items = router.most(call), call.items
+        if not 0 < items * spec.row_multiple <= most.rows:
+            return  # wrong, as the GPU finds
+        size = Size(*most, largest=max(most.longest, -(-most.rows // items)))
+    for trace in traces:
+        trace.count(size, squares)
