@@ -344,3 +344,19 @@ def test_items_that_act_on_those_of_the_same_number_are_refused():
         out = encoder(rows, video=[5, 5, 5], lengths=[100] * 3)
     all_rows = torch.ones(300, dtype=torch.bool)
     torch.testing.assert_close(out, module(rows, torch.full((300,), 5), all_rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integers_that_are_a_little_wrong_are_wrong(dtype):
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return {"x": self.linear(x), "ids": torch.full((len(x),), 10_000 + len(x), device=x.device)}
+
+    module, rows = Numbered().eval().requires_grad_(False).to(dtype), rows_for([12, 8]).to(dtype)
+    encoder = encoder_of(module)
+    with pytest.warns(UserWarning, match="failed the proof"):
+        assert (encoder(rows, lengths=[12, 8])["ids"] == 10_020).all()
