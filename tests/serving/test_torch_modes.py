@@ -136,7 +136,7 @@ def test_another_default_dtype_than_that_of_the_capture_runs_eager():
         assert encoder(rows, lengths=LENGTHS).dtype == module(rows).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
-    assert encoder.stats.eager == {"the default dtype differs from construction": 1}
+    assert encoder.stats.eager == {"the default dtype differs from the capture": 1}
 
 
 def test_rows_of_a_subclass_act_as_they_do():

@@ -35,17 +35,17 @@ class Counter(nn.Module):
 
 
 class Table(nn.Module):
-    """Stretches its table for good when a longer input comes."""
+    """Stretches its table for good when a longer input comes than any graph holds."""
 
     def __init__(self):
         super().__init__()
-        self.longest = 256
+        self.longest = 512
         self.register_buffer("table", torch.arange(1.0, 9.0))
 
     def forward(self, x):
         if len(x) > self.longest:
             self.longest = len(x)
-            self.table.div_(len(x) / 256)
+            self.table.div_(len(x) / 512)
         return x * self.table
 
 
@@ -76,3 +76,31 @@ def test_a_capture_that_fails_leaves_the_state_as_it_was():
         with pytest.raises(vg.CaptureError):
             encoder(rows_for([6]), lengths=[6])
     assert module.calls == 0
+
+
+class Filled(nn.Module):
+    """Fills its tables in its first run, for the rows that it then has, and later for more."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = 0
+        self.register_buffer("table", torch.zeros(2048))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        if len(x) > self.rows:
+            self.table[: len(x)].fill_(2)
+            self.rows = len(x)
+        return x * self.table[: len(x), None]
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_what_first_runs_filled_and_graphs_read_stays(prove):
+    module, rows = Filled().eval(), rows_for([12, 8])
+    encoder = encoder_of(module, budgets=[64, 128, 512], verify=vg.Verify(prove=prove))
+    for _ in range(3):
+        assert torch.equal(encoder(rows, lengths=[12, 8]), rows * 2)
+    assert torch.equal(encoder(rows_for([300]), lengths=[300]), rows_for([300]) * 2)
+    assert not encoder.stats.eager
+    assert module.calls == 4

@@ -54,6 +54,7 @@ class Mode:
 
     Attributes:
         parts: The modules whose training mode and hooks count.
+        default_dtype: The default dtype of torch at the first capture; `None` before.
         may_train: True if a call in grad mode that graphs could answer may need `why_trained` nevertheless: at first,
             and if the module was in training mode at construction.
     """
@@ -68,7 +69,7 @@ class Mode:
         self._grad_seen = False
         self.may_train = True
         self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
-        self._default_dtype = torch.get_default_dtype()
+        self.default_dtype: torch.dtype | None = None
         self.look_again()
 
     def why_eager(self, device: torch.device) -> str | None:
@@ -116,8 +117,8 @@ class Mode:
             return "training mode differs from construction"
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
-        if torch.get_default_dtype() is not self._default_dtype:
-            return "the default dtype differs from construction"
+        if self.default_dtype is not None and self.default_dtype is not torch.get_default_dtype():
+            return "the default dtype differs from the capture"
         return None
 
     def backend(self, device: torch.device) -> Backend | None:

@@ -25,10 +25,12 @@ class BoundForward:
         forward: The forward.
         statics: Its static arguments.
         mode: The mode that graphs hold for.
-        ran: Called after each run of the module.
+        ran: Functions to call after each run of the module.
     """
 
-    def __init__(self, forward: Forward, statics: dict[str, Any], mode: Mode, ran: Callable[[], None]) -> None:
+    def __init__(
+        self, forward: Forward, statics: dict[str, Any], mode: Mode, ran: Sequence[Callable[[], None]]
+    ) -> None:
         self._forward = forward
         self._statics = statics
         self._mode = mode
@@ -53,7 +55,8 @@ class BoundForward:
                 output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
         finally:
             torch.clear_autocast_cache()
-        self._ran()
+        for ran in self._ran:
+            ran()
         parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)
         return parts

@@ -25,7 +25,7 @@ from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
 from varlen_graphs.spec.statics import StaticKey, static_key
 from varlen_graphs.watch.sharded import mesh_of
-from varlen_graphs.watch.written_state import written_state_restored
+from varlen_graphs.watch.written_state import runs_of_a_capture, state_restored
 
 MANY_KEYS = 8
 """Number of sets of static arguments at which a warning tells their price."""
@@ -112,15 +112,17 @@ class Capturer:
         self._check_agreement()
         self._mode.warn_of_training()
         attributes, spec, compiled = self.dependencies.attributes, self._forward.spec, self._forward.compiled
-        forward = BoundForward(self._forward, statics, self._mode, attributes.drop_changed)
         with (
             self._pool.capturing(type(self._forward.module).__name__),
             outside_inference(),
             torch.no_grad(),
             on_device(device),
-            written_state_restored(self._mode.parts.modules),
+            runs_of_a_capture(self._mode.parts.modules) as state,
         ):
+            forward = BoundForward(self._forward, statics, self._mode, (attributes.drop_changed, state.ran))
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
+            if is_first:
+                self._mode.default_dtype = torch.get_default_dtype()
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape) or Arena(
@@ -155,7 +157,8 @@ class Capturer:
                         self.seconds["torch.compile took of that"] = compiled.seconds
                 if self.prove is not None:
                     start = time.perf_counter()
-                    self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
+                    with state_restored(self._mode.parts.modules):
+                        self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
                     self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)

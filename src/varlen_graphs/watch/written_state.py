@@ -14,38 +14,89 @@ MOST_BYTES = 1 << 26
 """Bytes of buffers to copy, the smallest first."""
 
 FEW = 64
-"""Numbers of a parameter that counts as state, which a forward may write: weights are only read."""
+"""Numbers of a parameter that counts as state, which a forward may write: larger ones are weights, and only read."""
 
 _NUMBERS = (bool, int, float)
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
-@contextmanager
-def written_state_restored(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back what runs inside write in place into buffers and small parameters, and numbers kept beside these.
+class WrittenState:
+    """Copies of buffers, small parameters and numbers of modules, to put back what runs write into them in place.
 
-    Captures and proofs run a module on rows of their own, and on NaN: counters, running maxima and tables that grow
-    would go on from there. Numbers are put back only where tensors were written: caches keep numbers, too, and graphs
-    read what is in these.
+    Captures and proofs run a module on rows of their own, and on NaN: counters and running maxima would go on from
+    there.
+
+    Args:
+        parts: The modules.
     """
-    parts = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
-    found = {id(tensor): tensor for part in parts for tensor in _state(part)}
-    copies, held = list[tuple[Tensor, int, Tensor]](), 0
-    for tensor in sorted(found.values(), key=lambda tensor: tensor.nbytes):
-        held += tensor.nbytes
-        if held > MOST_BYTES:
-            break
-        copies.append((tensor, version_of(tensor), local_tensor(tensor).detach().clone()))
-    numbers = [(vars(part), _numbers(part)) for part in parts]
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        parts = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
+        found = {id(tensor): tensor for part in parts for tensor in _state(part)}
+        self._copies, held = list[tuple[Tensor, Tensor]](), 0
+        for tensor in sorted(found.values(), key=lambda tensor: tensor.nbytes):
+            held += tensor.nbytes
+            if held > MOST_BYTES:
+                break
+            self._copies.append((tensor, local_tensor(tensor).detach().clone()))
+        self._begun = self._last = [version_of(tensor) for tensor, _ in self._copies]
+        self._by_all = [True] * len(self._copies)
+        self._numbers = [(vars(part), _numbers(part)) for part in parts]
+
+    def ran(self) -> None:
+        """Note what the run that has just ended wrote."""
+        now = [version_of(tensor) for tensor, _ in self._copies]
+        self._by_all = [all(one) for one in zip(self._by_all, map(int.__ne__, self._last, now), strict=True)]
+        self._last = now
+
+    def restore(self) -> None:
+        """Put back all tensors that were written, and numbers if there are any: then numbers tell of tensors."""
+        written = [self._put_back(at) for at, before in enumerate(self._begun) if self._may_differ(at, before)]
+        if any(written):
+            for attributes, before in self._numbers:
+                attributes.update({name: value for name, value in before.items() if name in attributes})
+
+    def restore_what_all_wrote(self) -> None:
+        """Put back the tensors that every run wrote, as graphs do; what the first ones filled, graphs read."""
+        for at, written in enumerate(self._by_all):
+            if written:
+                self._put_back(at)
+
+    def _may_differ(self, at: int, version: int) -> bool:
+        tensor, _ = self._copies[at]
+        return tensor.is_inference() or version_of(tensor) != version
+
+    def _put_back(self, at: int) -> bool:
+        """Write a copy back if its tensor differs, unless it was resized, which is another change."""
+        tensor, copy = self._copies[at]
+        own = local_tensor(tensor)
+        if own.shape != copy.shape or same_bits(own, copy):
+            return False
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            own.copy_(copy)
+        return True
+
+
+@contextmanager
+def runs_of_a_capture(parts: Iterable[nn.Module]) -> Iterator[WrittenState]:
+    """Yield the state to tell of each run inside; put back what all runs wrote, or after an error what any did."""
+    state = WrittenState(parts)
+    try:
+        yield state
+    except BaseException:
+        state.restore()
+        raise
+    state.restore_what_all_wrote()
+
+
+@contextmanager
+def state_restored(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back all that runs inside write into modules."""
+    state = WrittenState(parts)
     try:
         yield
     finally:
-        changed = [(tensor, copy) for tensor, version, copy in copies if _is_written(tensor, version, copy)]
-        for tensor, copy in changed:
-            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                local_tensor(tensor).copy_(copy)
-        for attributes, before in numbers if changed else ():
-            attributes.update({name: value for name, value in before.items() if name in attributes})
+        state.restore()
 
 
 def _state(part: nn.Module) -> Iterator[Tensor]:
@@ -56,11 +107,3 @@ def _state(part: nn.Module) -> Iterator[Tensor]:
 
 def _numbers(part: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(part).items() if type(value) in _NUMBERS and name not in _OF_ANY_MODULE}
-
-
-def _is_written(tensor: Tensor, version: int, copy: Tensor) -> bool:
-    if tensor.shape != copy.shape:  # resized, which is another change
-        return False
-    if tensor.is_inference() or version_of(tensor) != version:
-        return not same_bits(local_tensor(tensor), copy)
-    return False
