@@ -37,8 +37,8 @@ class AttentionMask(Buffer):
             `sliding_window=w` of transformers: `(w, w)` where the model is bidirectional, and `(w - 1, 0)` where it is
             causal.
         dtype: `torch.bool`: True where a query may attend. A floating dtype: 0 where it may, elsewhere the lowest
-            number of the dtype, to be added to scores. `None` for the dtype of most of the module's floating
-            parameters.
+            number of the dtype, to be added to scores. `None` for the dtype of the module's first floating
+            matrix.
         of_item: In a padded batch, maps the number of rows of an item to that of its entries where the module makes
             fewer or more rows of them, as in `Entries`. The mask is then that of `of_item(length)` entries.
 

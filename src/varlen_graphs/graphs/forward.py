@@ -86,7 +86,7 @@ class Forward:
 
     @property
     def module_dtype(self) -> torch.dtype:
-        """The dtype of most of the module's floating parameters."""
+        """The dtype of the module's first floating matrix, see `module_dtype`."""
         return module_dtype(self.module)
 
     def input_dtype(self, declared: Input) -> torch.dtype:

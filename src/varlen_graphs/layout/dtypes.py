@@ -1,7 +1,5 @@
 """The dtype of a module, and dtypes for which torch lacks kernels, such as those that copy many tensors at once."""
 
-from collections import Counter
-
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +14,14 @@ _PLAIN = {
 
 
 def module_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of most of the module's floating numbers of more than a byte, or the default dtype."""
-    counts = Counter[torch.dtype]()
-    for one in module.parameters():
-        if one.is_floating_point() and one.dtype.itemsize > 1:
-            counts[one.dtype] += 1 if nn.parameter.is_lazy(one) else one.numel()
-    return max(counts, key=counts.__getitem__) if counts else torch.get_default_dtype()
+    """Return the dtype of the module's first floating matrix, which rows meet first, or of another parameter.
+
+    Parameters of one byte do not count. Without any it is the default dtype.
+    """
+    floating = [one for one in module.parameters() if one.is_floating_point() and one.dtype.itemsize > 1]
+    matrices = (one for one in floating if not nn.parameter.is_lazy(one) and one.numel() > max(one.shape, default=1))
+    first = next(matrices, floating[0] if floating else None)
+    return torch.get_default_dtype() if first is None else first.dtype
 
 
 def plain(tensor: Tensor) -> Tensor:

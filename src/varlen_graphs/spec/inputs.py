@@ -22,7 +22,7 @@ class Input(ABC):
         name: Name of the argument.
         shape: Shape of one entry.
         dtype: Dtype in which the module receives the tensor; floating ones of another dtype are cast. `None` for that
-            of most of its floating parameters. Other dtypes than floating ones must be declared, and calls must bring
+            of its first floating matrix. Other dtypes than floating ones must be declared, and calls must bring
             them.
         default: Value of all entries in calls that do not bring the argument; `None`: calls must bring it.
 

@@ -22,7 +22,7 @@ class Patches:
     An item is one image, or `t` of them, uint8 `[t, h * size, w * size, channels]` each; viewed as rows of
     `size * size * channels` bytes it takes `t * h * w` rows, as many as it has patches. The module receives patches as
     Hugging Face processors of Qwen-VL towers return them, `[rows, channels * frames * size * size]` in merge-block
-    order, in the dtype of most of its floating parameters. A call copies a quarter of the bytes of bfloat16 patches of
+    order, in the dtype of its first floating matrix. A call copies a quarter of the bytes of bfloat16 patches of
     two frames, an eighth of float32 ones, and the host does nothing but resize. One launch. For `GridTHW`.
 
     Attributes:

@@ -22,7 +22,7 @@ class PackedRows:
         name: Name of the argument.
         shape: Shape of one row, that is, of the argument without the rows; `None` takes it from the first call.
         dtype: Dtype in which the module receives the rows; floating rows of another dtype are cast. `None` for that of
-            most of its floating parameters (or the default dtype). An integer dtype must be declared, and calls must
+            its first floating matrix (or the default dtype). An integer dtype must be declared, and calls must
             bring rows of this dtype.
         pad: Value of padding rows of an integer dtype, which must be valid for the module (a token id, for example).
             Floating padding may hold anything. In a padded batch, rows past the end of an item hold `pad`, floating
@@ -31,7 +31,7 @@ class PackedRows:
             receives the argument contiguous, which takes a copy inside the graph unless all dimensions before the rows
             have size 1.
         normalize: Normalisation of integer rows, such as bytes of pixels, or `Patches` of whole images. The module
-            receives the result in the dtype of most of its floating parameters. Requires an integer `dtype`, and
+            receives the result in the dtype of its first floating matrix. Requires an integer `dtype`, and
             `shape`.
         padded_by: Mask argument of calls that bring a padded batch `[batch, length, *shape]` to a module that takes
             packed rows: `[batch, length]` of bool or of 0 and 1, each item padded on the right, in agreement with the

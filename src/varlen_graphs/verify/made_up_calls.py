@@ -254,7 +254,8 @@ def _repeated(
     """Return integers of which few differ; other entries are random."""
     if dtype.is_floating_point or dtype.is_complex or not shape:
         return _random(shape, width, dtype, ids, pad, device, seed)
-    few = torch.tensor([ids[at] for at in range(min(FEW_IDS, len(ids)))], device=device)
+    middle = max(0, min(len(ids) // 2, len(ids) - FEW_IDS))  # ids at both ends may be special tokens
+    few = torch.tensor([*ids[middle : middle + FEW_IDS]], device=device)
     return few[torch.arange(prod(shape), device=device) % len(few)].view([*shape]).to(dtype)
 
 
