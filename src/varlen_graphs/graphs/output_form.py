@@ -54,8 +54,9 @@ def check_constants(constants: Sequence[Any], expected: Sequence[Any]) -> None:
     """Check that the Python values of an output are the same in any call, as in a replay."""
     if not alike([*constants], [*expected]):
         raise SpecError(
-            f"the output holds Python values that depend on the items, or may, {expected} and {constants}: a graph "
-            "would freeze them; leave them out, or compute them from the layout outside of the module"
+            f"the output holds Python values that depend on the items, {expected} and {constants}: a graph would "
+            "freeze them; leave them out, or compute them from the layout outside of the module. Of subclasses of "
+            "numbers and texts it is not known whether they do"
         )
 
 

@@ -65,7 +65,7 @@ MODERATE = 36
 ENTERED = 8
 """Rows of the shortest item above that has entries in all outputs."""
 
-FEW_IDS = 3
+FEW_IDS = 2
 """Number of integers in calls where these come again: a module may compare those of items."""
 
 FEW_ITEMS = 16

@@ -136,13 +136,13 @@ class Prover:
     def _evidence_eager(self, graphs: GraphSet, inputs: CaptureInputs, known: dict[Layout, Example]) -> list[str]:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
-        largest, rich = max(self._budgets.enabled), partial(check_eager, forward, limit=limit)
+        right = partial(check_eager, forward, limit=limit)
         checks: list[tuple[Iterator[Layout], Callable[[Example], None], bool]] = [
-            (rich_layouts(spec, largest), rich, False),
-            (crowded_layouts(spec), lambda example: rich(example, parts=in_two(example.layout)), False),
+            (rich_layouts(spec, max(self._budgets.enabled)), right, False),
+            (crowded_layouts(spec), lambda example: right(example, parts=in_two(example.layout)), False),
         ]
         if has_integers(forward):
-            checks.append((rich_layouts(spec, largest), rich, True))
+            checks.append((even_layouts(spec), right, True))
         if forward.may_leave_out:
             checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), False))
         for layouts, check, repeat in checks:
