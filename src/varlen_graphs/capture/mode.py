@@ -31,8 +31,11 @@ IDLE_HOOKS = "transformers.utils.output_capturing"
 SHARDING_HOOKS = "torch.distributed.tensor."
 """`parallelize_module` registers hooks from here: they are part of what the module computes."""
 
-ADAPTERS = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters", "scaling")
-"""Attributes that peft changes on a layer, or on a model with prompts, without replacing anything."""
+OF_ADAPTED = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters")
+"""Attributes by which parts that peft adapts are told: layers, parts that it keeps a copy of, models with prompts."""
+
+ADAPTERS = (*OF_ADAPTED, "scaling")
+"""Attributes of those parts that peft changes without replacing anything."""
 
 DISABLED = "VARLEN_GRAPHS_DISABLE=1"
 """Setting of the environment under which all calls run eager, and nothing is captured."""
@@ -158,7 +161,7 @@ class Mode:
     def look_again(self) -> None:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
         self.parts = ModuleParts(self._module, self._also, self._expected)
-        self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(ADAPTERS[:3])]
+        self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(OF_ADAPTED)]
         self._hooks_seen = -1
 
     def warn_of_training(self) -> None:

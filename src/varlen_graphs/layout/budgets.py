@@ -131,6 +131,14 @@ class Ladder:
             )
 
     @classmethod
+    def for_windows(cls, side: int) -> "Ladder":
+        """Return the default ladder with a segment for each quarter of a window of `side` by `side` rows.
+
+        That is enough if the windows at the edges of frames are at least half as wide and half as high.
+        """
+        return cls(rows_per_segment=max(1, side**2 // 4))
+
+    @classmethod
     def auto(cls, memory: int | str, bytes_per_row: float | None = None) -> "Ladder":
         """Return the ladder whose graphs fit into `memory`.
 

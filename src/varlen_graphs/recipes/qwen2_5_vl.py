@@ -112,6 +112,6 @@ def qwen2_5_vl(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     if budgets is None:
-        budgets = Ladder(rows_per_segment=max(1, window.side**2 * tower.spatial_merge_unit // 4))
+        budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

@@ -1,4 +1,4 @@
-"""What runs of captures and proofs write into the state of a module, put back."""
+"""The state of a module ahead of captures and proofs, to put back what their runs write into it."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -88,7 +88,7 @@ def qwen2_5_vl(
         *segment_buffers(attn, window, "window_"),
     ]
     if budgets is None:
-        budgets = Ladder(rows_per_segment=max(1, window.side**2 * unit // 4))  # as the recipe for transformers
+        budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     return _encoder(module, budgets, buffers, forward, options)
 
 

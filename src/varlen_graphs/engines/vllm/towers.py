@@ -113,7 +113,7 @@ def vllm_windows(
         *_segments(tower, window, "cu_window_seqlens", "max_window_seqlen", "window_schedule"),
     ]
     if budgets is None:
-        budgets = Ladder(rows_per_segment=max(1, window.side**2 * tower.spatial_merge_unit // 4))
+        budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     return _encoder(tower, budgets, row_dtype, buffers, forward, options)
 
 
