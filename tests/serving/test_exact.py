@@ -28,9 +28,10 @@ def exact(lengths):
 
 
 def make_wrong(encoder, monkeypatch):
-    """Let the only graph of an exact size give wrong outputs."""
+    """Let the only graph of an exact size give wrong outputs, which calls copy after the replay."""
     (graphs,) = encoder.executor.store.capturer.exact.values()
     (graph,) = graphs
+    graphs.transfers.clear()
     right = graph.replay
     monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
 

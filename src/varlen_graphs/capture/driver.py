@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_int, c_uint, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from itertools import count
 from typing import Any
@@ -53,6 +53,22 @@ def private_stream(device: int, number: int = 0) -> torch.cuda.Stream:
     with torch.cuda.device(device):
         call_driver("cuStreamCreate", byref(handle), c_uint(NON_BLOCKING))
     return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+@cache
+def _copy_to_device() -> Any:
+    function = driver().cuMemcpyHtoDAsync_v2
+    function.argtypes = c_void_p, c_void_p, c_size_t, c_void_p
+    return function
+
+
+def copy_to_device(target: int, source: int, size: int, stream: int) -> bool:
+    """Queue a copy of `size` bytes from an address on the host to one on the device, on a stream given by its handle.
+
+    Torch's own copies take three times as long on the host. Returns False, and queues nothing, if the driver cannot: a
+    thread that has not used the device yet has no context.
+    """
+    return not _copy_to_device()(target, source, size, stream)
 
 
 def begin_capture(stream: torch.cuda.Stream) -> None:

@@ -13,6 +13,7 @@ from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
 from varlen_graphs.graphs.static_inputs import StaticInputs
+from varlen_graphs.graphs.transfers import NONE, Transfers
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
@@ -23,6 +24,9 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 
 HEADER = 4
+"""Number of integers that come first; see `Arena.header`."""
+
+FRONT = HEADER + len(NONE)
 """Number of integers in front of the item table."""
 
 RARE = (torch.inf, -torch.inf, 1e4, -1e4, 0.0, -1.0, 100.0, 5e4)
@@ -38,9 +42,11 @@ class Arena:
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace integers there
             by the declared pad.
-        items: int64: `header`, `table`, and the places of the real rows in a batch to pack, one after the other.
+        items: int64: `header`, transfers, `table`, and the places of the real rows in a batch to pack, one after the
+            other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
-        header: int64 `[4]`, in front of the table; see `varlen_graphs.kernels.check.reference.check_items`.
+        transfers: The transfers of a replay.
+        header: int64 `[4]`; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
         loading: True while functions of the declaration may run for a replay that is loaded, or not yet collected.
     """
@@ -66,10 +72,12 @@ class Arena:
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
         most_places = most_rows if spec.packs else 0
-        self.items = torch.tensor([0] * HEADER + [*padding] * most_items + [0] * most_places, device=device)
-        self._uploaded = self.items[: HEADER + len(self._padding)]
-        self._places = self.items[HEADER + len(self._padding) :]
-        self.header, self.table = self.items[:HEADER], self._uploaded[HEADER:].view(most_items, self._width)
+        self.items = torch.tensor([0] * FRONT + [*padding] * most_items + [0] * most_places, device=device)
+        self._uploaded = self.items[: FRONT + len(self._padding)]
+        self._places = self.items[FRONT + len(self._padding) :]
+        self._front, self.table = self.items[:FRONT], self._uploaded[FRONT:].view(most_items, self._width)
+        self.header = self._front[:HEADER]
+        self.transfers = Transfers(self._front[HEADER:], self.rows, self._extent)
         self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
@@ -157,7 +165,12 @@ class Arena:
         return self._rows_at[budget]
 
     def load_rows(
-        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+        self,
+        call: Call,
+        spans: Sequence[tuple[Span, Span]],
+        budget: Budget,
+        places: Places | None = None,
+        moved: bool = False,
     ) -> None:
         """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
 
@@ -168,28 +181,32 @@ class Arena:
             spans: Places of its rows and items, and those in the replay.
             budget: Budget of the replay.
             places: For a batch that is packed on the way: places of its real rows.
+            moved: True if the replay transfers the rows.
         """
         if call.inputs or self._spec.inputs:
             self._inputs.load(call, spans, budget, places)
         if places is not None:
             pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
-        if call.staged or places is not None:
+        if moved or call.staged or places is not None:
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
         for there, here in spans:
             whole = there.rows == len(rows) and not self._extent.gaps
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
-    def load_layout(self, layout: Layout, budget: Budget, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
+    def load_layout(
+        self, layout: Layout, budget: Budget, moved: Sequence[int] = (), sizes: Sizes = (), padded: Sequence[int] = ()
+    ) -> None:
         """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.
 
         Args:
             layout: The items.
             budget: Budget of the replay.
+            moved: Its transfers.
             sizes: For a batch that is packed on the way: sizes of its items; see `places`.
             padded: The size to which these are padded.
         """
-        self._load_items(layout, sizes, padded)
+        self._load_items(layout, moved, sizes, padded)
         before, self.loading = self.loading, True
         try:
             for buffer in self._spec.host_buffers:
@@ -206,7 +223,9 @@ class Arena:
         places.keep(call.sizes, call.padded, self._places[: call.shape[0]])
         return places
 
-    def load_table(self, description: Mapping[str, Any], call: int, items: int, active: int) -> None:
+    def load_table(
+        self, description: Mapping[str, Any], call: int, items: int, active: int, moved: Sequence[int] = ()
+    ) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
         Args:
@@ -214,12 +233,13 @@ class Arena:
             call: Number of this call among those of its kind.
             items: Number of items.
             active: Number of their rows.
+            moved: The transfers of the replay.
         """
         table = self.table[:items]
         self._spec.layout.write(description[self._spec.layout.name], table)
         for at, column in enumerate(self._spec.layout.columns, start=3):
             table[:, at].copy_(description[column.name])
-        self.ring.upload(array("q", (call, items, active, 1)), self.header)
+        self.ring.upload(_front(call, items, active, 1, moved), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -257,12 +277,19 @@ class Arena:
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(self, layout: Layout, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
-        values = array("q", (0, len(layout.items), layout.total, 0))
+    def _load_items(
+        self, layout: Layout, moved: Sequence[int] = (), sizes: Sizes = (), padded: Sequence[int] = ()
+    ) -> None:
+        values = _front(0, len(layout.items), layout.total, 0, moved)
         values.extend(chain.from_iterable(layout.items))
-        values += self._padding[len(values) - HEADER :]  # of the whole table: no budget needs a slice of its own
+        values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if not padded or layout.total == len(layout) * math.prod(padded):
             self.ring.upload(values, self._uploaded)
         else:
             values.frombytes(real_places(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])
+
+
+def _front(call: int, items: int, rows: int, unseen: int, moved: Sequence[int]) -> "array[int]":
+    """Return the numbers in front of an item table: the header, and transfers."""
+    return array("q", (call, items, rows, unseen, *moved)) + NONE[len(moved) :]

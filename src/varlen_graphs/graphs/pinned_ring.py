@@ -7,6 +7,7 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.driver import copy_to_device
 from varlen_graphs.capture.stream_order import current_stream
 
 BLOCKS = 16
@@ -31,6 +32,7 @@ class PinnedRing:
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
         self._pinned = device.type == "cuda"
+        self._device = device.index
         self._slabs: deque[_Slab] = deque()
         self._slab: _Slab | None = None
 
@@ -45,8 +47,12 @@ class PinnedRing:
             slab = self._slab = self._next(slab, static.device)
         memory, address = slab.blocks[slab.used]
         slab.used += 1
-        memmove(address, values.buffer_info()[0], values.itemsize * len(values))
-        static.copy_(memory if len(values) == self._size else memory[: len(values)], non_blocking=True)
+        source, count = values.buffer_info()
+        memmove(address, source, 8 * count)
+        if not self._pinned or not copy_to_device(
+            static.data_ptr(), address, 8 * count, torch._C._cuda_getCurrentRawStream(self._device)
+        ):
+            static.copy_(memory[:count], non_blocking=True)
 
     def _next(self, last: "_Slab | None", device: torch.device) -> "_Slab":
         """Return a slab that no copy reads any more, in place of the last one, which is full."""

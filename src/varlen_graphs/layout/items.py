@@ -1,7 +1,7 @@
 """Items on the host: small integers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
@@ -19,29 +19,24 @@ class Layout:
         length: Length to which each item is padded, in a padded batch; 0 for packed rows.
         grouped: If True, adjoining items may belong together: the last number of an item is 1 if it begins a group,
             and 0 if it belongs to the group of the item before.
+        rows: Rows of each item, `t * h * w`.
+        total: Rows of all items.
+        longest: Rows of the largest item.
     """
 
     items: tuple[tuple[int, ...], ...]
     length: int = 0
     grouped: bool = False
 
-    @cached_property
-    def rows(self) -> tuple[int, ...]:
-        """Rows of each item, `t * h * w`."""
+    rows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    total: int = field(init=False, repr=False, compare=False)
+    longest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
         rows = []
         for item in self.items:  # a loop, because a comprehension costs a call of its own
             rows.append(item[0] * item[1] * item[2])  # noqa: PERF401
-        return tuple(rows)
-
-    @cached_property
-    def total(self) -> int:
-        """Rows of all items."""
-        return sum(self.rows)
-
-    @cached_property
-    def longest(self) -> int:
-        """Rows of the largest item."""
-        return max(self.rows)
+        vars(self).update(rows=tuple(rows), total=sum(rows), longest=max(rows, default=0))
 
     @property
     def size(self) -> int:

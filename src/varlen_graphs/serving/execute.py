@@ -14,6 +14,7 @@ from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore, Usable
+from varlen_graphs.graphs.transfers import NOTHING
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
@@ -109,8 +110,7 @@ class Executor:
             StaleOutputError: They became invalid meanwhile.
         """
         arguments = (call.rows, *call.original.values(), *call.description.values(), *call.inputs.values())
-        borrowed = {id(value): value for value in arguments if loan.covers(value)}
-        if not borrowed:
+        if not (borrowed := {id(value): value for value in arguments if loan.covers(value)}):
             return
         with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
             if self.pool.turn != loan.turn:
@@ -196,21 +196,27 @@ class Executor:
             lendable = self.lends and not (call.padded or call.staged)
             for pack in route.packs:
                 spans, budget = items.spans(pack), pack.budget
+                rows, room = NOTHING, NOTHING[:0]  # transfers
                 if budget is None:
                     outputs = self._run_eager(call, pack, spans, graphs.refused)
                 else:
-                    active = items.load(arena, pack)
+                    lent = lendable and items.veils is None and spans[0][0] == items.everything
+                    rows = arena.transfers.of_rows(call, spans)
+                    room = () if lent or items.veils else collected.room_for(graphs, budget, spans)
+                    active = items.load(arena, pack, (*rows, *room))
                     places = arena.places(call) if packs_in_place else None
-                    arena.load_rows(call, spans, budget, places)
+                    if rows is NOTHING or self.spec.inputs:
+                        arena.load_rows(call, spans, budget, places, moved=rows is not NOTHING)
                     outputs = graphs.replay(budget)
                     if graphs.stand_in is None:
                         self.stats.count_replay(budget, active)  # while the GPU works
                     else:
                         self.stats.count_exact(graphs.stand_in, active)
                     self.used[call.key][graphs.stand_in or budget] += 1
-                    if lendable and items.veils is None and spans[0][0] == items.everything:
+                    if lent:
                         return Lent(graphs, budget, items.everything, self.pool)
-                collected.take(outputs, graphs.extents, spans, items.veils)
+                if not room:
+                    collected.take(outputs, graphs.extents, spans, items.veils)
             if isinstance(items, DeviceItems):
                 items.finish(self.waits)
             tensors = collected.tensors

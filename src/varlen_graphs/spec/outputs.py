@@ -180,6 +180,9 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
         _check_rebuilt(part, (lambda values: kind(*values)) if named else kind, list(part), path)
         if named:
             return lambda tensors: kind(*(make(tensors) for make in entries))
+        if kind in (tuple, list) and all(isinstance(own, Tensor) for own in part):
+            end = len(parts.tensors)  # a slice, because a function for each tensor costs a call each
+            return lambda tensors: kind(tensors[end - len(entries) : end])
         return lambda tensors: kind(make(tensors) for make in entries)
     raise SpecError(
         f"{name_of(path)} has type {kind.__name__}, which may hide tensors: expected tensors, Python values, and "

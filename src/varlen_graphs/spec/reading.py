@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.layout.item_table import ItemTable
@@ -26,7 +27,7 @@ def read_call(spec: BufferSpec, call: Call) -> Layout:
         LayoutError: As for `read_items`.
     """
     layout = read_items(spec, call)
-    if isinstance(spec.layout, Pictures) and call.beyond is None:
+    if spec.layout.pictures and isinstance(spec.layout, Pictures) and call.beyond is None:
         call.beyond = spec.layout.beyond(layout, call.padded)
     return layout
 
@@ -93,7 +94,7 @@ def only_on_device(spec: BufferSpec, description: Mapping[str, Any], device: tor
     if spec.needs_layout:
         return False
     table = description[spec.layout.name]
-    if not spec.layout.is_table(table) or table.device != device:
+    if not isinstance(table, Tensor) or not spec.layout.is_table(table) or table.device != device:
         return False
     for column in spec.layout.columns:
         values = description[column.name]
@@ -120,7 +121,7 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
     sizes = argument.parse(value)
     layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))
     if shape:  # before any function of the user's sees the items
-        if isinstance(argument, Pictures):
+        if argument.pictures and isinstance(argument, Pictures):
             argument.check_pictures(layout, shape, spec.packed.name)
         elif spec.packed.padded_by is None:
             argument.check_rows(layout, shape, spec.packed.name)

@@ -123,7 +123,10 @@ class ModuleGuard:
         return None if same and self._contents_unchanged() else self.find_change()
 
     def _contents_unchanged(self) -> bool:
-        return all(own["_modules"] is parts and len(parts) == size for own, parts, size in self._contents)
+        for own, parts, size in self._contents:  # noqa: SIM110 - a generator costs a call an entry
+            if own["_modules"] is not parts or len(parts) != size:
+                return False
+        return True
 
 
 def _is_cache(slot: Slot) -> bool:

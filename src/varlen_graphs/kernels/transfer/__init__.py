@@ -1,0 +1,1 @@
+"""Copies of memory by address, which a graph reads at each replay."""
