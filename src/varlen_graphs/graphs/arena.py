@@ -12,8 +12,8 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
+from varlen_graphs.graphs.row_source import NONE, RowSource
 from varlen_graphs.graphs.static_inputs import StaticInputs
-from varlen_graphs.graphs.transfers import NONE, Transfers
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
@@ -42,10 +42,10 @@ class Arena:
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace integers there
             by the declared pad.
-        items: int64: `header`, transfers, `table`, and the places of the real rows in a batch to pack, one after the
+        items: int64: `header`, `source`, `table`, and the places of the real rows in a batch to pack, one after the
             other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
-        transfers: The transfers of a replay.
+        source: The caller's rows, from which graphs copy them.
         header: int64 `[4]`; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
         loading: True while functions of the declaration may run for a replay that is loaded, or not yet collected.
@@ -77,7 +77,7 @@ class Arena:
         self._places = self.items[FRONT + len(self._padding) :]
         self._front, self.table = self.items[:FRONT], self._uploaded[FRONT:].view(most_items, self._width)
         self.header = self._front[:HEADER]
-        self.transfers = Transfers(self._front[HEADER:], self.rows, self._extent)
+        self.source = RowSource(self._front[HEADER:], self.rows, self._extent)
         self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
@@ -170,7 +170,7 @@ class Arena:
         spans: Sequence[tuple[Span, Span]],
         budget: Budget,
         places: Places | None = None,
-        moved: bool = False,
+        by_graph: bool = False,
     ) -> None:
         """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
 
@@ -181,13 +181,13 @@ class Arena:
             spans: Places of its rows and items, and those in the replay.
             budget: Budget of the replay.
             places: For a batch that is packed on the way: places of its real rows.
-            moved: True if the replay transfers the rows.
+            by_graph: True if the graph copies the rows.
         """
         if call.inputs or self._spec.inputs:
             self._inputs.load(call, spans, budget, places)
         if places is not None:
             pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
-        if moved or call.staged or places is not None:
+        if by_graph or call.staged or places is not None:
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
         for there, here in spans:
@@ -195,18 +195,23 @@ class Arena:
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
     def load_layout(
-        self, layout: Layout, budget: Budget, moved: Sequence[int] = (), sizes: Sizes = (), padded: Sequence[int] = ()
+        self,
+        layout: Layout,
+        budget: Budget,
+        source: tuple[int, int] = NONE,
+        sizes: Sizes = (),
+        padded: Sequence[int] = (),
     ) -> None:
         """Copy the items of one replay, and the host buffers computed from them. Queued on the current stream; no sync.
 
         Args:
             layout: The items.
             budget: Budget of the replay.
-            moved: Its transfers.
+            source: Address and bytes of rows that the graph copies; see `RowSource`.
             sizes: For a batch that is packed on the way: sizes of its items; see `places`.
             padded: The size to which these are padded.
         """
-        self._load_items(layout, moved, sizes, padded)
+        self._load_items(layout, source, sizes, padded)
         before, self.loading = self.loading, True
         try:
             for buffer in self._spec.host_buffers:
@@ -224,7 +229,7 @@ class Arena:
         return places
 
     def load_table(
-        self, description: Mapping[str, Any], call: int, items: int, active: int, moved: Sequence[int] = ()
+        self, description: Mapping[str, Any], call: int, items: int, active: int, source: tuple[int, int] = NONE
     ) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
@@ -233,13 +238,13 @@ class Arena:
             call: Number of this call among those of its kind.
             items: Number of items.
             active: Number of their rows.
-            moved: The transfers of the replay.
+            source: As for `load_layout`.
         """
         table = self.table[:items]
         self._spec.layout.write(description[self._spec.layout.name], table)
         for at, column in enumerate(self._spec.layout.columns, start=3):
             table[:, at].copy_(description[column.name])
-        self.ring.upload(_front(call, items, active, 1, moved), self._front)
+        self.ring.upload(array("q", (call, items, active, 1, *source)), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -278,9 +283,9 @@ class Arena:
             self._host[buffer.name].fill_(buffer.pad)
 
     def _load_items(
-        self, layout: Layout, moved: Sequence[int] = (), sizes: Sizes = (), padded: Sequence[int] = ()
+        self, layout: Layout, source: tuple[int, int] = NONE, sizes: Sizes = (), padded: Sequence[int] = ()
     ) -> None:
-        values = _front(0, len(layout.items), layout.total, 0, moved)
+        values = array("q", (0, len(layout.items), layout.total, 0, *source))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if not padded or layout.total == len(layout) * math.prod(padded):
@@ -288,8 +293,3 @@ class Arena:
         else:
             values.frombytes(real_places(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])
-
-
-def _front(call: int, items: int, rows: int, unseen: int, moved: Sequence[int]) -> "array[int]":
-    """Return the numbers in front of an item table: the header, and transfers."""
-    return array("q", (call, items, rows, unseen, *moved)) + NONE[len(moved) :]

@@ -18,7 +18,6 @@ from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
-from varlen_graphs.graphs.transfers import OutputTransfers
 from varlen_graphs.kernels.launch import compiling_in_threads
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
@@ -50,7 +49,6 @@ class GraphSet:
         rebuild: Builds a new output object from tensors.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         places: Addresses of the memory of each budget's outputs.
-        transfers: Transfers of each budget's outputs; `None` where they are not possible.
         timed: True if costs were measured with these graphs.
         stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
     """
@@ -75,7 +73,6 @@ class GraphSet:
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
         self.places: dict[Budget, Sequence[range]] = {}
-        self.transfers: dict[Budget, OutputTransfers | None] = {}
         self._graphs: dict[Budget, Graph] = {}
         self.constants: Sequence[Any] | None = None
         self._form: OutputForm | None = None
@@ -190,15 +187,11 @@ class GraphSet:
     def _capture(self, budget: Budget, forward: BoundForward, backend: Backend, memory: ReadMemory) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
         arena, checks, agreement, device = self.arena, self.checks, self.agreement, self.arena.rows.device
-        attention, transferred = AttentionCost(), False
+        attention = AttentionCost()
 
         def run() -> list[Tensor]:
-            nonlocal transferred
-            arena.transfers.make_of_rows(budget)
-            parts = forward(*checks.view(arena, budget))
-            outputs = outputs_of(parts)
-            transferred = arena.transfers.make_of_outputs(outputs, parts.extents)
-            return outputs
+            arena.source.copy(budget.rows)
+            return outputs_of(forward(*checks.view(arena, budget)))
 
         def rehearse() -> None:
             with agreement.rehearsal():
@@ -226,7 +219,6 @@ class GraphSet:
                         self._form = form
                         self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
                     self._graphs[budget], self.places[budget] = graph, places_of(graph.outputs)
-                    self.transfers[budget] = OutputTransfers(graph.outputs, self.extents) if transferred else None
         if attempt.failure is not None:
             self._graphs.pop(budget, None)  # another rank has failed
             return attempt.take()
@@ -246,7 +238,6 @@ class GraphSet:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
         self.places.pop(budget, None)
-        self.transfers.pop(budget, None)
         self.arena.forget(budget)
         self._changes += 1
 
@@ -261,8 +252,8 @@ class GraphSet:
 
     def clear(self) -> None:
         """Drop all graphs."""
-        for budget in self.budgets:
-            self.drop(budget)
+        self._graphs.clear()
+        self._changes += 1
 
     def bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graph of each budget takes beside the pool and the arena."""

@@ -13,8 +13,8 @@ from varlen_graphs.capture.pool import Loan, on_device
 from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.row_source import NONE
 from varlen_graphs.graphs.store import GraphStore, Usable
-from varlen_graphs.graphs.transfers import NOTHING
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
@@ -196,27 +196,23 @@ class Executor:
             lendable = self.lends and not (call.padded or call.staged)
             for pack in route.packs:
                 spans, budget = items.spans(pack), pack.budget
-                rows, room = NOTHING, NOTHING[:0]  # transfers
                 if budget is None:
                     outputs = self._run_eager(call, pack, spans, graphs.refused)
                 else:
-                    lent = lendable and items.veils is None and spans[0][0] == items.everything
-                    rows = arena.transfers.of_rows(call, spans)
-                    room = () if lent or items.veils else collected.room_for(graphs, budget, spans)
-                    active = items.load(arena, pack, (*rows, *room))
+                    source = arena.source.of(call, spans)
+                    active = items.load(arena, pack, source)
                     places = arena.places(call) if packs_in_place else None
-                    if rows is NOTHING or self.spec.inputs:
-                        arena.load_rows(call, spans, budget, places, moved=rows is not NOTHING)
+                    if source is NONE or self.spec.inputs:
+                        arena.load_rows(call, spans, budget, places, by_graph=source is not NONE)
                     outputs = graphs.replay(budget)
                     if graphs.stand_in is None:
                         self.stats.count_replay(budget, active)  # while the GPU works
                     else:
                         self.stats.count_exact(graphs.stand_in, active)
                     self.used[call.key][graphs.stand_in or budget] += 1
-                    if lent:
+                    if lendable and items.veils is None and spans[0][0] == items.everything:
                         return Lent(graphs, budget, items.everything, self.pool)
-                if not room:
-                    collected.take(outputs, graphs.extents, spans, items.veils)
+                collected.take(outputs, graphs.extents, spans, items.veils)
             if isinstance(items, DeviceItems):
                 items.finish(self.waits)
             tensors = collected.tensors

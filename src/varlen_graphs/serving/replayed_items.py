@@ -8,6 +8,7 @@ from torch import Tensor
 from varlen_graphs.capture.stream_order import current_stream
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
+from varlen_graphs.graphs.row_source import NONE
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Sizes
 from varlen_graphs.layout.span import Span
@@ -42,14 +43,11 @@ class HostItems:
             return self._all
         return pack.spans(self.layout, self.everything)
 
-    def load(self, arena: Arena, pack: Pack, moved: Sequence[int] = ()) -> int:
-        """Copy the items of a pack, and the transfers of its replay, into the arena; return their rows.
-
-        Queued on the current stream; no sync.
-        """
+    def load(self, arena: Arena, pack: Pack, source: tuple[int, int] = NONE) -> int:
+        """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
-        arena.load_layout(part, pack.budget, moved, *self._batch)
+        arena.load_layout(part, pack.budget, source, *self._batch)
         return part.total
 
     def raise_finding(self) -> None:
@@ -79,16 +77,13 @@ class DeviceItems:
         """Return the places of the rows and items of a pack in the call and in its replay."""
         return [(self.everything, self.everything)]
 
-    def load(self, arena: Arena, pack: Pack, moved: Sequence[int] = ()) -> int:
-        """Copy the items, and the transfers of the replay, into the arena; return their rows.
-
-        Queued on the current stream; no sync.
-        """
+    def load(self, arena: Arena, pack: Pack, source: tuple[int, int] = NONE) -> int:
+        """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         self._checks.calls += 1
         self._number = self._checks.calls
         _, rows, _, items, *_ = self.everything
-        arena.load_table(self._description, self._number, items, rows, moved)
+        arena.load_table(self._description, self._number, items, rows, source)
         return rows
 
     def finish(self, wait: bool) -> None:

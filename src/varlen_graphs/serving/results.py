@@ -32,17 +32,6 @@ class Collected:
         self._views = views
         self.tensors: list[Tensor] = []
 
-    def room_for(self, graphs: GraphSet, budget: Budget, spans: Sequence[tuple[Span, Span]]) -> Sequence[int]:
-        """Return the transfers that bring the outputs of a replay to their places; none if `take` has to.
-
-        Allocates the tensors before the first one; no launch.
-        """
-        outputs = graphs.transfers.get(budget)
-        if outputs is None or self._views or len(spans) > 1:
-            return ()
-        self.tensors = self.tensors or outputs.allocate(self.everything)
-        return outputs.to(self.tensors, *spans[0])
-
     def take(
         self,
         outputs: Sequence[Tensor],

@@ -1,0 +1,66 @@
+"""Where the rows of a replay lie: in the caller's memory, from which its graph copies them."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from varlen_graphs.kernels.copy_rows.op import copy_rows
+from varlen_graphs.layout.span import Span
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.entries import Extent
+
+UNIT = 8
+"""Graphs copy memory in units of so many bytes, from addresses that are multiples of that."""
+
+NONE = 0, 0
+"""Address and bytes of rows that no graph has to copy."""
+
+
+class RowSource:
+    """Copies the rows of replays out of the caller's memory, as the first operation of their graphs.
+
+    A launch of its own, ahead of that of the graph, would cost the host more than all of its checks.
+
+    Args:
+        memory: int64 `[2]`, from which graphs read address and bytes of the rows.
+        rows: Static rows.
+        extent: Extent of rows.
+    """
+
+    def __init__(self, memory: Tensor, rows: Tensor, extent: Extent) -> None:
+        self._memory = memory
+        self._rows = rows
+        self._static = range(rows.data_ptr(), rows.data_ptr() + rows.nbytes)
+        self._row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
+        self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT)
+
+    def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> tuple[int, int]:
+        """Return address and bytes of the rows of a replay; `NONE` if its graph cannot copy them as they are.
+
+        Args:
+            call: The call.
+            spans: Places of its rows, and those in the replay.
+        """
+        rows, (there, here) = call.rows, spans[0]
+        if (
+            not self._copies
+            or len(spans) > 1
+            or call.staged
+            or call.to_pack
+            or rows.dtype is not self._rows.dtype
+            or rows.device != self._rows.device
+            or not rows.is_contiguous()
+            or rows.is_neg()  # in memory with the other sign
+            or there.row + here.rows > rows.shape[0]
+        ):
+            return NONE
+        address = rows.data_ptr()
+        if address % UNIT or address in self._static or not address:  # tensors of zeros may have no memory
+            return NONE
+        return address + self._row_bytes * there.row, self._row_bytes * here.rows
+
+    def copy(self, most: int) -> None:
+        """Copy rows, at most so many. Queued on the current stream; no sync."""
+        if self._copies:
+            copy_rows(self._memory, self._rows[:most])

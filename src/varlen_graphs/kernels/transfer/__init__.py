@@ -1,1 +1,0 @@
-"""Copies of memory by address, which a graph reads at each replay."""

@@ -1,0 +1,10 @@
+"""The copy of rows from an address, compiled."""
+
+from tests.support.gpu import on_gpus
+from tests.support.row_copies import check_kernel
+
+pytestmark = on_gpus()
+
+
+def test_the_kernel_copies_the_rows_and_nothing_else():
+    check_kernel("cuda")

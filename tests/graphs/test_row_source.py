@@ -1,0 +1,125 @@
+"""Rows that graphs copy out of the caller's memory: every form of them that a call may bring, through the public face."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import BUDGETS, attention_encoder, encoder_of, rows_for
+
+LENGTHS = [5, 9, 7]
+
+
+class Two(nn.Module):
+    """Rows, and rows plus one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.eval()
+
+    def forward(self, x):
+        x = x * self.scale
+        return [x, x + 1]
+
+
+def forms_of(rows):
+    """Return the rows in memory of every kind."""
+    zeros = torch.zeros(len(rows), 8)
+    beside = torch.cat([zeros[:1].view(-1)[:1], rows.reshape(-1)])[1:].view_as(rows)
+    return {
+        "as they are": rows,
+        "within others": torch.cat([zeros, rows, zeros])[len(rows) : 2 * len(rows)],
+        "off the unit": beside,
+        "in columns": rows.t().contiguous().t(),
+        "of a wider tensor": torch.cat([zeros, rows, zeros], 1)[:, 8:16],
+        "negated in memory": torch._neg_view(-rows),
+        "double": rows.double(),
+        "half": rows.bfloat16().float().bfloat16(),
+        "a parameter": nn.Parameter(rows, requires_grad=False),
+        "copied when written": torch._lazy_clone(rows),
+    }
+
+
+@pytest.mark.parametrize("form", forms_of(torch.ones(2, 8)))
+def test_rows_in_memory_of_any_kind_are_taken(form):
+    encoder, plain = attention_encoder(), rows_for(LENGTHS)
+    rows = forms_of(plain)[form]
+    for _ in range(2):
+        got = encoder(rows, lengths=LENGTHS)
+        torch.testing.assert_close(got, encoder.eager(rows.to(torch.float32), lengths=LENGTHS), atol=1e-5, rtol=1e-5)
+    assert not encoder.stats.eager
+
+
+def test_zeros_without_memory_are_rows():
+    encoder = encoder_of(Two())
+    got = encoder(torch._efficientzerotensor((21, 8)), lengths=LENGTHS)
+    assert torch.equal(got[1], torch.ones(21, 8))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_any_call_is_right_however_it_is_split(lengths, seed):
+    encoder = encoder_of(Two())
+    rows = rows_for(lengths, seed)
+    first = encoder(rows, lengths=lengths)
+    own = [output.clone() for output in first]
+    encoder(-rows, lengths=lengths)  # writes into the same static memory
+    encoder(rows_for([3]), lengths=[3])
+    for output, before, i in zip(first, own, range(2), strict=True):
+        assert torch.equal(output, before)
+        assert torch.equal(output, rows + i)
+
+
+def test_a_later_replay_reads_no_rows_of_an_earlier_call():
+    """Each load says anew where rows lie: a sample, or what a stage writes, is not overwritten by them."""
+    encoder = encoder_of(Two())
+    rows = rows_for(LENGTHS)
+    encoder(rows, lengths=LENGTHS)
+    with encoder.stage(LENGTHS) as stage:
+        stage.rows.fill_(2)
+        assert (stage.output[0] == 2).all()
+    encoder(rows, lengths=LENGTHS)
+    assert (encoder(torch.full((22, 8), 3.0)[1:], lengths=torch.tensor(LENGTHS))[0] == 3).all()
+    assert torch.equal(encoder(rows.double(), lengths=LENGTHS)[0], rows)  # cast, so copied ahead of the graph
+
+
+def test_rows_may_be_changed_or_dropped_once_the_call_is_back():
+    encoder = encoder_of(Two())
+    rows = rows_for(LENGTHS)
+    expected = rows.clone()
+    got = encoder(rows, lengths=LENGTHS)
+    rows.zero_()
+    del rows
+    assert torch.equal(got[0], expected)
+
+
+def test_the_graph_of_every_budget_takes_all_of_its_rows():
+    encoder = encoder_of(Two()).capture()
+    for budget in BUDGETS:
+        rows = rows_for([budget.rows])
+        assert torch.equal(encoder(rows, lengths=[budget.rows])[1], rows + 1)
+    assert encoder.stats.replays.keys() == {*BUDGETS}
+
+
+def test_rows_in_the_memory_of_the_graph_are_refused_where_they_overlap():
+    encoder = encoder_of(Two())
+    with encoder.stage(LENGTHS) as stage:
+        stage.rows.copy_(rows_for(LENGTHS))
+        kept = stage.rows
+    expected = kept.clone()
+    assert torch.equal(encoder(kept, lengths=LENGTHS)[0], expected)
+    with pytest.raises(RuntimeError, match=r"overlap|single memory location"):
+        encoder(kept[2:], lengths=[19])
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.int64, ()), (torch.int32, ()), (torch.int32, (2,))])
+def test_rows_of_integers_are_taken(dtype, shape):
+    module = nn.Embedding(50, 4).eval()
+    spec = vg.BufferSpec(vg.PackedRows("input", shape, dtype, pad=1), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, BUDGETS, spec, backend="tape")
+    for seed in range(3):
+        ids = torch.randint(50, (21, *shape), dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(encoder(ids, lengths=LENGTHS), module(ids))
