@@ -115,6 +115,27 @@ def test_rows_in_the_memory_of_the_graph_are_refused_where_they_overlap():
         encoder(kept[2:], lengths=[19])
 
 
+class Turned(nn.Module):
+    """Complex rows, turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 1j))
+        self.eval()
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_complex_rows_are_conjugated_where_they_are_in_name_alone():
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,), torch.complex64), vg.Lengths())
+    encoder = vg.GraphedEncoder(Turned(), BUDGETS, spec, backend="tape")
+    rows = torch.complex(rows_for(LENGTHS, 1), rows_for(LENGTHS, 2))
+    for came in (rows, rows.conj()):
+        assert torch.equal(encoder(came, lengths=LENGTHS), came * 1j)
+    assert not encoder.stats.eager
+
+
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.int64, ()), (torch.int32, ()), (torch.int32, (2,))])
 def test_rows_of_integers_are_taken(dtype, shape):
     module = nn.Embedding(50, 4).eval()

@@ -19,7 +19,7 @@ def test_the_padding_contract_holds():
     check_padding_contract(thirds_encoder(), expected_thirds, thirds_rows, "lengths", layouts, 1e-5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 140), min_size=1, max_size=12), st.integers(0, 3))
 def test_any_call_has_the_entries_of_its_items_however_it_is_split(lengths, seed):
     """The longest item of the call counts, not that of a replay."""

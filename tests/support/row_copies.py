@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from varlen_graphs.kernels.copy_rows import reference
 
-KINDS = [(torch.float32, (2,)), (torch.bfloat16, (4,)), (torch.int64, ()), (torch.uint8, (8, 3)), (torch.bool, (2, 4))]
+KINDS = [(torch.float32, (2,)), (torch.bfloat16, (12,)), (torch.int64, ()), (torch.uint8, (8, 3)), (torch.bool, (2, 4))]
 """Dtypes and shapes of rows that graphs copy."""
 
 
 def check_copies(copy_rows, device="cpu"):
-    """Check that exactly the rows that there are come from where they lie, whatever their number."""
+    """Check that exactly the rows that are asked for come from where they lie, whatever their number."""
 
     @settings(max_examples=60, deadline=None, database=None)
     @given(
@@ -19,14 +19,18 @@ def check_copies(copy_rows, device="cpu"):
         st.sampled_from([0, 1, 7, 1023, 1024, 1025, 5000]),
         st.sampled_from([0, 1, 3000, 300_000]),
         st.integers(0, 2),
+        st.sampled_from(["first", "first, with places", "at places"]),
     )
-    def check(kind, count, spare, first):
+    def check(kind, count, spare, first, which):
         dtype, shape = kind
-        memory = torch.randint(2, (first + count + 1, *shape), device=device).to(dtype)
+        memory = torch.randint(2, (first + 2 * count + 1, *shape), device=device).to(dtype)
         rows = torch.ones(count + spare, *shape, dtype=dtype, device=device)
-        each = memory[0].nbytes
-        copy_rows(torch.tensor([memory.data_ptr() + first * each, count * each], device=device), rows)
-        assert torch.equal(rows[:count], memory[first : first + count])
+        places = torch.randperm(2 * count, device=device)[:count].sort().values
+        address = memory.data_ptr() + first * memory[0].nbytes
+        source = torch.tensor([address, count, int(which == "at places")], device=device)
+        wanted = places if which == "at places" else torch.arange(count, device=device)
+        copy_rows(source, places[:0] if which == "first" else places, rows)
+        assert torch.equal(rows[:count], memory[first:][wanted])
         assert (rows[count:] == 1).all()
 
     check()

@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NONE, RowSource
+from varlen_graphs.graphs.row_source import NONE, RowSource, Source
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
@@ -77,7 +77,7 @@ class Arena:
         self._places = self.items[FRONT + len(self._padding) :]
         self._front, self.table = self.items[:FRONT], self._uploaded[FRONT:].view(most_items, self._width)
         self.header = self._front[:HEADER]
-        self.source = RowSource(self._front[HEADER:], self.rows, self._extent)
+        self.source = RowSource(self._front[HEADER:], self._places, self.rows, self._extent)
         self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
@@ -185,9 +185,10 @@ class Arena:
         """
         if call.inputs or self._spec.inputs:
             self._inputs.load(call, spans, budget, places)
+        if by_graph or call.staged:
+            return
         if places is not None:
             pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
-        if by_graph or call.staged or places is not None:
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
         for there, here in spans:
@@ -198,7 +199,7 @@ class Arena:
         self,
         layout: Layout,
         budget: Budget,
-        source: tuple[int, int] = NONE,
+        source: Source = NONE,
         sizes: Sizes = (),
         padded: Sequence[int] = (),
     ) -> None:
@@ -207,7 +208,7 @@ class Arena:
         Args:
             layout: The items.
             budget: Budget of the replay.
-            source: Address and bytes of rows that the graph copies; see `RowSource`.
+            source: Where the rows lie that the graph copies.
             sizes: For a batch that is packed on the way: sizes of its items; see `places`.
             padded: The size to which these are padded.
         """
@@ -229,7 +230,7 @@ class Arena:
         return places
 
     def load_table(
-        self, description: Mapping[str, Any], call: int, items: int, active: int, source: tuple[int, int] = NONE
+        self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NONE
     ) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
@@ -282,9 +283,7 @@ class Arena:
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(
-        self, layout: Layout, source: tuple[int, int] = NONE, sizes: Sizes = (), padded: Sequence[int] = ()
-    ) -> None:
+    def _load_items(self, layout: Layout, source: Source = NONE, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         values = array("q", (0, len(layout.items), layout.total, 0, *source))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own

@@ -13,30 +13,36 @@ from varlen_graphs.spec.entries import Extent
 UNIT = 8
 """Graphs copy memory in units of so many bytes, from addresses that are multiples of that."""
 
-NONE = 0, 0
-"""Address and bytes of rows that no graph has to copy."""
+Source = tuple[int, int, int]
+"""Where rows lie; see `varlen_graphs.kernels.copy_rows.reference.copy_rows`."""
+
+NONE: Source = (0, 0, 0)
+"""No rows for a graph to copy."""
 
 
 class RowSource:
     """Copies the rows of replays out of the caller's memory, as the first operation of their graphs.
 
-    A launch of its own, ahead of that of the graph, would cost the host more than all of its checks.
+    A launch ahead of that of the graph would cost the host more than all of its checks.
 
     Args:
-        memory: int64 `[2]`, from which graphs read address and bytes of the rows.
-        rows: Static rows.
+        memory: int64 `[3]`, from which graphs read where the rows lie.
+        places: int64 `[most rows]`, from which they read the places of the real rows in a batch to pack; empty if the
+            declaration packs none.
+        rows: The static rows.
         extent: Extent of rows.
     """
 
-    def __init__(self, memory: Tensor, rows: Tensor, extent: Extent) -> None:
+    def __init__(self, memory: Tensor, places: Tensor, rows: Tensor, extent: Extent) -> None:
         self._memory = memory
+        self._places = places
         self._rows = rows
         self._static = range(rows.data_ptr(), rows.data_ptr() + rows.nbytes)
         self._row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
-        self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT)
+        self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
-    def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> tuple[int, int]:
-        """Return address and bytes of the rows of a replay; `NONE` if its graph cannot copy them as they are.
+    def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> Source:
+        """Return where the rows of a replay lie; `NONE` if its graph cannot copy them as they are.
 
         Args:
             call: The call.
@@ -47,20 +53,23 @@ class RowSource:
             not self._copies
             or len(spans) > 1
             or call.staged
-            or call.to_pack
             or rows.dtype is not self._rows.dtype
             or rows.device != self._rows.device
             or not rows.is_contiguous()
-            or rows.is_neg()  # in memory with the other sign
-            or there.row + here.rows > rows.shape[0]
+            or rows.is_neg()  # such memory holds other numbers than the tensor
+            or rows.is_conj()
         ):
             return NONE
-        address = rows.data_ptr()
+        address, count = rows.data_ptr(), here.rows
         if address % UNIT or address in self._static or not address:  # tensors of zeros may have no memory
             return NONE
-        return address + self._row_bytes * there.row, self._row_bytes * here.rows
+        if call.to_pack:
+            return address, count, int(count < len(call.sizes) * math.prod(call.padded))
+        if there.row + count > rows.shape[0]:
+            return NONE
+        return address + self._row_bytes * there.row, count, 0
 
     def copy(self, most: int) -> None:
         """Copy rows, at most so many. Queued on the current stream; no sync."""
         if self._copies:
-            copy_rows(self._memory, self._rows[:most])
+            copy_rows(self._memory, self._places, self._rows[:most])

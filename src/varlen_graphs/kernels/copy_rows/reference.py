@@ -1,19 +1,27 @@
 """Copy of rows from an address, on the host: the specification."""
 
-from ctypes import memmove
+from ctypes import c_uint8
 
+import torch
 from torch import Tensor
 
 
-def copy_rows(source: Tensor, rows: Tensor) -> None:
-    """Copy the first bytes of `rows` from an address.
+def copy_rows(source: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Copy rows from an address: adjoining ones, or those at some places.
 
     Whoever writes the address vouches for the memory there, until the copy has run.
 
     Args:
-        source: int64 `[2]`: address of the memory to copy, on the device of `rows`, and its size in bytes, at most that
-            of `rows`; multiples of 8.
-        rows: The target, contiguous. Changed in place.
+        source: int64 `[3]`: address of the first row, a multiple of 8, on the device of `rows`; number of rows to copy,
+            at most that of `rows`; 1 if they are those at `places`, and 0 if they are the first ones.
+        places: int64 `[places]`, at least as many as rows if any of them counts: indices of the rows from the address.
+        rows: The target, `[rows, ...]`, contiguous, of a multiple of 8 bytes each. Only its first rows are changed.
     """
-    address, size = source.tolist()
-    memmove(rows.data_ptr(), address, size)
+    address, count, scattered = source.tolist()
+    if not count:
+        return
+    target = rows.view(len(rows), -1).view(torch.uint8)
+    wanted = places[:count] if scattered else torch.arange(count)
+    shape = int(wanted.max()) + 1, target.shape[1]
+    memory = (c_uint8 * (shape[0] * shape[1])).from_address(address)
+    target[:count] = torch.frombuffer(memory, dtype=torch.uint8).view(shape)[wanted]

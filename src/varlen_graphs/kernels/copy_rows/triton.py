@@ -1,5 +1,7 @@
 """Copy of rows from an address, as a Triton kernel."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -14,17 +16,24 @@ MOST_PROGRAMS = 1056
 """Number of programs, at most, eight for each multiprocessor of a large GPU. Each copies several blocks if need be."""
 
 
-def copy_rows(source: Tensor, rows: Tensor) -> None:
+def copy_rows(source: Tensor, places: Tensor, rows: Tensor) -> None:
     """Run `reference.copy_rows` in one launch."""
-    blocks = -(-rows.nbytes // (8 * BLOCK))
-    launch(_copy_rows, (max(1, min(blocks, MOST_PROGRAMS)),), source, rows.view(-1).view(torch.int64), BLOCK=BLOCK)
+    units, width = rows.view(-1).view(torch.int64), math.prod(rows.shape[1:]) * rows.itemsize // 8
+    programs = max(1, min(-(-len(units) // BLOCK), MOST_PROGRAMS))
+    launch(_copy_rows, (programs,), source, places, units, WIDTH=width, PLACES=len(places) > 0, BLOCK=BLOCK)
 
 
 @triton.jit
-def _copy_rows(p_source, p_rows, BLOCK: tl.constexpr):
+def _copy_rows(p_source, p_places, p_rows, WIDTH: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):
     p_memory = tl.load(p_source).to(tl.pointer_type(tl.int64))
-    count = tl.load(p_source + 1) // 8
+    count = tl.load(p_source + 1) * WIDTH
+    scattered = tl.load(p_source + 2) != 0
     for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        i = start + tl.arange(0, BLOCK)
+        i = start + tl.arange(0, BLOCK).to(tl.int64)
         m = i < count
-        tl.store(p_rows + i, tl.load(p_memory + i, mask=m), mask=m)
+        from_i = i
+        if PLACES:  # noqa: SIM102 - a constant: without places there is no such code
+            if scattered:
+                row = i // WIDTH
+                from_i = tl.load(p_places + row, mask=m, other=0) * WIDTH + i - row * WIDTH
+        tl.store(p_rows + i, tl.load(p_memory + from_i, mask=m), mask=m)
