@@ -2,8 +2,8 @@
 
 Images: a tower of the depth and outputs of Qwen3-VL-8B's (351 weights) but small, so that the GPU is never what is
 waited for. Correctness first: the output equals the same call run eager. *CUDA alone* is what no encoder in Python can
-do without: the copy of the rows, that of the item table with its event, the launch of the graph, and one launch that
-copies the outputs, with nothing looked up, checked or planned. Texts: padded batches of 8 for a small BERT of 12
+do without: the copy of the item table with its event, the launch of the graph, which copies the rows, and one launch
+that copies the outputs, with nothing looked up, checked or planned. Texts: padded batches of 8 for a small BERT of 12
 layers; with the mask on the GPU, the host waits for a copy of it. The cases take turns, because a host may be slow for
 a while. On a machine without a GPU the tape stands in, with graphs whose replay does nothing: the time of everything
 but CUDA.
@@ -25,6 +25,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 import varlen_graphs as vg
 from benchmarks.common import write_json
+from varlen_graphs.capture.driver import copy_to_device
 
 IMAGES = 8
 LENGTHS = 4, 33
@@ -82,10 +83,10 @@ def bare(encoder: Any) -> Run:
     block = torch.empty(len(arena.items), dtype=torch.int64, pin_memory=True)
     block.copy_(arena.items)
     event, stream = torch.cuda.Event(), torch.cuda.current_stream()
+    copy = arena.items.data_ptr(), block.data_ptr(), block.nbytes, stream.cuda_stream
 
     def call(rows: torch.Tensor, grid_thw: Any) -> Any:
-        arena.rows[: len(rows)].copy_(rows, non_blocking=True)
-        arena.items.copy_(block, non_blocking=True)
+        copy_to_device(*copy)
         event.record(stream)
         graph.replay()
         return torch._foreach_mul([output[:40] for output in graph.outputs], 1)

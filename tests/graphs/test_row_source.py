@@ -53,10 +53,53 @@ def test_rows_in_memory_of_any_kind_are_taken(form):
     assert not encoder.stats.eager
 
 
-def test_zeros_without_memory_are_rows():
+@pytest.mark.parametrize("first", [0, 3])
+def test_zeros_without_memory_are_rows(first):
     encoder = encoder_of(Two())
-    got = encoder(torch._efficientzerotensor((21, 8)), lengths=LENGTHS)
+    got = encoder(torch._efficientzerotensor((30, 8))[first : first + 21], lengths=LENGTHS)
     assert torch.equal(got[1], torch.ones(21, 8))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_rows_whose_memory_was_freed_are_refused(first):
+    encoder, rows = encoder_of(Two()), torch.ones(30, 8)[first : first + 21]
+    assert torch.equal(encoder(rows, lengths=LENGTHS)[0], torch.ones(21, 8))
+    rows.untyped_storage().resize_(0)
+    with pytest.raises(vg.InputError, match="memory of the rows was freed"):
+        encoder(rows, lengths=LENGTHS)
+
+
+class Beside(nn.Module):
+    """Rows plus a number that the host computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.eval()
+
+    def forward(self, x, number):
+        return x * self.scale + number
+
+
+def test_rows_that_get_other_memory_during_a_call_are_those_that_came():
+    actions = []
+
+    def number(layout):
+        for act in actions:
+            act()
+        return torch.zeros(1)
+
+    encoder = encoder_of(Beside(), [vg.HostBuffer("number", number, (1,), torch.float32)])
+    encoder(rows_for(LENGTHS, 1), lengths=LENGTHS)
+    rows, others = rows_for(LENGTHS), []
+    expected = rows.clone()
+
+    def take_memory():
+        rows.data = torch.empty(0)
+        others.extend(torch.full((21, 8), 7.0) for _ in range(50))
+
+    actions.append(take_memory)
+    assert torch.equal(encoder(rows, lengths=LENGTHS), expected)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 3))

@@ -14,7 +14,7 @@ KERNELS = {
     "attention": {"_attention"},
     "threads": {"_add_layer_norm", "_silu_mul"},
     "others": {
-        "_add_layer_norm", "_add_rms_norm", "_check_items", "_rotary", "_schedule", "_silu_mul", "antialias_kernel",
+        "_add_layer_norm", "_add_rms_norm", "_check_items", "_copy_rows", "_rotary", "_schedule", "_silu_mul", "antialias_kernel",
         "cu_seqlens_kernel", "cu_window_seqlens_kernel", "interpolate_kernel", "interpolation_taps_kernel",
         "patches_kernel", "positions_kernel", "rotary_table_kernel", "window_index_kernel",
     },

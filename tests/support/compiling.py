@@ -20,6 +20,7 @@ from varlen_graphs.attention.tile_schedule import reference
 from varlen_graphs.attention.tile_schedule.triton import tile_schedule
 from varlen_graphs.kernels.antialias.triton import antialias
 from varlen_graphs.kernels.check.triton import check_items
+from varlen_graphs.kernels.copy_rows.triton import copy_rows
 from varlen_graphs.kernels.cu_seqlens.triton import cu_seqlens
 from varlen_graphs.kernels.interpolation.triton import interpolate, interpolation_taps
 from varlen_graphs.kernels.launch import Compiling, compiling_in_threads
@@ -90,6 +91,9 @@ def compile_others():
     add_layer_norm(rows, add, *norm, 1e-6)
     add_rms_norm(rows, add, norm[0], 1e-6)
     silu_mul(rows, add)
+    source = torch.zeros(3, dtype=torch.int64)
+    for places in (source, source[:0]):
+        copy_rows(source, places, rows)
     header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (4, 8, 4))
     for frames, window in ((True, 0), (False, 2)):
         check_items(header, TABLE, padding, status, torch.zeros(1), 2, 4, 8, 64, frames, not frames, window)

@@ -1,6 +1,7 @@
 """Capture sets of graphs, time them, and watch what they depend on."""
 
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,10 +126,7 @@ class Capturer:
                 self._mode.default_dtype = torch.get_default_dtype()
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
-            arena = self._arena(row_shape) or Arena(
-                spec, self._budgets.enabled, row_shape, self._forward.row_dtype, device,
-                [self._forward.input_dtype(one) for one in spec.inputs],
-            )  # fmt: skip
+            arena = self._arena(row_shape, device)
             graphs = None if stand_in else self.sets.get(key)
             graphs = graphs or GraphSet(arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in)
             if is_new and compiled is not None:
@@ -199,11 +197,16 @@ class Capturer:
             return "its adapters, or the shape of its rows, changed"
         return f"{name}={quoted(statics[name])}, after {len(values[name])} other values"
 
-    def _arena(self, row_shape: tuple[int, ...]) -> Arena | None:
-        """Return the arena for rows of a shape. Other rows than those of a batch must fit the first one."""
-        if self._forward.spec.layout.one_row:
-            return self.arenas.get(row_shape)
-        return next(iter(self.arenas.values()), None)
+    def _arena(self, row_shape: tuple[int, ...], device: torch.device) -> Arena:
+        """Return the arena for rows of a shape, a new one if need be. All rows but those of a batch fit the first."""
+        spec, dtype = self._forward.spec, self._forward.row_dtype
+        arena = self.arenas.get(row_shape) if spec.layout.one_row else next(iter(self.arenas.values()), None)
+        if arena is None:
+            inputs = [self._forward.input_dtype(one) for one in spec.inputs]
+            arena = Arena(spec, self._budgets.enabled, row_shape, dtype, device, inputs)
+            # Torch reuses pinned memory at once that it has not copied from itself, also after a capture that failed.
+            weakref.finalize(arena, self._pool.synchronize).atexit = False
+        return arena
 
     def check_not_loading(self) -> None:
         """Check that no host buffer is being computed for a call, whose items a capture would overwrite.

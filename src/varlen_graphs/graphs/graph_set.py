@@ -133,6 +133,7 @@ class GraphSet:
         with CAPTURE_LOCK, self.agreement.attempt() as attempt, compiling_in_threads():
             for budget in {max(budgets), min(budgets)}:
                 self.arena.load_sample(budget)
+                self.arena.source.copy(budget.rows)  # of none
                 with self.agreement.rehearsal():
                     forward(*self.checks.view(self.arena, budget))
         attempt.take()
@@ -200,6 +201,7 @@ class GraphSet:
         with CAPTURE_LOCK:
             with agreement.attempt() as attempt:  # fills what the module computes once and keeps
                 arena.load_sample(budget)
+                arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
                 with measuring() as measured, agreement.rehearsal():
                     forward(*checks.view(arena, budget))
                 attention.per_square = measured.per_square

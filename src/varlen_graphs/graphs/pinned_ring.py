@@ -33,26 +33,29 @@ class PinnedRing:
         self._size = size
         self._pinned = device.type == "cuda"
         self._device = device.index
-        self._slabs: deque[_Slab] = deque()
+        self._all: list[_Slab] = []
+        self._slabs: deque[_Slab] = deque()  # full ones
         self._slab: _Slab | None = None
 
     def __len__(self) -> int:
-        return sum(len(slab.blocks) for slab in (*self._slabs, *filter(None, [self._slab])))
+        return sum(len(slab.blocks) for slab in self._all)
 
     def upload(self, values: "array[int]", static: Tensor) -> None:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
         slab = self._slab
         if slab is None or slab.used == len(slab.blocks):
-            self._slab = None  # first, so that an interrupt loses a slab and never queues it twice
+            self._slab = None  # first: an interrupt puts a slab out of use, whose copies may run, but never in twice
             slab = self._slab = self._next(slab, static.device)
         memory, address = slab.blocks[slab.used]
         slab.used += 1
         source, count = values.buffer_info()
         memmove(address, source, 8 * count)
-        if not self._pinned or not copy_to_device(
+        here = self._pinned and torch._C._cuda_getDevice() == self._device  # else the copy might use its stream 0
+        if here and copy_to_device(
             static.data_ptr(), address, 8 * count, torch._C._cuda_getCurrentRawStream(self._device)
         ):
-            static.copy_(memory[:count], non_blocking=True)
+            return
+        static.copy_(memory[:count], non_blocking=True)
 
     def _next(self, last: "_Slab | None", device: torch.device) -> "_Slab":
         """Return a slab that no copy reads any more, in place of the last one, which is full."""
@@ -64,7 +67,8 @@ class PinnedRing:
             slab = self._slabs.popleft()
             slab.used = 0
             return slab
-        return _Slab(BLOCKS if self._pinned else 1, self._size, self._pinned)
+        self._all.append(_Slab(BLOCKS if self._pinned else 1, self._size, self._pinned))
+        return self._all[-1]
 
 
 class _Slab:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.copy_rows.op import copy_rows
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.call import Call
@@ -45,10 +46,18 @@ class RowSource:
         """Return where the rows of a replay lie; `NONE` if its graph cannot copy them as they are.
 
         Args:
-            call: The call.
+            call: The call, which keeps the memory until the replay is queued.
             spans: Places of its rows, and those in the replay.
+
+        Raises:
+            InputError: The memory of the rows was freed.
         """
         rows, (there, here) = call.rows, spans[0]
+        address, count = rows.data_ptr(), here.rows
+        if address == rows.storage_offset() * rows.itemsize:  # there is no memory
+            if rows.numel() and not rows._is_zerotensor():
+                raise InputError("the memory of the rows was freed (untyped_storage().resize_(0)); pass other rows")
+            return NONE
         if (
             not self._copies
             or len(spans) > 1
@@ -58,10 +67,9 @@ class RowSource:
             or not rows.is_contiguous()
             or rows.is_neg()  # such memory holds other numbers than the tensor
             or rows.is_conj()
+            or address % UNIT
+            or address in self._static
         ):
-            return NONE
-        address, count = rows.data_ptr(), here.rows
-        if address % UNIT or address in self._static or not address:  # tensors of zeros may have no memory
             return NONE
         if call.to_pack:
             return address, count, int(count < len(call.sizes) * math.prod(call.padded))

@@ -197,9 +197,10 @@ class PaddedMask(Padded):
 class PackedMask(PaddedMask):
     """Argument that describes a padded batch by a key padding mask, for modules that take packed rows.
 
-    Calls bring the rows as `[batch, length, ...]` with the mask. The batch is packed in one launch, and outputs
-    declared as `Rows()` are returned as `[batch, length, ...]` with zeros past the end of each item, two launches each.
-    Budgets count packed rows. The module does not get the mask: packed rows need none.
+    Calls bring the rows as `[batch, length, ...]` with the mask. The graph packs the batch, or one launch ahead of it
+    if it is not contiguous or of another dtype, and outputs declared as `Rows()` are returned as `[batch, length, ...]`
+    with zeros past the end of each item, two launches each. Budgets count packed rows. The module does not get the
+    mask: packed rows need none.
 
     The attributes are those of a `PaddedMask`, `dtype` without effect. A mask on the GPU costs one copy of a few
     integers to the host.

@@ -22,9 +22,10 @@ class PatchPositions(LayoutArgument):
     """Argument that describes a padded batch of patches by their `(x, y)` positions, for modules that take packed rows.
 
     Calls bring the rows as `[batch, length, ...]` and the positions as integers `[batch, length, 2]`: those of each
-    image first, line by line from (0, 0), then (-1, -1) in padding. The batch is packed in one launch, and outputs
-    declared as `Rows()` are returned as `[batch, length, ...]` with zeros past the end of each image, two launches
-    each. Budgets count packed rows. The module does not get the positions: declare `GridPositions(axes=("w", "h"))`.
+    image first, line by line from (0, 0), then (-1, -1) in padding. The graph packs the batch, or one launch ahead of
+    it if it is not contiguous or of another dtype, and outputs declared as `Rows()` are returned as `[batch, length,
+    ...]` with zeros past the end of each image, two launches each. Budgets count packed rows. The module does not get
+    the positions: declare `GridPositions(axes=("w", "h"))`.
 
     Attributes:
         name: Name of the argument. A call may bring a tensor on the CPU or the GPU, or a sequence of them. A tensor on

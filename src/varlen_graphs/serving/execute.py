@@ -182,6 +182,7 @@ class Executor:
             arena.raise_loading()
         try:
             arena.loading = True
+            call.rows = call.rows.detach()  # an alias, because others may give the caller's tensor other memory
             arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
             self.pool.advance()
             packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None

@@ -35,9 +35,10 @@ class PackedRows:
             `shape`.
         padded_by: Mask argument of calls that bring a padded batch `[batch, length, *shape]` to a module that takes
             packed rows: `[batch, length]` of bool or of 0 and 1, each item padded on the right, in agreement with the
-            layout. The batch is packed in one launch, and outputs declared as `Rows()` are returned as
-            `[batch, length, ...]` with zeros past the end of each item, two launches each. The host must know the
-            items; a mask and a layout on the GPU cost one copy to the host each.
+            layout. The graph packs the batch, or one launch ahead of it if it is not contiguous or of another dtype,
+            and outputs declared as `Rows()` are returned as `[batch, length, ...]` with zeros past the end of each
+            item, two launches each. The host must know the items; a mask and a layout on the GPU cost one copy to the
+            host each.
 
     Raises:
         SpecError: `shape`, `dtype`, `pad` or `rows_dim` is invalid, or `normalize` does not apply to such rows.

@@ -10,6 +10,7 @@ from torch import Tensor
 from varlen_graphs.errors import VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
+from varlen_graphs.graphs.row_source import NONE
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
@@ -184,8 +185,9 @@ class Trial:
             arena.poison()
         items, pack = HostItems(read_layout(spec, call)), Pack(self.budget, range(call.items))
         spans, collected = items.spans(pack), Collected(items.everything)
-        items.load(arena, pack)
-        arena.load_rows(call, spans, self.budget)
+        source = arena.source.of(call, spans)
+        items.load(arena, pack, source)
+        arena.load_rows(call, spans, self.budget, by_graph=source is not NONE)
         collected.take(graphs.replay(self.budget), graphs.extents, spans)
         tensors = with_padding(collected.tensors, graphs.extents, items.layout, call.padded)
         return flatten(graphs.rebuild(tensors), spec.declared)

@@ -16,10 +16,15 @@ def copy_rows(source: Tensor, places: Tensor, rows: Tensor) -> None:
             at most that of `rows`; 1 if they are those at `places`, and 0 if they are the first ones.
         places: int64 `[places]`, at least as many as rows if any of them counts: indices of the rows from the address.
         rows: The target, `[rows, ...]`, contiguous, of a multiple of 8 bytes each. Only its first rows are changed.
+
+    Raises:
+        ValueError: There are rows to copy, and they are on a GPU.
     """
     address, count, scattered = source.tolist()
     if not count:
         return
+    if rows.is_cuda:
+        raise ValueError("the reference reads memory of the host: expected rows there")
     target = rows.view(len(rows), -1).view(torch.uint8)
     wanted = places[:count] if scattered else torch.arange(count)
     shape = int(wanted.max()) + 1, target.shape[1]
