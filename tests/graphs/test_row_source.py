@@ -8,6 +8,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import BUDGETS, attention_encoder, encoder_of, rows_for
+from tests.support.row_copies import forms_of
 
 LENGTHS = [5, 9, 7]
 
@@ -23,24 +24,6 @@ class Two(nn.Module):
     def forward(self, x):
         x = x * self.scale
         return [x, x + 1]
-
-
-def forms_of(rows):
-    """Return the rows in memory of every kind."""
-    zeros = torch.zeros(len(rows), 8)
-    beside = torch.cat([zeros[:1].view(-1)[:1], rows.reshape(-1)])[1:].view_as(rows)
-    return {
-        "as they are": rows,
-        "within others": torch.cat([zeros, rows, zeros])[len(rows) : 2 * len(rows)],
-        "off the unit": beside,
-        "in columns": rows.t().contiguous().t(),
-        "of a wider tensor": torch.cat([zeros, rows, zeros], 1)[:, 8:16],
-        "negated in memory": torch._neg_view(-rows),
-        "double": rows.double(),
-        "half": rows.bfloat16().float().bfloat16(),
-        "a parameter": nn.Parameter(rows, requires_grad=False),
-        "copied when written": torch._lazy_clone(rows),
-    }
 
 
 @pytest.mark.parametrize("form", forms_of(torch.ones(2, 8)))

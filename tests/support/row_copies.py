@@ -3,11 +3,30 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from varlen_graphs.kernels.copy_rows import reference
 
 KINDS = [(torch.float32, (2,)), (torch.bfloat16, (12,)), (torch.int64, ()), (torch.uint8, (8, 3)), (torch.bool, (2, 4))]
 """Dtypes and shapes of rows that graphs copy."""
+
+
+def forms_of(rows):
+    """Return the rows in memory of every kind."""
+    zeros = torch.zeros_like(rows)
+    beside = torch.cat([zeros[:1].view(-1)[:1], rows.reshape(-1)])[1:].view_as(rows)
+    return {
+        "as they are": rows,
+        "within others": torch.cat([zeros, rows, zeros])[len(rows) : 2 * len(rows)],
+        "off the unit": beside,
+        "in columns": rows.t().contiguous().t(),
+        "of a wider tensor": torch.cat([zeros, rows, zeros], 1)[:, 8:16],
+        "negated in memory": torch._neg_view(-rows),
+        "double": rows.double(),
+        "half": rows.bfloat16().float().bfloat16(),
+        "a parameter": nn.Parameter(rows, requires_grad=False),
+        "copied when written": torch._lazy_clone(rows),
+    }
 
 
 def check_copies(copy_rows, device="cpu"):
