@@ -3,6 +3,7 @@
 Without a GPU, Triton's kernels run in its interpreter, which must be said before triton is imported.
 """
 
+import gc
 import os
 
 import pytest
@@ -15,6 +16,12 @@ if not torch.cuda.is_available():
 # Tests are made of small operations, in which threads mostly wait for each other; those of child processes too.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Keep the collector from searching what is imported by now, a million objects, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
