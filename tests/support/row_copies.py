@@ -32,7 +32,7 @@ def forms_of(rows):
 def check_copies(copy_rows, device="cpu"):
     """Check that exactly the rows that are asked for come from where they lie, whatever their number."""
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=30, deadline=None, database=None)
     @given(
         st.sampled_from(KINDS),
         st.sampled_from([0, 1, 7, 1023, 1024, 1025, 5000]),
