@@ -13,6 +13,9 @@ def on_gpus(count=1):
     return [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < count, reason=reason)]
 
 
+TWO_GPUS = on_gpus(2)[1]
+"""Mark of single tests that need two devices."""
+
 LARGER = {"hidden_size": 576, "num_heads": 8, "intermediate_size": 2048, "out_hidden_size": 1024}
 """Sizes of a tower whose graphs take some memory."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NONE, RowSource, Source
+from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
@@ -26,7 +26,7 @@ from varlen_graphs.spec.call import Call
 HEADER = 4
 """Number of integers that come first; see `Arena.header`."""
 
-FRONT = HEADER + len(NONE)
+FRONT = HEADER + len(NOWHERE)
 """Number of integers in front of the item table."""
 
 RARE = (torch.inf, -torch.inf, 1e4, -1e4, 0.0, -1.0, 100.0, 5e4)
@@ -164,15 +164,16 @@ class Arena:
             self._rows_at[budget] = self.rows[: budget.rows].view(shape)
         return self._rows_at[budget]
 
-    def load_rows(
-        self,
-        call: Call,
-        spans: Sequence[tuple[Span, Span]],
-        budget: Budget,
-        places: Places | None = None,
-        by_graph: bool = False,
+    def load_inputs(
+        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
     ) -> None:
-        """Copy the rows of one replay and the tensors beside them, one copy a span. Queued on the current stream.
+        """Copy the tensors beside the rows of one replay; see `StaticInputs.load`."""
+        self._inputs.load(call, spans, budget, places)
+
+    def load_rows(
+        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+    ) -> None:
+        """Copy the rows of one replay, one copy a span. Queued on the current stream.
 
         Floating rows are cast to the dtype of the arena. Tensors on the host sync if they lie in pinned memory.
 
@@ -181,11 +182,8 @@ class Arena:
             spans: Places of its rows and items, and those in the replay.
             budget: Budget of the replay.
             places: For a batch that is packed on the way: places of its real rows.
-            by_graph: True if the graph copies the rows.
         """
-        if call.inputs or self._spec.inputs:
-            self._inputs.load(call, spans, budget, places)
-        if by_graph or call.staged:
+        if call.staged:
             return
         if places is not None:
             pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
@@ -199,7 +197,7 @@ class Arena:
         self,
         layout: Layout,
         budget: Budget,
-        source: Source = NONE,
+        source: Source = NOWHERE,
         sizes: Sizes = (),
         padded: Sequence[int] = (),
     ) -> None:
@@ -230,7 +228,7 @@ class Arena:
         return places
 
     def load_table(
-        self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NONE
+        self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NOWHERE
     ) -> None:
         """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
 
@@ -283,7 +281,9 @@ class Arena:
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 
-    def _load_items(self, layout: Layout, source: Source = NONE, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
+    def _load_items(
+        self, layout: Layout, source: Source = NOWHERE, sizes: Sizes = (), padded: Sequence[int] = ()
+    ) -> None:
         values = array("q", (0, len(layout.items), layout.total, 0, *source))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own

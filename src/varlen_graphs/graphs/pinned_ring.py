@@ -33,7 +33,7 @@ class PinnedRing:
         self._size = size
         self._pinned = device.type == "cuda"
         self._device = device.index
-        self._all: list[_Slab] = []
+        self._all: list[_Slab] = []  # kept to the end: torch's allocator does not know of our copies from them
         self._slabs: deque[_Slab] = deque()  # full ones
         self._slab: _Slab | None = None
 
@@ -44,7 +44,7 @@ class PinnedRing:
         """Copy int64 `values` into `static`, int64 `[len(values)]`. Queued on the current stream; no sync."""
         slab = self._slab
         if slab is None or slab.used == len(slab.blocks):
-            self._slab = None  # first: an interrupt puts a slab out of use, whose copies may run, but never in twice
+            self._slab = None  # first: after an interrupt a slab is used no more, rather than queued twice
             slab = self._slab = self._next(slab, static.device)
         memory, address = slab.blocks[slab.used]
         slab.used += 1

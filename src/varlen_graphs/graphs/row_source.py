@@ -1,4 +1,4 @@
-"""Where the rows of a replay lie: in the caller's memory, from which its graph copies them."""
+"""Rows in the caller's memory, which the graph of a replay copies."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ UNIT = 8
 """Graphs copy memory in units of so many bytes, from addresses that are multiples of that."""
 
 Source = tuple[int, int, int]
-"""Where rows lie; see `varlen_graphs.kernels.copy_rows.reference.copy_rows`."""
+"""Address of rows, their number, and 1 if they are those at places; see `kernels.copy_rows.reference.copy_rows`."""
 
-NONE: Source = (0, 0, 0)
+NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
 
 
@@ -43,7 +43,7 @@ class RowSource:
         self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
     def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> Source:
-        """Return where the rows of a replay lie; `NONE` if its graph cannot copy them as they are.
+        """Return where the rows of a replay lie; `NOWHERE` if its graph cannot copy them as they are.
 
         Args:
             call: The call, which keeps the memory until the replay is queued.
@@ -57,7 +57,7 @@ class RowSource:
         if address == rows.storage_offset() * rows.itemsize:  # there is no memory
             if rows.numel() and not rows._is_zerotensor():
                 raise InputError("the memory of the rows was freed (untyped_storage().resize_(0)); pass other rows")
-            return NONE
+            return NOWHERE
         if (
             not self._copies
             or len(spans) > 1
@@ -70,11 +70,11 @@ class RowSource:
             or address % UNIT
             or address in self._static
         ):
-            return NONE
+            return NOWHERE
         if call.to_pack:
             return address, count, int(count < len(call.sizes) * math.prod(call.padded))
-        if there.row + count > rows.shape[0]:
-            return NONE
+        if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the spans
+            return NOWHERE
         return address + self._row_bytes * there.row, count, 0
 
     def copy(self, most: int) -> None:

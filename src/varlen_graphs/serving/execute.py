@@ -13,7 +13,7 @@ from varlen_graphs.capture.pool import Loan, on_device
 from varlen_graphs.errors import CaptureError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.graphs.row_source import NONE
+from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.span import Span
@@ -203,8 +203,10 @@ class Executor:
                     source = arena.source.of(call, spans)
                     active = items.load(arena, pack, source)
                     places = arena.places(call) if packs_in_place else None
-                    if source is NONE or self.spec.inputs:
-                        arena.load_rows(call, spans, budget, places, by_graph=source is not NONE)
+                    if self.spec.inputs:
+                        arena.load_inputs(call, spans, budget, places)
+                    if source is NOWHERE:
+                        arena.load_rows(call, spans, budget, places)
                     outputs = graphs.replay(budget)
                     if graphs.stand_in is None:
                         self.stats.count_replay(budget, active)  # while the GPU works

@@ -8,7 +8,7 @@ from torch import Tensor
 from varlen_graphs.capture.stream_order import current_stream
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
-from varlen_graphs.graphs.row_source import NONE, Source
+from varlen_graphs.graphs.row_source import NOWHERE, Source
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Sizes
 from varlen_graphs.layout.span import Span
@@ -43,7 +43,7 @@ class HostItems:
             return self._all
         return pack.spans(self.layout, self.everything)
 
-    def load(self, arena: Arena, pack: Pack, source: Source = NONE) -> int:
+    def load(self, arena: Arena, pack: Pack, source: Source = NOWHERE) -> int:
         """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
@@ -77,7 +77,7 @@ class DeviceItems:
         """Return the places of the rows and items of a pack in the call and in its replay."""
         return [(self.everything, self.everything)]
 
-    def load(self, arena: Arena, pack: Pack, source: Source = NONE) -> int:
+    def load(self, arena: Arena, pack: Pack, source: Source = NOWHERE) -> int:
         """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
         assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
         self._checks.calls += 1

@@ -59,6 +59,7 @@ class ErrorLocator:
         self._padded = []
         for fill in (partial(arena.fill, filling), arena.poison):
             fill()
+            arena.load_inputs(call, spans, budget)
             arena.load_rows(call, spans, budget)
             self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
         self._active = part_of(self._forward.spec, call, self._part, spans)

@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.errors import VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
-from varlen_graphs.graphs.row_source import NONE
+from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.routing.packing import Pack
@@ -187,7 +187,9 @@ class Trial:
         spans, collected = items.spans(pack), Collected(items.everything)
         source = arena.source.of(call, spans)
         items.load(arena, pack, source)
-        arena.load_rows(call, spans, self.budget, by_graph=source is not NONE)
+        arena.load_inputs(call, spans, self.budget)
+        if source is NOWHERE:
+            arena.load_rows(call, spans, self.budget)
         collected.take(graphs.replay(self.budget), graphs.extents, spans)
         tensors = with_padding(collected.tensors, graphs.extents, items.layout, call.padded)
         return flatten(graphs.rebuild(tensors), spec.declared)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.gpu import on_gpus
+from tests.support.gpu import TWO_GPUS, on_gpus
 from tests.support.segments import (
     between_garbage,
     boundaries,
@@ -219,7 +219,7 @@ def test_more_elements_than_32_bits_count():
     assert relative(out[-last:], naive_attention(*tail, [last], [last], 128**-0.5)) <= TOLERANCE[BF16]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+@TWO_GPUS
 def test_tensors_on_another_device_than_the_current_one():
     q, k, v = packed(200, 72, BF16).to("cuda:1").unbind(1)
     expected = naive_attention(q, k, v, [200], [200], 72**-0.5)

@@ -7,7 +7,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, rows_for
-from tests.support.gpu import on_gpus
+from tests.support.gpu import TWO_GPUS, on_gpus
 from tests.support.row_copies import forms_of
 
 pytestmark = on_gpus()
@@ -75,7 +75,7 @@ def test_a_large_call_is_copied_as_a_whole():
     assert not encoder.stats.eager
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+@TWO_GPUS
 def test_an_encoder_on_another_device_than_the_current_one():
     encoder = encoder_on("cuda:1")
     rows = rows_for(LENGTHS, device="cuda:1")

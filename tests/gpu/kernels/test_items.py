@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import varlen_graphs as vg
-from tests.support.gpu import on_gpus
+from tests.support.gpu import TWO_GPUS, on_gpus
 from varlen_graphs.kernels.antialias import reference as antialias_reference
 from varlen_graphs.kernels.antialias.op import antialias
 from varlen_graphs.kernels.cu_seqlens import reference as cu_seqlens_reference
@@ -234,7 +234,7 @@ def test_the_operators_keep_what_they_declare():
     torch.library.opcheck(interpolate, (entries, table, 20, *taps, torch.bfloat16, add))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@TWO_GPUS
 def test_tensors_may_be_on_another_device_than_the_current_one():
     table = torch.tensor([[1, 4, 4]], device="cuda:1")
     assert positions(table, 16, "row", 1).flatten().tolist() == list(range(16))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.gpu import on_gpus
+from tests.support.gpu import TWO_GPUS, on_gpus
 from varlen_graphs.kernels.rotary import reference
 
 pytestmark = on_gpus()
@@ -59,7 +59,7 @@ def test_more_elements_than_32_bits_count():
         torch.testing.assert_close(got[at], expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+@TWO_GPUS
 def test_tensors_on_another_device_than_the_current_one():
     q, k = torch.randn(2, 50, 2, 64, device="cuda:1").unbind(0)
     cos, sin = (x.to("cuda:1") for x in table(50, 64))
