@@ -22,7 +22,7 @@ PRELUDE = """
         def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
             if len(x) > 6:
                 self.capturing.set()
-                time.sleep(0.2)
+                time.sleep(0.05)
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 """
 """Beginning of scripts: rows, a declaration, and a module whose captures take some time."""

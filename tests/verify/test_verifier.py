@@ -377,6 +377,22 @@ def test_one_wrong_row_of_many_is_found():
         encoder.verify(calls)
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.data())
+def test_the_item_that_is_wrong_is_named_among_many_of_its_size(lengths, data):
+    wrong = data.draw(st.integers(0, len(lengths) - 1))
+
+    class WrongItem(nn.Module):
+        def forward(self, x):
+            out, start = x * 1, sum(lengths[:wrong])
+            out[start : start + 1] *= 1 + (len(x) == 64)
+            return out
+
+    message = refused(
+        encoder_of(WrongItem().eval(), budgets=[vg.Budget(64, items=12)], verify=UNPROVEN), calls_of(lengths)
+    )
+    assert f"output of item {wrong}, (1, 1, {lengths[wrong]}), differs by " in message
+
+
 def test_what_only_other_rows_of_the_same_items_show_is_found():
     class Same(nn.Module):
         def forward(self, x, lengths):

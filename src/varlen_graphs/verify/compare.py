@@ -1,9 +1,11 @@
 """Compare the outputs of a run with the expected outputs of a call, item by item."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,9 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 ONE_ROW = 8
 """Ratio of the error of one row to that of its whole item that rounding alone can cause."""
+
+ENTRIES = 1 << 22
+"""Number of entries above which pairs of tensors are compared apart, in float64 and a few copies."""
 
 FEW = 8
 """Number of items of a call that a message lists."""
@@ -174,21 +179,46 @@ def _item_spans(layout: Layout) -> list[Span]:
 
 
 def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int = 0) -> Tensor:
-    """Return the error of each pair of tensors, float64 `[pairs]`, as `Expected.differences` defines it. No sync."""
-    norms, worst = [], []
-    for one, other in zip(actual, expected, strict=True):
-        a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
-        if a.shape == b.shape and not (other.is_floating_point() or other.is_complex()):  # the share that is not equal
-            a, b = 1.0 + (one != other).double(), torch.ones_like(b)
-        if a.shape != b.shape:
-            a = torch.full_like(b, torch.inf)
-        apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
-        norms.append(torch.stack([apart.norm(), b.nan_to_num(0.0, 0.0, 0.0).norm()]))
-        rows = apart.movedim(rows_dim, 0).flatten(1) if apart.dim() > 1 else apart.reshape(1, -1)
-        worst.append(rows.norm(dim=1).max() * max(1, len(rows)) ** 0.5 if rows.numel() else rows.new_zeros(()))
-    whole, own = torch.stack(norms).double().unbind(1)
-    mean = own.square().sum() / max(1, sum(one.numel() for one in actual))
-    average = torch.stack([(mean * one.numel()).sqrt() for one in actual])  # sizes stay on the host: no sync
+    """Return the error of each pair of tensors, float64 `[pairs]`, as `Expected.differences` defines it. No sync.
+
+    Pairs of the same shapes are compared together: a call may hold many items, and each launch costs the host.
+    """
+    alike: defaultdict[tuple[torch.Size, torch.Size], list[int]] = defaultdict(list)
+    for pair, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        alike[one.shape, other.shape].append(pair)
+    order, norms, sizes = list[int](), list[Tensor](), list[tuple[int, int]]()
+    for (shape, _), pairs in alike.items():
+        most = max(1, ENTRIES // max(1, shape.numel()))
+        for some in (pairs[start : start + most] for start in range(0, len(pairs), most)):
+            one, other = (torch.stack([tensors[pair] for pair in some]) for tensors in (actual, expected))
+            norms.append(_norms(one, other, 1 + rows_dim))
+            sizes.append((shape.numel(), len(some)))
+            order += some
+    whole, own, worst = torch.cat(norms, 1)
+    mean = own.square().sum() / max(1, sum(entries * count for entries, count in sizes))
+    average = torch.cat([(mean * entries).sqrt().expand(count) for entries, count in sizes])  # no copy of them: no sync
     scale = torch.maximum(own, average).clamp(min=1e-30)
-    errors = torch.maximum(whole, torch.stack(worst).double() / ONE_ROW) / scale
-    return errors.nan_to_num(torch.inf, torch.inf)
+    errors = (torch.maximum(whole, worst / ONE_ROW) / scale).nan_to_num(torch.inf, torch.inf)
+    return torch.stack([error for _, error in sorted(zip(order, errors.unbind(), strict=True), key=itemgetter(0))])
+
+
+def _norms(one: Tensor, other: Tensor, rows_dim: int) -> Tensor:
+    """Return the norm of each pair's difference, of its second tensor, and of the worst row of the difference.
+
+    Float64 `[3, pairs]`; the last is multiplied by the root of the number of rows. No sync.
+    """
+    a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
+    if a.shape == b.shape and not (other.is_floating_point() or other.is_complex()):  # the share that is not equal
+        a, b = 1.0 + (one != other).double(), torch.ones_like(b)
+    if a.shape != b.shape:
+        a, b = b.new_full((len(b), 1), torch.inf), b.new_zeros((len(b), 1))
+    pairs, entries = len(b), b[0].numel()
+    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
+    rows = apart.movedim(rows_dim, 1).flatten(2) if apart.dim() > 2 else apart.reshape(pairs, 1, entries)
+    return torch.stack(
+        [
+            apart.reshape(pairs, entries).norm(dim=1),
+            b.nan_to_num(0.0, 0.0, 0.0).reshape(pairs, entries).norm(dim=1),
+            rows.norm(dim=2).amax(1) * max(1, rows.shape[1]) ** 0.5 if entries else rows.new_zeros(pairs),
+        ]
+    ).double()
