@@ -18,8 +18,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+gc.disable()
+
+
 def pytest_collection_finish():
     """Keep the collector from searching what is imported by now, a million objects, again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
