@@ -17,7 +17,7 @@ from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import Places, Sizes, pack_rows, real_places
+from varlen_graphs.layout.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -287,8 +287,8 @@ class Arena:
         values = array("q", (0, len(layout.items), layout.total, 0, *source))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
-        if not padded or layout.total == len(layout) * math.prod(padded):
-            self.ring.upload(values, self._uploaded)
-        else:
+        if padded and has_padding(layout.total, len(layout), padded):
             values.frombytes(real_places(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])
+        else:
+            self.ring.upload(values, self._uploaded)

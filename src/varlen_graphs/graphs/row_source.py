@@ -7,6 +7,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.copy_rows.op import copy_rows
+from varlen_graphs.layout.packed_batch import has_padding
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent
@@ -72,7 +73,7 @@ class RowSource:
         ):
             return NOWHERE
         if call.to_pack:
-            return address, count, int(count < len(call.sizes) * math.prod(call.padded))
+            return address, count, int(has_padding(count, len(call.sizes), call.padded))
         if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the spans
             return NOWHERE
         return address + self._row_bytes * there.row, count, 0

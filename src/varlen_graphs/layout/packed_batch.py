@@ -19,6 +19,11 @@ def item_sizes(layout: Layout, padded: Sequence[int]) -> Sizes:
     return [(h, w) for _, h, w, *_ in layout.items] if len(padded) == 2 else [(rows,) for rows in layout.rows]
 
 
+def has_padding(rows: int, items: int, padded: Sequence[int]) -> bool:
+    """Return True if some rows of a batch `[items, *padded]` are padding, of which so many are real."""
+    return rows < items * math.prod(padded)
+
+
 class Places:
     """Places of the real rows of padded batches among all of their rows, kept on a device. No sync.
 
@@ -50,7 +55,7 @@ class Places:
 
     def keep(self, sizes: Sizes, padded: Sequence[int], places: Tensor) -> None:
         """Take the places of items of these sizes from where they are on the device, unless all rows are real."""
-        if len(places) < len(sizes) * math.prod(padded):
+        if has_padding(len(places), len(sizes), padded):
             self._known.append((sizes, tuple(padded), places))
 
 
