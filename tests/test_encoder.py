@@ -23,6 +23,7 @@ from tests.support.encoders import (
     Attention,
     attention_encoder,
     attention_spec,
+    encoder_of,
     load_example,
     original_attention,
     rows_for,
@@ -935,3 +936,23 @@ def test_hooks_that_a_function_in_the_place_of_the_module_passes_over_are_warned
     with pytest.warns(UserWarning, match="hooks on parts that this function does not call see nothing"):
         torch.testing.assert_close(encoder(rows, lengths=[6]), expected)
     assert encoder.stats.eager == {"forward hooks": 1}
+
+
+@pytest.mark.parametrize("forward", [None, lambda module, x: module.linear(x)])
+def test_hooks_see_and_change_what_came_by_position(forward):
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, lengths=None):
+            return self.linear(x)
+
+    module, rows, seen = Takes().eval(), rows_for([6]), []
+    encoder = encoder_of(module, forward=forward)
+    module.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:]))
+    module.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    torch.testing.assert_close(encoder(rows, lengths=[6]), module.linear(rows * 2))
+    torch.testing.assert_close(encoder(rows, [6]), module.linear(rows * 2))
+    assert all(torch.equal(x, rows * 2) for x in seen)
+    assert encoder.stats.eager == {"forward hooks": 2}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec
+from tests.support.encoders import Attention, attention_encoder, attention_spec, encoder_of
 from tests.support.towers import distance, pixels, qwen3_vl_tower
 
 
@@ -21,6 +21,26 @@ def tower():
 @pytest.fixture(scope="module")
 def encoder(tower):
     return vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4, segments=4)], backend="tape")
+
+
+class PositionOnly(nn.Module):
+    def forward(self, x, /, k=1):
+        return x * k
+
+
+class Returns(nn.Module):
+    """Returns what a function makes of its rows."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def first_call(function):
+    encoder_of(Returns(function).eval())(torch.zeros(2, 8), lengths=[2])
 
 
 GRID = [(1, 4, 6), (1, 2, 4)]
@@ -248,6 +268,10 @@ DECLARATIONS = {
         lambda: attention_encoder(spec=attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), vg.buffers.RowPositions()])),
         vg.SpecError, "Attention has no argument 'position_ids', but it is declared: it takes ['x', 'cu_seqlens', 'max_",
     ),
+    "rows that the module takes by position only": (
+        lambda: encoder_of(PositionOnly()), vg.SpecError,
+        "PositionOnly has no argument 'x', but it is declared: it takes ['k'] by name; rename the declaration, or pass",
+    ),
     "rows the module does not have": (
         lambda: attention_encoder(spec=attention_spec(rows="y")), vg.SpecError, "Attention has no argument 'y'",
     ),
@@ -283,6 +307,14 @@ DECLARATIONS = {
     "an output of another extent": (
         lambda: attention_encoder(spec=attention_spec(outputs=vg.Items()))(torch.zeros(1, 8), lengths=[1]), vg.SpecError,
         "an output of shape [32, 8] is declared as Items(rows=1, rows_dim=0): expected [1, ...] at Budget(rows=32, items",
+    ),
+    "an output without a dimension": (
+        lambda: first_call(torch.sum), vg.SpecError,
+        "an output of shape [] is declared as Rows(every=1, rows_dim=0, prefix=None): expected a dimension of rows or",
+    ),
+    "an output of several tensors in one": (
+        lambda: first_call(lambda x: torch.nested.nested_tensor([x])), vg.SpecError,
+        "an output is a sparse or nested tensor: expected a dense one; try output.to_dense()",
     ),
     "a host buffer of a size that budgets do not have": (
         lambda: vg.HostBuffer("x", torch.tensor, ("row",), torch.int64), vg.SpecError,

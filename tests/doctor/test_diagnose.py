@@ -115,6 +115,10 @@ def own_generator(m, x, n):
     return x + torch.rand(4, device=x.device, generator=torch.Generator())
 
 
+def write_count(m, x, n):
+    return x * (n._version + 1)
+
+
 def range_to_a_tensor(m, x, n):
     return torch.linspace(0, n.max(), 8, device=x.device)
 
@@ -139,6 +143,7 @@ OFFENDERS = {
     nonzero: "data-dependent shape", unique: "data-dependent shape", boolean_index: "data-dependent shape",
     range_to_a_tensor: "host sync", range_of_logarithms: "host sync", conditional: "branch", conditional_loop: "branch",
     repeated: "data-dependent shape", own_generator: "own generator",
+    write_count: "write count",
 }  # fmt: skip
 
 

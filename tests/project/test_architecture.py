@@ -245,6 +245,7 @@ FOREIGN_NAMES = {
     "_apply",  # ParallelStyle of torch, which subclasses define and call
     "_attn_implementation",  # configurations of transformers: which attention a model uses
     "_exit",  # of os
+    "_version",  # tensors of torch: how often one was written
     "_fields",  # named tuples of Python
     "_from_config",  # models of transformers without weights to load
     "_is_in_bad_fork",  # of torch.cuda: whether CUDA was used before this process was forked

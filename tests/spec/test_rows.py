@@ -114,11 +114,13 @@ def test_the_original_gets_its_argument_as_it_came():
     spec = vg.BufferSpec(vg.PackedRows("x", rows_dim=1), vg.Lengths(), outputs=vg.Rows(rows_dim=1))
     encoder = vg.GraphedEncoder(Doubled(), [128], spec, forward=lambda module, x: x * 2, backend="tape")
     seen = []
-    hook = encoder.module.register_forward_hook(lambda module, args, kwargs, out: seen.append(kwargs), with_kwargs=True)
+    hook = encoder.module.register_forward_hook(lambda *call: seen.append(call[1:3]), with_kwargs=True)
     x = torch.randn(3, 5)
     encoder(x, lengths=[5])
+    encoder(x=x, lengths=[5])
     hook.remove()
-    assert seen[0]["x"] is x
+    assert seen[0][0][0] is seen[1][1]["x"] is x
+    assert [(len(args), [*kwargs]) for args, kwargs in seen] == [(1, ["lengths"]), (0, ["x", "lengths"])]
     assert torch.equal(encoder(x, lengths=[5]), x * 2)
 
 

@@ -273,3 +273,18 @@ def test_values_that_are_equal_and_not_alike_are_told_apart(one, other):
 def test_values_that_hold_more_than_they_show_are_refused(value):
     with pytest.raises(ChangeableError):
         static_key({"by": value})
+
+
+@pytest.mark.parametrize("other", [{"add": 3.0, "mul": 2.0}, {"mul": 2.0, "add": 3}, {"mul": 2.0}])
+def test_a_dict_that_is_not_quite_the_default_is_refused(other):
+    class Applies(torch.nn.Module):
+        def forward(self, x, operations={"mul": 2.0, "add": 3.0}):  # noqa: B006
+            for name, value in operations.items():
+                x = x * value if name == "mul" else x + value
+            return x
+
+    encoder, rows = encoder_of(Applies().eval()), torch.ones(6, 8)
+    assert torch.equal(encoder(rows, lengths=[6], operations={"mul": 2.0, "add": 3.0}), rows * 5)
+    with pytest.raises(vg.InputError, match="'operations' is a dict, which may change"):
+        encoder(rows, lengths=[6], operations=other)
+    assert torch.equal(encoder(rows, lengths=[6]), rows * 5)

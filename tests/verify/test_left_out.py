@@ -170,3 +170,18 @@ def test_python_values_that_follow_from_the_rows_are_refused_wherever_they_chang
     for _ in range(2):
         with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
             encoder(torch.randn(17, 8), lengths=[17])
+
+
+@pytest.mark.parametrize("length", [2, 9, 17, 22, 31])
+def test_a_length_that_a_module_treats_in_a_way_of_its_own_is_found(length):
+    class Treats(Pool):
+        def forward(self, x, lengths):
+            of_row = torch.as_tensor(lengths).repeat_interleave(torch.as_tensor(lengths))
+            return self.linear(x) * torch.where(of_row == length, 2, 1)[:, None]
+
+    module, rows = Treats().eval(), torch.randn(length + 5, 8)
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module.linear(x), backend="tape")
+    with pytest.warns(UserWarning, match="graphs failed the proof"):
+        output = encoder(rows, lengths=[length, 5])
+    torch.testing.assert_close(output, module(rows, [length, 5]))

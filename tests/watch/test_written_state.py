@@ -104,3 +104,60 @@ def test_what_first_runs_filled_and_graphs_read_stays(prove):
     assert torch.equal(encoder(rows_for([300]), lengths=[300]), rows_for([300]) * 2)
     assert not encoder.stats.eager
     assert module.calls == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*failed the proof")
+def test_numbers_that_every_run_changes_are_those_before_the_capture():
+    """The first call runs eager, because its output changes from call to call: it is that of the module's own first."""
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    module, rows = Counts().eval(), rows_for([6])
+    encoder = encoder_of(module)
+    assert torch.equal(encoder(rows, lengths=[6]), rows)
+    assert module.calls == 1
+    assert torch.equal(encoder(rows, lengths=[6]), rows * 2)
+
+
+def test_numbers_that_tell_of_a_table_stay():
+    """A capture runs at other sizes: the table is that of the last run, and so is the number."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.size, self.table = 0, None
+
+        def forward(self, x):
+            if len(x) != self.size:
+                self.size, self.table = len(x), torch.arange(1.0, 1 + len(x), device=x.device)[:, None]
+            return x + self.table * 0
+
+    module, rows = Positions().eval(), rows_for([6])
+    encoder = encoder_of(module, budgets=[16, 64])
+    expected = module(rows)
+    assert torch.equal(encoder(rows, lengths=[6]), expected)
+    assert module.size == len(module.table)
+    assert torch.equal(module(rows), expected)
+
+
+def test_a_buffer_that_counts_rows_counts_those_of_budgets():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(()))
+
+        def forward(self, x):
+            self.rows += len(x)
+            return x * 2
+
+    module = Counts().eval()
+    encoder = encoder_of(module, budgets=[vg.Budget(64)])
+    encoder(rows_for([60, 60, 60]), lengths=[60, 60, 60])
+    assert module.rows == 3 * 64

@@ -1,6 +1,6 @@
 """The forward with the static arguments of one set of graphs, as it is captured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, clear_gaps
+from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.written_state import WrittenState
 
 
 class BoundForward:
@@ -25,16 +27,23 @@ class BoundForward:
         forward: The forward.
         statics: Its static arguments.
         mode: The mode that graphs hold for.
-        ran: Functions to call after each run of the module.
+        attributes: Told what each run of the module changes.
+        state: Told what each run writes.
     """
 
     def __init__(
-        self, forward: Forward, statics: dict[str, Any], mode: Mode, ran: Sequence[Callable[[], None]]
+        self,
+        forward: Forward,
+        statics: dict[str, Any],
+        mode: Mode,
+        attributes: AttributeSnapshot,
+        state: WrittenState,
     ) -> None:
         self._forward = forward
         self._statics = statics
         self._mode = mode
-        self._ran = ran
+        self._attributes = attributes
+        self._state = state
 
     @property
     def is_compiled(self) -> bool:
@@ -51,12 +60,11 @@ class BoundForward:
         # would read what was cast before it, and others what was cast in its memory.
         torch.clear_autocast_cache()
         try:
-            with self._mode.autocast(device), _named(rows, table):
+            with self._mode.autocast(device), _named(rows, table), self._state.run():
                 output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
         finally:
             torch.clear_autocast_cache()
-        for ran in self._ran:
-            ran()
+        self._attributes.drop_changed()
         parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)
         return parts

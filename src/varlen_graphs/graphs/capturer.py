@@ -120,7 +120,7 @@ class Capturer:
             on_device(device),
             runs_of_a_capture(self._mode.parts.modules) as state,
         ):
-            forward = BoundForward(self._forward, statics, self._mode, (attributes.drop_changed, state.ran))
+            forward = BoundForward(self._forward, statics, self._mode, attributes, state)
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if is_first:
                 self._mode.default_dtype = torch.get_default_dtype()

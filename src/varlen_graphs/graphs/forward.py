@@ -107,10 +107,11 @@ class Forward:
         given: dict[str, Tensor],
         statics: dict[str, Any],
         compiled: bool = False,
+        positional: int = 0,
     ) -> Any:
         """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included.
 
-        `given` holds the host buffers and the tensors beside the rows, by name.
+        `given` holds the host buffers and the tensors beside the rows, by name. So many arguments come by position.
         """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
@@ -125,15 +126,14 @@ class Forward:
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
+        captured = partial(self.compiled, table.budget) if compiled and self.compiled else None
         if self.function is None:
-            run = partial(self.compiled, table.budget) if compiled and self.compiled else self.itself
-            return run(**arguments)
+            args, arguments = self._signature.as_passed(positional, arguments)
+            return (captured or self.itself)(*args, **arguments)
         thread = threading.get_ident()
         self._threads.add(thread)
         try:
-            if compiled and self.compiled:
-                return self.compiled(table.budget, **arguments)
-            return self.function(self.module, **arguments)
+            return (captured or partial(self.function, self.module))(**arguments)
         finally:
             self._threads.discard(thread)
 
@@ -158,7 +158,8 @@ class Forward:
             given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
             given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
             # As with graphs, the caller's tensors are neither written to nor returned.
-            output = self(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
+            rows, came = call.rows.to(self.row_dtype, copy=True), call.positional
+            output = self(rows, items, given, call.statics, positional=came)
             if call.beyond:
                 return output
             parts = self.take_apart(output, call.statics, budget)
@@ -260,13 +261,12 @@ class Forward:
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
-        names = [self.spec.layout.name] * self.spec.layout.has_argument
-        for name in [*names, *filter(None, [packed.padded_by])]:
-            if (self.spec.layout.optional or self.is_module) and arguments.get(name) is None:
-                continue
-            arguments[name] = as_tensor(name, arguments[name], call.rows.device)
+        for name in filter(None, [self.spec.layout.name * self.spec.layout.has_argument, packed.padded_by]):
+            if not (self.spec.layout.optional or self.is_module) or arguments.get(name) is not None:
+                arguments[name] = as_tensor(name, arguments[name], call.rows.device)
+        args, arguments = self._signature.as_passed(call.positional, arguments)
         with torch.set_grad_enabled(grad):
-            return self.itself(**arguments)
+            return self.itself(*args, **arguments)
 
     def _exact_input(self, one: Input, extent: Extent, call: Call, budget: Budget) -> Tensor:
         """Return a copy of a tensor beside the rows, or its default."""

@@ -32,6 +32,7 @@ class Call:
         to_pack: True while such rows, and the tensors beside them with an entry a row, are still padded.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
+        positional: Number of arguments that the caller passed by position.
     """
 
     rows: Tensor
@@ -47,6 +48,7 @@ class Call:
     to_pack: bool = False
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    positional: int = 0
 
     @property
     def shape(self) -> Sequence[int]:

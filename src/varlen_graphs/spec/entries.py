@@ -72,7 +72,7 @@ class Extent(ABC):
         more = came - budget.rows
         if more > 0 and not more % budget.items:
             fitting.append(f"Rows(prefix='kept') with prefix={more // budget.items} in the layout")
-        return f"{', '.join([*fitting, 'or Entries(of_item, at_budget)'])} to match"
+        return f"{', '.join([*fitting, 'or ' * bool(fitting) + 'Entries(of_item, at_budget)'])} to match"
 
     def padded(self, sizes: Sizes) -> Sizes | None:
         """Return the sizes in entries of items of these sizes, where callers get a batch for one that was packed.

@@ -60,6 +60,13 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         SpecError: A tensor has another number of entries.
     """
     for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            raise SpecError("an output is a sparse or nested tensor: expected a dense one; try output.to_dense()")
+        if tensor.dim() <= extent.rows_dim:
+            raise SpecError(
+                f"an output of shape {list(tensor.shape)} is declared as {extent}: expected a dimension of rows or "
+                f"items, {extent.rows_dim}; return what belongs to the whole call as an entry of each item"
+            )
         sizes = extent.shape(budget)
         if tensor.shape[extent.rows_dim :][: len(sizes)] != sizes:
             expected = ", ".join([*["any size"] * extent.rows_dim, *map(str, sizes), "..."])

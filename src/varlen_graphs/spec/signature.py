@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn, strided
@@ -69,8 +70,10 @@ class Signature:
                     f"forward={forward!r} does not tell its arguments: expected a Python function, called as "
                     "forward(module, **arguments)"
                 ) from None
+        captured = {name: p for name, p in captured.items() if p.kind is not p.POSITIONAL_ONLY}
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
         self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        self._own_positional = [name for name, p in own.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         self._module_takes = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
         self._captured = captured
         buffers = [buffer.name for buffer in spec.buffers]
@@ -79,8 +82,8 @@ class Signature:
         for name in (spec.packed.name, *buffers, *self._inputs, *spec.ignored):
             if not self.takes(name):
                 raise SpecError(
-                    f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)}; rename the "
-                    "declaration, or pass forward= with a function that takes it"
+                    f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)} by name; "
+                    "rename the declaration, or pass forward= with a function that takes it"
                 )
         if spec.layout.packs and spec.layout.name in captured:
             raise SpecError(
@@ -160,7 +163,7 @@ class Signature:
         if beyond is None and self._off is not None:
             beyond = self._off(self._module)
         key = self._spec.key(statics, self._spec.row_shape(rows.shape))
-        return Call(rows, description, statics, key, arguments, beyond, inputs=inputs)
+        return Call(rows, description, statics, key, arguments, beyond, inputs=inputs, positional=len(args))
 
     def bind_statics(
         self, arguments: Mapping[str, Any], rows: Sequence[int] = (), description: Mapping[str, Any] | None = None
@@ -197,7 +200,7 @@ class Signature:
                     beyond = reason if asks_other else beyond
             elif name in WITHOUT_EFFECT or (name in self._others and not asks_other):
                 continue
-            elif self._original_takes(name):
+            elif self.original_takes_call and (self._module_takes_any or name in self._module_takes):
                 beyond = beyond if value is None else reason
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
@@ -238,9 +241,12 @@ class Signature:
         takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
 
-    def _original_takes(self, name: str) -> bool:
-        """Return True if an argument that the captured forward lacks could go to the module itself."""
-        return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
+    def as_passed(self, positional: int, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the module's arguments that its caller passed by position, as its hooks see them, and the others."""
+        came = self._positional[:positional]
+        names = takewhile(lambda name: name in came and name in arguments, self._own_positional)
+        named = dict(arguments)
+        return [named.pop(name) for name in names], named
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""

@@ -89,15 +89,15 @@ def json_statics(key: StaticKey) -> dict[str, Any] | None:
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Return True if two values, or what two lists or dicts hold, are the same in type and value."""
+    """Return True if two values, or what two lists or dicts hold, are the same in type, value and order."""
     if value is other:
         return True
     if type(value) is not type(other):
         return False
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # subclasses may hold more than their entries
         return len(value) == len(other) and all(map(alike, value, other))
-    if isinstance(value, dict):
-        return value.keys() == other.keys() and all(alike(part, other[key]) for key, part in value.items())
+    if type(value) is dict:
+        return len(value) == len(other) and all(map(alike, value.items(), other.items()))
     try:
         return static_form(value) == static_form(other)
     except ChangeableError:

@@ -56,6 +56,9 @@ RICH: Sequence[Sizes] = [
 CROWD: Sizes = [((1, 8), (1, 24), (1, 16), (1, 16))[at % 4] for at in range(65)]
 """More items and rows than a module may have in mind that treats them in groups, or as one from some number on."""
 
+LENGTHS: Sizes = [(1, 1 + 7 * at % 32) for at in range(65)]
+"""Every length up to 32, for modules that treat some of them in another way."""
+
 VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
 """Values of columns, item by item: a module may take fewer of them, or no negative ones."""
 
@@ -105,8 +108,10 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
 
 
 def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield layouts of many small items; none where each item is one row."""
+    """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row."""
     if not spec.layout.one_row:
+        if not (spec.layout.has_frames or spec.layout.has_sides) and spec.row_multiple == 1:
+            yield from _varied(spec, LENGTHS)
         yield from _varied(spec, CROWD)
 
 

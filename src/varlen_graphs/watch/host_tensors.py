@@ -83,10 +83,12 @@ class HostTensors:
         `None` if it is another tensor.
         """
         copy = self._copies.get(_key(tensor))
-        if copy is None or copy.on_device._version != copy.version:
+        if copy is None:
             return None
-        same = tensor.dtype == copy.on_host.dtype and copy.on_device.stride() == copy.on_host.stride()
         with unwatched():
+            if copy.on_device._version != copy.version:
+                return None
+            same = tensor.dtype == copy.on_host.dtype and copy.on_device.stride() == copy.on_host.stride()
             return copy.on_host.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()) if same else None
 
     def read(self, tensor: Tensor) -> None:

@@ -77,13 +77,14 @@ class ModuleGuard:
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self.events = count_changes([owner for _, owner in owners], self._memory)
         self._seen = self.events.count
+        self._was_changed = False
         self._slots = slots
         self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
         self._prepare()
 
     def _prepare(self) -> None:
         """Prepare comparisons in the registries of now."""
-        count = min(CALLS, -(-len(self._slots) // SAMPLE))
+        count = _odd_prime(min(CALLS, -(-len(self._slots) // SAMPLE)))
         self._all = SlotGroup(self._slots)
         self._samples = cycle([SlotGroup([*self._always, *self._slots[at::count]]) for at in range(count)])
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
@@ -93,7 +94,8 @@ class ModuleGuard:
         """Compare everything, and describe the first change, if any."""
         seen = self.events.count
         found = next(self._all.changes(), None) or next(self._other_changes(), None)
-        self._seen = seen if found is None else -1  # after a change, every call compares everything until it is undone
+        self._was_changed |= found is not None  # once undone it may come again, as with `functional_call`
+        self._seen = -1 if self._was_changed else seen  # then every call compares everything
         if found is None and not self._contents_unchanged():
             self._prepare()
         return found
@@ -115,8 +117,8 @@ class ModuleGuard:
 
         Changes of all weights (moving, casting or loading the module), registrations and resizes are found at once, a
         change of a single tensor (`param.data = ...`) within `CALLS` calls: comparing some hundred weights takes longer
-        than the rest of a call. Shapes and strides, modules that are replaced in lists, dicts and closures, and the
-        attribute snapshot are compared by `find_change` only.
+        than the rest of a call. Modules that are replaced in lists, dicts and closures, and the attribute snapshot are
+        compared by `find_change` only.
         """
         sample = next(self._samples, None)
         same = self._seen == self.events.count and (sample is None or sample.unchanged())
@@ -127,6 +129,15 @@ class ModuleGuard:
             if own["_modules"] is not parts or len(parts) != size:
                 return False
         return True
+
+
+def _odd_prime(most: int) -> int:
+    """Return the largest odd prime up to `most`, or 1.
+
+    With so many samples, a tensor that is replaced in every other call only, as by `functional_call`, meets each.
+    """
+    odd = range(3, most + 1, 2)
+    return max((one for one in odd if all(one % divisor for divisor in odd if divisor < one)), default=1)
 
 
 def _is_cache(slot: Slot) -> bool:

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 ViolationKind = Literal[
     "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "own generator",
-    "raw kernel", "sparse tensor",
+    "raw kernel", "sparse tensor", "write count",
 ]  # fmt: skip
 
 _FROZEN = "Host code does not run during a replay, so the value would be frozen."
@@ -56,6 +56,11 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
         "It consists of several pieces of memory, which cannot be tracked and kept alive for a graph.",
         "Make it dense (to_dense(), to_padded_tensor()) before the call, or pass indices and values separately.",
     ),
+    "write count": (
+        "Host code does not run during a replay, so what follows from the count would stay as it is while weights "
+        "change in place.",
+        "Compute in each run what is kept for as long as the weights are the same.",
+    ),
 }  # fmt: skip
 """Reason and remedy by kind of violation."""
 
@@ -82,6 +87,8 @@ _HOST_READS = {
     getattr(Tensor, name): Violation(kind, f"Tensor.{name} reads a tensor on the host")
     for kind, names in _READS.items()
     for name in names.split()
+} | {
+    Tensor._version.__get__: Violation("write count", "Tensor._version tells how often a tensor was written")  # type: ignore[attr-defined]
 }
 
 _COND, _WHILE = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
 
-_DTYPE = attrgetter("dtype")
+_FORM = attrgetter("dtype", "shape")
 
 
 class Place(NamedTuple):
@@ -49,16 +49,18 @@ class SlotGroup:
         sharded = any(is_distributed_tensor(type(tensor)) for tensor in self._tensors)
         self._address = _local_address if sharded else Tensor.data_ptr
         self._addresses = [*map(self._address, self._tensors)]
-        self._dtypes = [tensor.dtype for tensor in self._tensors]
+        self._forms = [*map(_FORM, self._tensors)]
+        self._strides = [*map(Tensor.stride, self._tensors)]
         self._formats = [_format(tensor) for tensor in self._tensors]
 
     def unchanged(self) -> bool:
-        """Return True if all slots hold the same objects, addresses and dtypes; shapes and strides are not compared."""
+        """Return True if all slots hold the same objects, at the same addresses and in the same form."""
         now = map(dict.get, self._registries, self._names)
         return (
             all(map(is_, now, self._values))
             and list(map(self._address, self._tensors)) == self._addresses
-            and list(map(_DTYPE, self._tensors)) == self._dtypes
+            and list(map(_FORM, self._tensors)) == self._forms
+            and list(map(Tensor.stride, self._tensors)) == self._strides
         )
 
     def changes(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.watch.kept_state import can_copy, same_bits, version_of
 from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.thread_modes import unwatched
 
 MOST_BYTES = 1 << 26
 """Bytes of buffers to copy, the smallest first."""
@@ -18,6 +20,29 @@ FEW = 64
 
 _NUMBERS = (bool, int, float)
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
+
+
+@dataclass(slots=True)
+class _Counter:
+    """A number among the attributes of a module, and its value ahead of all runs and ahead of the present one."""
+
+    attributes: dict[str, Any]
+    name: str
+    begun: float
+    before: Any = None
+
+    @property
+    def now(self) -> Any:
+        return self.attributes.get(self.name)
+
+    def changed(self) -> bool:
+        """Return True if the present run made another number of it."""
+        return type(self.now) in _NUMBERS and self.now != self.before
+
+    def put_back(self) -> None:
+        """Set it to its value ahead of all runs, unless it is no number any more."""
+        if type(self.now) in _NUMBERS:
+            self.attributes[self.name] = self.begun
 
 
 class WrittenState:
@@ -42,12 +67,21 @@ class WrittenState:
         self._begun = self._last = [version_of(tensor) for tensor, _ in self._copies]
         self._by_all = [True] * len(self._copies)
         self._numbers = [(vars(part), _numbers(part)) for part in parts]
+        self._counters = [
+            _Counter(attributes, name, value) for attributes, own in self._numbers for name, value in own.items()
+        ]
 
-    def ran(self) -> None:
-        """Note what the run that has just ended wrote."""
-        now = [version_of(tensor) for tensor, _ in self._copies]
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Note what the run inside writes."""
+        for counter in self._counters:
+            counter.before = counter.now
+        yield
+        with unwatched():  # the rules refuse modules that read such counts
+            now = [version_of(tensor) for tensor, _ in self._copies]
         self._by_all = [all(one) for one in zip(self._by_all, map(int.__ne__, self._last, now), strict=True)]
         self._last = now
+        self._counters = [counter for counter in self._counters if counter.changed()]
 
     def restore(self) -> None:
         """Put back all tensors that were written, and numbers if there are any: then numbers tell of tensors."""
@@ -57,10 +91,12 @@ class WrittenState:
                 attributes.update({name: value for name, value in before.items() if name in attributes})
 
     def restore_what_all_wrote(self) -> None:
-        """Put back the tensors that every run wrote, as graphs do; what the first ones filled, graphs read."""
+        """Put back what every run wrote, tensors and numbers; what the first ones filled, graphs read."""
         for at, written in enumerate(self._by_all):
             if written:
                 self._put_back(at)
+        for counter in self._counters:
+            counter.put_back()
 
     def _may_differ(self, at: int, version: int) -> bool:
         tensor, _ = self._copies[at]
