@@ -80,7 +80,7 @@ def test_a_model_whose_output_depends_on_the_padding_takes_texts_of_one_length(n
     assert encoder.stats.eager == {"argument 'attention_mask'": 1}
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=10), st.integers(0, 9), st.integers(0, 9))
 def test_any_batch_of_texts_is_as_the_model_has_it(shared, lengths, more, seed):
     model = shared.module
@@ -201,6 +201,62 @@ def test_texts_padded_on_the_left_are_graphed_where_the_model_does_not_mind_the_
                 expected = model(**call, output_hidden_states=True)
             assert error_of(encoder(**call, output_hidden_states=True), expected, call["attention_mask"]) < 1e-5
     assert not encoder.stats.eager
+
+
+def test_calls_padded_on_the_left_that_run_eager_are_answered_as_they_came():
+    """Keys and values, attentions and hooks show the order of tokens."""
+    model, seen = text_model("qwen3", use_cache=True), []
+    model.set_attn_implementation("eager")
+    encoder, call = text_encoder("qwen3", model), from_left(texts(model, [9, 5]))
+    with torch.no_grad():
+        for more in ({}, {"use_cache": False, "output_attentions": True}, {"use_cache": False, "return_dict": False}):
+            out, expected = encoder(**call, **more), model(**call, **more)
+            torch.testing.assert_close(out[0], expected[0])
+            assert type(out) is type(expected)
+            if more.get("return_dict", True):
+                for name in expected.keys() - {"past_key_values", "last_hidden_state"}:
+                    torch.testing.assert_close(out[name], expected[name])
+            if not more:
+                caches = (one.past_key_values.layers[0].keys for one in (out, expected))
+                torch.testing.assert_close(*caches)
+        model.layers[0].register_forward_hook(lambda layer, args, output: seen.append(args[0]))
+        encoder(**call, use_cache=False), model(**call, use_cache=False)
+    torch.testing.assert_close(*seen)
+    assert encoder.stats.eager.total() == 4
+
+
+@packs
+def test_a_mask_of_ones_stays_where_it_means_something():
+    """Positions that begin again are packed texts to transformers, unless there is a mask."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=99, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=97, eos_token_id=98, use_cache=False
+    )
+    model = transformers.GPT2Model(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(5 if parameter.dim() > 1 else 1)
+    encoder = vg.recipes.packed_text(model, backend="tape")
+    call = texts(model, [8, 8]) | {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(**call)[0], model(**call)[0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"eos_token_id": 2}], ids=["searched", "the largest"])
+@pytest.mark.parametrize("pad", [1, 97, 98])
+@pytest.mark.parametrize("ends", [True, False])
+def test_padding_in_which_the_pooler_finds_its_token_is_that_of_the_call(changes, pad, ends):
+    model = text_model("clip text", **changes)
+    encoder, call = text_encoder("clip text", model), texts(model, [12, 5, 3])
+    real = call["attention_mask"].bool()
+    call["input_ids"] = torch.where(real, call["input_ids"] % 90 + 5, pad)
+    if ends:
+        call["input_ids"][torch.arange(3), real.sum(1) - 1] = 98
+    with torch.no_grad():
+        expected = model(**call)
+    out = encoder(**call)
+    torch.testing.assert_close(out.pooler_output, expected.pooler_output)
+    torch.testing.assert_close(out.last_hidden_state[real], expected.last_hidden_state[real])
+    assert bool(encoder.stats.replays) or not ends
 
 
 def test_masks_with_gaps_run_eager_where_both_sides_are_taken():

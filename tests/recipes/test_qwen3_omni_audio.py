@@ -70,7 +70,7 @@ lengths = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(lengths, min_size=1, max_size=12))
 def test_any_call_equals_the_original_however_it_is_split(lengths):
     """Also where a replay has short clips alone, which the original convolves as the longest of the call tells it."""

@@ -77,7 +77,7 @@ sizes = st.integers(1, 24).flatmap(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(sizes, min_size=1, max_size=12), st.integers(0, 9))
 def test_any_call_equals_the_original_however_it_is_padded_and_split(shapes, more):
     longest = max(h * w for h, w in shapes)

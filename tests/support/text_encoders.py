@@ -91,6 +91,21 @@ OF_ONE_LENGTH = {
 REFUSED = {
     "longformer": ("Longformer", {**SIZES, "attention_window": 16}, "pads texts to whole windows"),
     "bigbird": ("BigBird", SIZES, "sparse for long texts and dense for short ones"),
+    "bigbird-pegasus": (
+        "BigBirdPegasus",
+        {
+            "vocab_size": 99,
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 48,
+            "decoder_attention_heads": 2,
+            "decoder_ffn_dim": 48,
+            "block_size": 16,
+        },
+        "sparse for long texts and dense for short ones",
+    ),
     "xmod": ("Xmod", {**AFTER_PADDING, "languages": ("en",), "default_language": "en"}, "depends on data"),
 }
 """Models that graphs cannot run, and why."""

@@ -36,9 +36,14 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 from varlen_graphs.watch.kept_state import KeptState
 
+SPARSE = (
+    "its attention is sparse for long texts and dense for short ones; call model.set_attention_type('original_full') "
+    "first, which makes it dense for all"
+)
+
 REFUSED = {
-    "big_bird": "its attention is sparse for long texts and dense for short ones; call "
-    "model.set_attention_type('original_full') first, which makes it dense for all",
+    "big_bird": SPARSE,
+    "bigbird_pegasus": SPARSE,
     "longformer": "its attention pads texts to whole windows, and looks for global tokens on the host",
 }
 """Types of models whose small batches do not show what long ones do, and why they are refused."""
@@ -83,14 +88,17 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     text = TextModel(model)
     if model.training:
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
-    before = KeptState(model.named_modules())
+    before, parts = KeptState(model.named_modules()), [*model.modules()]
     try:
         with without_new_hooks(model):
             calls = text.calls()
             expected = [text.run(call) for call in calls]
+            if [*map(id, model.modules())] != [*map(id, parts)]:
+                raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
             spec, forward, why_padded = _declare(text, calls, expected)
             options = {"off": _cache_wanted} | options if text.caches() else options
             takes_left = text.ignores_side(calls, expected)
+            pools_padding = spec.layout.padded and not spec.packs and text.pools_padding()
     except VarlenGraphsError:
         raise
     except RUN_ERRORS as error:
@@ -104,7 +112,8 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
-    return TextEncoder(text, budgets, spec, forward=forward, why_padded=why_padded, takes_left=takes_left, **options)
+    options |= {"why_padded": why_padded, "takes_left": takes_left, "pools_padding": pools_padding}
+    return TextEncoder(text, budgets, spec, forward=forward, **options)
 
 
 def _declare(

@@ -1,6 +1,7 @@
 """Encoder of texts that answers all calls that the model itself answers."""
 
 import inspect
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +32,7 @@ class TextEncoder(TowerEncoder):
 
     def __init__(
         self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
-        **options: Any,
+        pools_padding: bool, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(text.model, budgets, spec, **options)
         self.why_padded = why_padded
@@ -41,6 +42,8 @@ class TextEncoder(TowerEncoder):
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest
+        self._pools_padding = pools_padding
+        self._ends = text.ends
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the texts of one call.
@@ -53,16 +56,20 @@ class TextEncoder(TowerEncoder):
             InputError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
         """
         call = dict(zip(self._names, args, strict=False)) | kwargs
-        if self.spec.layout.one_row and _is_of_ones(call.get(MASK)):
-            return self.forward(**call | {MASK: None})
+        unmasked = self.spec.layout.one_row and _is_of_ones(call.get(MASK))
+        call |= {MASK: None} if unmasked else {}
         reason = self._why_eager(call)
+        if reason is None and self._pools_padding and _may_be_pooled(call[IDS], call.get(MASK), self._ends):
+            reason = f"{IDS} of padding that the model looks for"
         if reason is None:
+            if unmasked:
+                return self._instead(call, args, kwargs)[0]
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
                 both = self.takes_left and call.get(MASK) is not None
                 for left in (self._left, not self._left) if both else (False,):
                     with suppress(LayoutError):
-                        out = self._from_left(call) if left else super().forward(*args, **kwargs)
+                        out = self._from_left(call, args, kwargs) if left else super().forward(*args, **kwargs)
                         self._left = left
                         return out
             if is_too_long:  # on a GPU, looking such positions up ends the process
@@ -74,11 +81,25 @@ class TextEncoder(TowerEncoder):
         given = call.get(IDS)
         return self._itself(reason, len(given) if isinstance(given, Tensor) and given.dim() else 1, args, kwargs)
 
-    def _from_left(self, call: dict[str, Any]) -> Any:
+    def _instead(self, other: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the output of another call, and True; of the call as it came, and False, if no graph may answer.
+
+        Hooks, attentions, keys and values show which call the model answers.
+        """
+        self.executor.begin()
+        bound = self.executor.bind((), other)
+        reason = bound.beyond or self.executor.mode.why_eager(bound.rows.device)
+        if reason is not None:
+            return self._itself(reason, len(other[IDS]), args, kwargs), False
+        return self.executor.answer(bound), True
+
+    def _from_left(self, call: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the output for texts padded on the left, which move to the right and back. Syncs nothing more."""
         shift = call[MASK].shape[1] - call[MASK].sum(1)
         moved = {name: shifted(call[name], -shift) for name in (IDS, MASK, TYPES) if call.get(name) is not None}
-        out = super().forward(**call | moved)
+        out, is_moved = self._instead(call | moved, args, kwargs)
+        if not is_moved:
+            return out
         fields = {name: part for name, part in out.items() if part is not None}
         fields[ROWS] = shifted(fields[ROWS], shift)
         if HIDDEN_STATES in fields:
@@ -108,3 +129,14 @@ class TextEncoder(TowerEncoder):
 def _is_of_ones(mask: Any) -> bool:
     """Return True for a mask of ones, which hides nothing. A mask on a GPU costs a sync."""
     return isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask == 1).all())
+
+
+def _may_be_pooled(ids: Tensor, mask: Tensor | None, ends: Sequence[int]) -> bool:
+    """Return True if padding has a larger token id than its text, or one that ends texts, alone. Syncs."""
+    if mask is None:
+        return False
+    real = mask.bool()
+    found = ids.masked_fill(real, -1).amax(1) > ids.masked_fill(~real, -1).amax(1)
+    for end in ends:
+        found |= ((ids == end) & ~real).any(1) & ~((ids == end) & real).any(1)
+    return bool(found.any())

@@ -195,6 +195,19 @@ class TextModel:
                     return False
         return True
 
+    def pools_padding(self) -> bool:
+        """Return True if the pooled output of a text depends on the token ids of its padding.
+
+        CLIP looks for the one that ends texts, or the largest: tried on a text without it.
+        """
+        first = next(one for one in range(self.tokens) if one not in self.special)
+        real = torch.tensor([[True, True, True, False]], device=self.device)
+        pooled = []
+        for pad in (self.pad, self.tokens - 1, *self.ends):
+            ids = torch.full((1, 4), first, device=self.device).masked_fill(~real, pad)
+            pooled.append(self.run({IDS: ids, MASK: real.long()}).get(POOLED))
+        return any(one is not None and not torch.allclose(one, pooled[0]) for one in pooled)
+
     def check_ignores_mask(
         self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any], more: int = MORE
     ) -> None:
