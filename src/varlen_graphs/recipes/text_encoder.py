@@ -62,14 +62,15 @@ class TextEncoder(TowerEncoder):
         if reason is None and self._pools_padding and _may_be_pooled(call[IDS], call.get(MASK), self._ends):
             reason = f"{IDS} of padding that the model looks for"
         if reason is None:
-            if unmasked:
-                return self._instead(call, args, kwargs)[0]
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
                 both = self.takes_left and call.get(MASK) is not None
                 for left in (self._left, not self._left) if both else (False,):
                     with suppress(LayoutError):
-                        out = self._from_left(call, args, kwargs) if left else super().forward(*args, **kwargs)
+                        if left:
+                            out = self._from_left(call, args, kwargs)
+                        else:
+                            out = self._instead(call, args, kwargs)[0] if unmasked else super().forward(*args, **kwargs)
                         self._left = left
                         return out
             if is_too_long:  # on a GPU, looking such positions up ends the process
@@ -133,7 +134,7 @@ def _is_of_ones(mask: Any) -> bool:
 
 def _may_be_pooled(ids: Tensor, mask: Tensor | None, ends: Sequence[int]) -> bool:
     """Return True if padding has a larger token id than its text, or one that ends texts, alone. Syncs."""
-    if mask is None:
+    if mask is None or not ids.numel():
         return False
     real = mask.bool()
     found = ids.masked_fill(real, -1).amax(1) > ids.masked_fill(~real, -1).amax(1)

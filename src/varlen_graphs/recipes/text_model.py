@@ -200,7 +200,7 @@ class TextModel:
 
         CLIP looks for the one that ends texts, or the largest: tried on a text without it.
         """
-        first = next(one for one in range(self.tokens) if one not in self.special)
+        first = next((one for one in range(self.tokens) if one not in self.special), 0)
         real = torch.tensor([[True, True, True, False]], device=self.device)
         pooled = []
         for pad in (self.pad, self.tokens - 1, *self.ends):
