@@ -43,7 +43,7 @@ def test_the_padding_contract_holds_for_a_module_of_ones_own():
     check_padding_contract(encoder, original, rows_for, "lengths", layouts, 1e-5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 3))
 def test_any_call_equals_eager_however_it_is_split(lengths, seed):
     rows = rows_for(lengths, seed)

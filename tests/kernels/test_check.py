@@ -15,7 +15,7 @@ from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, S
 from varlen_graphs.layout.segments import segments_of
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases())
 def test_what_the_host_would_refuse_is_found(case):
     items, capacity, rows, limits = case

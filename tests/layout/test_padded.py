@@ -55,7 +55,7 @@ def shared_pooling():
 lengths_of_items = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(lengths_of_items, st.integers(0, 40), st.integers(0, 3))
 def test_any_batch_gives_each_item_as_if_it_were_alone_and_zeros_past_its_end(shared, lengths, more, seed):
     x, padding = batch(lengths, max(lengths) + more, seed)

@@ -44,7 +44,7 @@ def shared():
     return packed_encoder()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 3))
 def test_any_batch_gives_each_item_as_if_it_were_alone_and_zeros_past_its_end(shared, lengths, more, seed):
     x, mask = padded_batch(lengths, max(lengths) + more, seed)

@@ -23,13 +23,13 @@ def test_rows_are_counted_with_care(name, layout, as_what):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of an array of tensors
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(attacks())
 def test_whatever_comes_as_a_layout_is_refused_by_name_and_forgotten(case):
     attack(*case)
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(device_attacks())
 def test_whatever_a_layout_on_the_device_says_is_found_there(case):
     """On the tape any tensor is on the device: the check inside the graph sees it, and the host does not."""

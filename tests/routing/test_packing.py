@@ -61,7 +61,7 @@ def partitions(items):
             yield [*partition[:at], [first, *partition[at]], *partition[at + 1 :]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(strategies.demands, min_size=1, max_size=5), strategies.costs(4))
 def test_small_calls_are_packed_at_the_least_cost(demands, costs):
     fitting = [d for d in demands if cheapest(Load().add(d), costs)]

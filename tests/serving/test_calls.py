@@ -408,7 +408,7 @@ def test_other_ways_to_hand_out_outputs_are_refused():
 # Layouts that only the device has seen. On the tape any tensor is on the device.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=8))
 def test_a_layout_on_the_device_is_as_good_as_one_on_the_host(lengths):
     encoder, rows = attention_encoder(), rows_for(lengths)

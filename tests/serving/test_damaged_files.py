@@ -139,7 +139,7 @@ def read(name, text):
             assert len(str(error)) < 1500  # noqa: PT017 - not every change is damage
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(files())
 def test_whatever_is_in_a_file_is_read_or_refused_by_name(case):
     read(*case)

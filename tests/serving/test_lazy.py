@@ -953,7 +953,7 @@ def warm_file(tmp_path_factory):
     return path, path.read_text()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_damaged_file_raises_and_touches_nothing(warm_file, data):
     path, text = warm_file

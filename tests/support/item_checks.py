@@ -51,7 +51,7 @@ def compare_kernel_and_reference(device):
         for x, y in zip(tensors, moved, strict=True):
             x.copy_(y)
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=30, deadline=None, database=None)
     @given(cases(), st.integers(0, 2), st.integers(0, 1))
     def compare(case, columns, unseen):
         options = {"columns": columns, "unseen": unseen}

@@ -74,7 +74,7 @@ def test_no_other_choice_of_row_counts_costs_less(calls, most, costs):
     assert len(plan.budgets) <= most
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.dictionaries(sizes(), st.integers(1, 50), min_size=1, max_size=3), st.integers(1, 2), any_costs)
 def test_no_other_budgets_cost_less_whatever_they_have_room_for(calls, most, costs):
     """Room for items, segments and their lengths taken from any call: budgets that do not nest are among these."""
