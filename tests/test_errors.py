@@ -28,19 +28,8 @@ class PositionOnly(nn.Module):
         return x * k
 
 
-class Returns(nn.Module):
-    """Returns what a function makes of its rows."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def first_call(function):
-    encoder_of(Returns(function).eval())(torch.zeros(2, 8), lengths=[2])
+    encoder_of(nn.Identity().eval(), forward=lambda module, x: function(x))(torch.zeros(2, 8), lengths=[2])
 
 
 GRID = [(1, 4, 6), (1, 2, 4)]

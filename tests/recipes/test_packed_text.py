@@ -1,5 +1,6 @@
 """Text encoders of transformers, unmodified: packed where their attention can, else padded, else refused by name."""
 
+import copy
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -376,6 +377,20 @@ def test_a_padded_model_takes_padded_budgets_and_gets_them_for_others():
     model = text_model("clip text")
     assert vg.recipes.packed_text(model, [256], backend="tape").budgets[-1].max_seqlen == 64  # of its positions
     assert vg.recipes.packed_text(text_model("deberta"), backend="tape").budgets[-1].max_seqlen == 512
+
+
+@packs
+def test_a_model_that_replaces_parts_of_itself_is_refused_and_left_as_it_was():
+    class Rewired(transformers.BertModel):
+        def forward(self, input_ids=None, attention_mask=None, **given):
+            self.pooler = copy.copy(self.pooler)
+            return super().forward(input_ids, attention_mask, **given)
+
+    model = Rewired(text_model("bert").config).eval()
+    pooler = model.pooler
+    with pytest.raises(vg.SpecError, match="Rewired cannot be graphed: it replaces parts of itself as it runs"):
+        vg.recipes.packed_text(model, backend="tape")
+    assert model.pooler is pooler
 
 
 def test_wrong_models_are_refused_by_name():

@@ -111,7 +111,7 @@ class Forward:
     ) -> Any:
         """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included.
 
-        `given` holds the host buffers and the tensors beside the rows, by name. So many arguments come by position.
+        `given` holds the host buffers and the tensors beside the rows, by name; `positional` is as in `Call`.
         """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
@@ -158,8 +158,8 @@ class Forward:
             given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
             given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
             # As with graphs, the caller's tensors are neither written to nor returned.
-            rows, came = call.rows.to(self.row_dtype, copy=True), call.positional
-            output = self(rows, items, given, call.statics, positional=came)
+            rows = call.rows.to(self.row_dtype, copy=True)
+            output = self(rows, items, given, call.statics, positional=call.positional)
             if call.beyond:
                 return output
             parts = self.take_apart(output, call.statics, budget)

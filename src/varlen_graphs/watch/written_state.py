@@ -23,7 +23,7 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
 @dataclass(slots=True)
-class _Counter:
+class _Number:
     """A number among the attributes of a module, and its value ahead of all runs and ahead of the present one."""
 
     attributes: dict[str, Any]
@@ -40,8 +40,8 @@ class _Counter:
         return type(self.now) in _NUMBERS and self.now != self.before
 
     def put_back(self) -> None:
-        """Set it to its value ahead of all runs, unless it is no number any more."""
-        if type(self.now) in _NUMBERS:
+        """Set it to its value ahead of all runs, unless it was deleted."""
+        if self.name in self.attributes:
             self.attributes[self.name] = self.begun
 
 
@@ -66,10 +66,8 @@ class WrittenState:
             self._copies.append((tensor, local_tensor(tensor).detach().clone()))
         self._begun = self._last = [version_of(tensor) for tensor, _ in self._copies]
         self._by_all = [True] * len(self._copies)
-        self._numbers = [(vars(part), _numbers(part)) for part in parts]
-        self._counters = [
-            _Counter(attributes, name, value) for attributes, own in self._numbers for name, value in own.items()
-        ]
+        self._numbers = [number for part in parts for number in _numbers(part)]
+        self._counters = self._numbers  # those that every run so far has changed
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -87,8 +85,8 @@ class WrittenState:
         """Put back all tensors that were written, and numbers if there are any: then numbers tell of tensors."""
         written = [self._put_back(at) for at, before in enumerate(self._begun) if self._may_differ(at, before)]
         if any(written):
-            for attributes, before in self._numbers:
-                attributes.update({name: value for name, value in before.items() if name in attributes})
+            for number in self._numbers:
+                number.put_back()
 
     def restore_what_all_wrote(self) -> None:
         """Put back what every run wrote, tensors and numbers; what the first ones filled, graphs read."""
@@ -141,5 +139,7 @@ def _state(part: nn.Module) -> Iterator[Tensor]:
             yield tensor
 
 
-def _numbers(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if type(value) in _NUMBERS and name not in _OF_ANY_MODULE}
+def _numbers(part: nn.Module) -> Iterator[_Number]:
+    for name, value in vars(part).items():
+        if type(value) in _NUMBERS and name not in _OF_ANY_MODULE:
+            yield _Number(vars(part), name, value)
