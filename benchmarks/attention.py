@@ -1,4 +1,4 @@
-"""Varlen attention, microseconds a layer inside a captured graph: ours against FlashAttention 2 and 3 and cuDNN.
+"""Varlen attention, microseconds a layer inside a captured graph: ours against FlashAttention 2 to 4 and cuDNN.
 
 Run with `make bench-kernels`. 16 heads; q, k and v are views of one packed projection, as in a tower. Nothing is timed
 unless it agrees with a float32 reference.
@@ -6,6 +6,8 @@ unless it agrees with a float32 reference.
 - *FA2 exact*: `torch.nn.attention.varlen.varlen_attn` with exactly the segments and the longest length of the row.
 - *FA2 padded*: the same with 64 segment slots and `max_seqlen` 8192, as a graph of many layouts must freeze it.
 - *FA3 padded*: `flash_attn_varlen_func` of `fa3-fwd`, where it is installed, with 256 segment slots.
+- *FA4 exact*, *FA4 padded*: `flash_attn.cute` of `flash-attn-4`, where it is installed, with exactly the segments and
+  the longest length of the row, and with 256 segment slots.
 - *cuDNN*: dense `scaled_dot_product_attention` at the exact shape, where there is one segment.
 - *ours*: with exactly the segments there are, with 64 slots, and with 256, `max_seqlen` 8192 in the last two; the
   backend that was timed to be the faster one, as in captures.
@@ -113,6 +115,20 @@ def flash3(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int)
     return attend
 
 
+def flash4(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Attend:
+    """FlashAttention 4, as the wheel `flash-attn-4` ships it."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    longest = {"max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
+
+    def attend() -> Tensor:
+        out = flash_attn_varlen_func(q, k, v, **lengths, **longest)
+        return out[0] if isinstance(out, tuple) else out
+
+    return attend
+
+
 def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Attend:
     """The dense attention of cuDNN over all rows; refuses where torch has none for these inputs."""
     dense = [x.transpose(0, 1)[None] for x in (q, k, v)]  # [1, heads, rows, head_dim]
@@ -171,6 +187,9 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
     }
     if dtype == torch.bfloat16 and find_spec("fa3_fwd_interface"):
         systems["fa3_256"] = lambda: flash3(q, k, v, roomy, longest)
+    if dtype == torch.bfloat16 and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        systems["fa4_exact"] = lambda: flash4(q, k, v, exact, max(lengths))
+        systems["fa4_256"] = lambda: flash4(q, k, v, roomy, longest)
     if exact_slots == 1:
         systems["cudnn"] = lambda: cudnn(q, k, v)
     row: dict[str, Any] = {"row": name, "head_dim": head_dim, "lengths": lengths, "fa2_error": flash2_error}
@@ -184,8 +203,9 @@ def time_row(name: str, dtype: torch.dtype) -> dict[str, Any]:
 def report(rows: list[dict[str, Any]]) -> str:
     """The table. Ratios are the other's time over ours, so above 1 is faster."""
     header = (
-        "head dim, lengths", "FA2 exact", "FA2 padded", "FA3 padded", "cuDNN", "ours exact", "ours 64", "ours 256",
-        "triton", "schedule", "TFLOP/s", "FA2 exact / ours", "FA3 / ours", "cuDNN / ours", "256 / exact slots",
+        "head dim, lengths", "FA2 exact", "FA2 padded", "FA3 padded", "FA4 exact", "FA4 padded", "cuDNN", "ours exact",
+        "ours 64", "ours 256", "triton", "schedule", "TFLOP/s", "FA2 exact / ours", "FA3 / ours", "cuDNN / ours",
+        "256 / exact slots",
     )  # fmt: skip
     lines = []
     for row in rows:
@@ -195,9 +215,9 @@ def report(rows: list[dict[str, Any]]) -> str:
         rate = row["tflop"] / (ours64 * 1e-6) if ours64 else None
         lines.append(
             (
-                row["row"], fa2, row.get("fa2_padded_us"), fa3, dense, best, ours64, ours256, row.get("triton_256_us"),
-                row.get("schedule_us"), rate, _ratio(fa2, ours64), _ratio(fa3, ours256), _ratio(dense, ours64),
-                _ratio(ours256, best),
+                row["row"], fa2, row.get("fa2_padded_us"), fa3, row.get("fa4_exact_us"), row.get("fa4_256_us"), dense,
+                best, ours64, ours256, row.get("triton_256_us"), row.get("schedule_us"), rate, _ratio(fa2, ours64),
+                _ratio(fa3, ours256), _ratio(dense, ours64), _ratio(ours256, best),
             )
         )  # fmt: skip
     return "\n".join([table(header, lines), *failures(rows)])

@@ -136,17 +136,20 @@ def attention(result: Result) -> str:
     """Attention, microseconds a layer."""
     lines = []
     for row in result["rows"]:
-        fa2, fa3, dense, ours, few, many, triton = (
+        fa2, padded, fa3, fa4, fa4_many, dense, ours, few, many, triton = (
             row.get(f"{system}_us")
-            for system in ("fa2_exact", "fa3_256", "cudnn", "ours_exact", "ours_64", "ours_256", "triton_256")
-        )
+            for system in (
+                "fa2_exact", "fa2_padded", "fa3_256", "fa4_exact", "fa4_256", "cudnn", "ours_exact", "ours_64",
+                "ours_256", "triton_256",
+            )
+        )  # fmt: skip
         rate = row["tflop"] / ours * 1e6
         ratios = fa2 / ours, fa3 / many if fa3 else None, many / ours
-        padded = row["fa2_padded_us"]
-        lines.append((row["row"], fa2, padded, fa3, dense, bold(ours), few, many, triton, *ratios, f"{rate:.0f}"))
+        others = fa2, padded, fa3, fa4, fa4_many, dense
+        lines.append((row["row"], *others, bold(ours), few, many, triton, *ratios, f"{rate:.0f}"))
     header = (
-        "head dim, lengths", "FA2", "FA2 padded", "FA3", "cuDNN", "ours", "64 slots", "256 slots", "triton",
-        "FA2 / ours", "FA3 / ours", "256 / ours", "TFLOP/s",
+        "head dim, lengths", "FA2", "FA2 padded", "FA3", "FA4", "FA4, 256 slots", "cuDNN", "ours", "64 slots",
+        "256 slots", "triton", "FA2 / ours", "FA3 / ours", "256 / ours", "TFLOP/s",
     )  # fmt: skip
     return table(header, lines)
 
@@ -254,7 +257,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "encoders": plain("model", "batch", "tokens", "kernels_ms", *(f"{name}_ms" for name in ENCODERS)),
     "encoders_in_row": plain("model", "batch", *(f"{name}_in_row_ms" for name in ENCODERS)),
     "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),
-    "first_call": plain("cache", "first_s", "graphs", "longest_s", "new_s", "again_s"),
+    "first_call": plain("cache", "made_s", "first_s", "graphs", "longest_s", "new_s", "again_s"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "plan": plan,
     "parallel": parallel,

@@ -13,6 +13,7 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.kernels.start import start_triton
 from varlen_graphs.layout.budgets import Budgets, Ladder, resolve_budgets
 from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
 from varlen_graphs.layout.values import quoted
@@ -83,9 +84,9 @@ class GraphedEncoder(OperatedEncoder):
             changes the number of outputs by their content, such as pruning of video tokens. The reason is counted in
             `stats.eager`.
         memory: Limit on what graphs, arena and pool hold: bytes, a text such as `"2GiB"`, or a `routing.Memory` with an
-            eviction policy. After a capture that exceeds it, the budgets least useful for their memory are disabled
-            until `release`; with `Capture(lazy=True)` those below the largest one come back when calls request them
-            more than others. A capture in progress may exceed it. A shared pool counts in full.
+            eviction policy. After a capture that exceeds it, the least useful budgets are disabled until `release`;
+            with `Capture(lazy=True)` those below the largest one come back when calls request them more than others.
+            A capture in progress may exceed it. A shared pool counts in full.
         capture: Options of captures: lazy, compiled, what to do when memory changes, warm-up files.
         verify: Number of first calls of each budget to compare with the module itself, or a `Verify` with more options,
             among them those of the proof of new graphs.
@@ -144,6 +145,7 @@ class GraphedEncoder(OperatedEncoder):
         pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
         signature = Signature(module, forward, buffer_spec, off)
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
+        start_triton(module.parameters())
         runs = Forward(module, forward, buffer_spec, signature, capture.compile)
         mode = Mode(module, backend, pool, runs.beside)
         store = GraphStore(runs, mode, pool, enabled, limit, capture)

@@ -100,10 +100,14 @@ def compile_others():
 
 
 def compile_in_threads():
-    """Kernels compile in threads, once each, and are launched when they are compiled; from the cache, at once."""
+    """Kernels compile in threads, once each, when Triton has started, and are launched then; from the cache, at once."""
     rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
     norm = torch.ones(2, 72, dtype=BF16).unbind(0)
     operators = [lambda: silu_mul(rows, add), lambda: add_layer_norm(rows, add, *norm, 1e-6)]
+    with compiling_in_threads(), suppress(Compiling):  # Triton starts, in a thread of its own
+        silu_mul(rows, add)
+        raise AssertionError("launched while Triton starts")
+    assert not KERNELS
     with compiling_in_threads():
         for compiles in operators:
             with suppress(Compiling):

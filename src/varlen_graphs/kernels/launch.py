@@ -9,6 +9,7 @@ from subprocess import CalledProcessError
 from typing import Any
 
 from varlen_graphs.errors import CompilerError
+from varlen_graphs.kernels.start import starting
 
 MOST_THREADS = 16
 """Number of kernels that compile at a time, at most: a tower takes about as many."""
@@ -20,14 +21,15 @@ _in_threads = ContextVar("varlen_graphs_compiling", default=False)
 
 
 class Compiling(Exception):  # noqa: N818 - no error
-    """A kernel is being compiled in another thread: its operator runs its reference meanwhile."""
+    """A kernel is not compiled yet, which other threads see to: its operator runs its reference meanwhile."""
 
 
 @contextmanager
 def compiling_in_threads() -> Iterator[None]:
     """Compile kernels in threads, and run the references of their operators meanwhile, for calls inside of this thread.
 
-    Waits at the end until all are compiled. An error of the compiler is raised by the next launch of the kernel.
+    Waits at the end until all are compiled, and until Triton has started. An error of the compiler is raised by the
+    next launch of the kernel.
     """
     try:
         from triton import knobs
@@ -48,17 +50,21 @@ def compiling_in_threads() -> Iterator[None]:
                 _in_threads.reset(token)
     finally:
         active_mode.reset(before)  # an interrupt may have left the mode
+        if (thread := starting()) is not None:
+            thread.join()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel of Triton on the current device.
 
     Raises:
-        Compiling: It is being compiled, inside `compiling_in_threads`.
+        Compiling: It is being compiled, or Triton is starting, inside `compiling_in_threads`.
         CompilerError: Triton has to build what launches it, and there is no compiler.
     """
     try:
         if _in_threads.get():
+            if starting() is not None:
+                raise Compiling
             compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
             future = getattr(compiled, "future", None)
             if future is not None and not wait([future], timeout=LOADED_S).done:

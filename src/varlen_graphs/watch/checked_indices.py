@@ -21,6 +21,9 @@ _BY_DIM = {
 """Operators with a dimension and an index as their second and third argument."""
 
 
+_WITH_INDICES = {*_BY_LIST, *_BY_DIM, aten.embedding, aten.take}
+
+
 class CheckedIndices(ThreadDispatchMode):
     """Raises `IndexError` for an index out of range, as the CPU does. Syncs at every operator that takes indices."""
 
@@ -30,7 +33,8 @@ class CheckedIndices(ThreadDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for index, size, lowest in _indices(getattr(func, "overloadpacket", None), args):
+        packet = getattr(func, "overloadpacket", None)
+        for index, size, lowest in _indices(packet, args) if packet in _WITH_INDICES else ():
             if index.numel() and index.dtype not in (torch.bool, torch.uint8):
                 low, high = (int(bound) for bound in torch.stack(index.aminmax()).tolist())
                 if low < lowest or high >= size:

@@ -65,16 +65,19 @@ def dense(
     """Compute all rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
-    segment, active, place = _places(cu_seqlens_q, q.shape[0])
-    segment_k, active_k, place_k = _places(cu_seqlens_k, k.shape[0])
+    segment, active, place = places = _places(cu_seqlens_q, q.shape[0])
+    same = cu_seqlens_k is cu_seqlens_q and len(k) == len(q)
+    segment_k, active_k, place_k = places if same else _places(cu_seqlens_k, k.shape[0])
 
     # A masked product still multiplies, and 0 * NaN is NaN: values that are not finite must not enter a product. The
     # rows that see such a value are set to NaN afterwards.
     sound = v.isfinite().flatten(1).all(1) & active_k
     tainted = ~sound & active_k
     queries = torch.where(active[:, None, None], q, 0).to(wide).transpose(0, 1)
-    keys = torch.where(active_k[:, None, None], k, 0).to(wide).repeat_interleave(group, 1).transpose(0, 1)
-    values = torch.where(sound[:, None, None], v, 0).to(wide).repeat_interleave(group, 1).transpose(0, 1)
+    keys = torch.where(active_k[:, None, None], k, 0).to(wide).transpose(0, 1)
+    values = torch.where(sound[:, None, None], v, 0).to(wide).transpose(0, 1)
+    if group > 1:
+        keys, values = (x.repeat_interleave(group, 0) for x in (keys, values))
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     block = MAX_SCORES // max(1, k.shape[0] * heads) or 1
