@@ -127,11 +127,14 @@ class GraphSet:
         return tried
 
     def _compile(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
-        """Run the largest and the smallest budget, whose kernels compile in threads. Errors come again later."""
+        """Run the smallest and the largest budget, whose kernels compile in threads. Errors come again later.
+
+        The smallest comes first: kernels that it loads are there for the largest, where references take long.
+        """
         if not self.arena.rows.is_cuda:
             return
         with CAPTURE_LOCK, self.agreement.attempt() as attempt, compiling_in_threads():
-            for budget in {max(budgets), min(budgets)}:
+            for budget in sorted({min(budgets), max(budgets)}):
                 self.arena.load_sample(budget)
                 self.arena.source.copy(budget.rows)  # of none
                 with self.agreement.rehearsal():
