@@ -28,7 +28,7 @@ INPUTS: dict[str, Layout] = {
 """A layout each."""
 
 KINDS = {
-    "attention": ("_attention",),
+    "attention": ("attention",),
     "rotation of queries and keys": ("_rotary",),
     "layer norms, with the sums before them": ("_add_layer_norm", "layer_norm"),
     "matrix products": ("gemm", "nvjet", "cutlass", "splitk"),
