@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from subprocess import CalledProcessError
+from threading import Thread
 from typing import Any
 
 from varlen_graphs.errors import CompilerError
-from varlen_graphs.kernels.start import starting
+from varlen_graphs.kernels.start import hashing
 
 MOST_THREADS = 16
 """Number of kernels that compile at a time, at most: a tower takes about as many."""
@@ -17,7 +18,8 @@ MOST_THREADS = 16
 LOADED_S = 0.02
 """Seconds that a launch waits for its kernel, which takes far less to load from Triton's cache, and more to compile."""
 
-_in_threads = ContextVar("varlen_graphs_compiling", default=False)
+_in_threads: ContextVar[list[Thread] | None] = ContextVar("varlen_graphs_compiling", default=None)
+"""Threads to wait for at the end of `compiling_in_threads`, beside those that compile; `None` outside of it."""
 
 
 class Compiling(Exception):  # noqa: N818 - no error
@@ -28,8 +30,8 @@ class Compiling(Exception):  # noqa: N818 - no error
 def compiling_in_threads() -> Iterator[None]:
     """Compile kernels in threads, and run the references of their operators meanwhile, for calls inside of this thread.
 
-    Waits at the end until all are compiled, and until Triton has started. An error of the compiler is raised by the
-    next launch of the kernel.
+    Waits at the end until all are compiled, and for Triton's start if a launch came too early for that. An error of the
+    compiler is raised by the next launch of the kernel.
     """
     try:
         from triton import knobs
@@ -41,16 +43,17 @@ def compiling_in_threads() -> Iterator[None]:
         yield
         return
     threads, before = min(MOST_THREADS, os.cpu_count() or 1), active_mode.set(None)
+    starts = list[Thread]()
     try:
         with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
-            token = _in_threads.set(True)
+            token = _in_threads.set(starts)
             try:
                 yield
             finally:
                 _in_threads.reset(token)
     finally:
         active_mode.reset(before)  # an interrupt may have left the mode
-        if (thread := starting()) is not None:
+        for thread in starts:
             thread.join()
 
 
@@ -62,8 +65,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         CompilerError: Triton has to build what launches it, and there is no compiler.
     """
     try:
-        if _in_threads.get():
-            if starting() is not None:
+        starts = _in_threads.get()
+        if starts is None:
+            if (start := hashing()) is not None:
+                start.join()
+        else:
+            if (start := hashing(begin=True)) is not None:
+                starts.append(start)
                 raise Compiling
             compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
             future = getattr(compiled, "future", None)

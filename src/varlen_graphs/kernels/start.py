@@ -1,11 +1,17 @@
 """Triton's start: for the keys of its cache it hashes its own files, some 500 MB, which takes a third of a second."""
 
+import os
 from collections.abc import Iterable
-from contextlib import suppress
-from functools import cache
-from threading import Thread
+from threading import Lock, Thread
 
 from torch import Tensor
+
+_lock = Lock()
+_threads: list[Thread] = []
+"""The one thread that hashes, or has; none if there is nothing to hash."""
+
+if hasattr(os, "register_at_fork"):  # the thread that held it does not exist in the child
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def start_triton(weights: Iterable[Tensor]) -> None:
@@ -13,27 +19,38 @@ def start_triton(weights: Iterable[Tensor]) -> None:
 
     Encoders begin with it, so that it is done, or nearly so, when a call needs its first kernel.
     """
-    if any(weight.is_cuda for weight in weights):
+    if not _threads and any(weight.is_cuda for weight in weights):
         _start()
 
 
-def starting() -> Thread | None:
-    """Return the thread while it hashes, which a launch would do once more; begins with it if no encoder has."""
-    thread = _start()
-    return thread if thread is not None and thread.is_alive() else None
+def hashing(*, begin: bool = False) -> Thread | None:
+    """Return the thread while it hashes, which a launch would do once more. If `begin`, it begins unless it has."""
+    if begin and not _threads:
+        _start()
+    for thread in _threads:
+        if thread.is_alive():
+            return thread
+    return None
 
 
-@cache
-def _start() -> Thread | None:
+def _start() -> None:
+    with _lock:
+        if _threads:
+            return
+        thread = Thread(target=_hash_files, name="varlen_graphs starts Triton")
+        try:
+            import triton  # noqa: F401 - ahead of the thread, so that no two import it at a time
+
+            thread.start()
+        except Exception:  # no Triton, or a broken one, or no thread: the first launch tells
+            thread = Thread()  # which never runs
+        _threads.append(thread)
+
+
+def _hash_files() -> None:
     try:
         from triton.runtime.cache import triton_key
-    except ImportError:  # no Triton, or a version that has this elsewhere
-        return None
 
-    def hash_files() -> None:
-        with suppress(Exception):  # the first launch raises it again
-            triton_key()  # keeps the result
-
-    thread = Thread(target=hash_files, name="varlen_graphs starts Triton")
-    thread.start()
-    return thread
+        triton_key()  # keeps the result
+    except Exception:  # another version, or what the first launch raises again
+        return

@@ -14,7 +14,7 @@ def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     q = inputs.q
     if (implementation := _flash_implementation()) != "FA2":
         # FA3 loads values past the end of a segment and multiplies them by 0: NaN in them makes the whole segment NaN.
-        # FA4 was not run.
+        # FA4 was not tried with NaN.
         return (
             f"{implementation} as the implementation of FlashAttention: expected FA2, in which no NaN of an item "
             "reaches another; torch.nn.attention.restore_flash_attention_impl() brings it back"
