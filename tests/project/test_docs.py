@@ -23,10 +23,20 @@ def test_the_snippets_of_a_page_run_one_after_the_other(page):
         exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
 
 
+def anchors_of(page):
+    """Return the anchors of a page's headings, as GitHub and MkDocs name them."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", SNIPPET.sub("", page.read_text())):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", SNIPPET.sub("", page.read_text())):
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors_of(there), f"{page.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", ["footguns", "deployment"])
