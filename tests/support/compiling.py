@@ -6,6 +6,7 @@ machine, down to machine code; only the launch is left out.
 
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 import torch
 import triton
@@ -31,6 +32,7 @@ from varlen_graphs.kernels.rms_norm.triton import add_rms_norm
 from varlen_graphs.kernels.rotary.triton import apply_rotary
 from varlen_graphs.kernels.rotary_table.triton import rotary_table
 from varlen_graphs.kernels.silu_mul.triton import silu_mul
+from varlen_graphs.kernels.start import start_triton
 from varlen_graphs.kernels.windows.triton import cu_window_seqlens, window_index
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -104,7 +106,8 @@ def compile_in_threads():
     rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
     norm = torch.ones(2, 72, dtype=BF16).unbind(0)
     operators = [lambda: silu_mul(rows, add), lambda: add_layer_norm(rows, add, *norm, 1e-6)]
-    with compiling_in_threads(), suppress(Compiling):  # Triton starts, in a thread of its own
+    start_triton([SimpleNamespace(is_cuda=True)])
+    with compiling_in_threads(), suppress(Compiling):
         silu_mul(rows, add)
         raise AssertionError("launched while Triton starts")
     assert not KERNELS

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from subprocess import CalledProcessError
-from threading import Thread
 from typing import Any
 
 from varlen_graphs.errors import CompilerError
@@ -18,8 +17,7 @@ MOST_THREADS = 16
 LOADED_S = 0.02
 """Seconds that a launch waits for its kernel, which takes far less to load from Triton's cache, and more to compile."""
 
-_in_threads: ContextVar[list[Thread] | None] = ContextVar("varlen_graphs_compiling", default=None)
-"""Threads to wait for at the end of `compiling_in_threads`, beside those that compile; `None` outside of it."""
+_in_threads = ContextVar("varlen_graphs_compiling", default=False)
 
 
 class Compiling(Exception):  # noqa: N818 - no error
@@ -30,8 +28,8 @@ class Compiling(Exception):  # noqa: N818 - no error
 def compiling_in_threads() -> Iterator[None]:
     """Compile kernels in threads, and run the references of their operators meanwhile, for calls inside of this thread.
 
-    Waits at the end until all are compiled, and for Triton's start if a launch came too early for that. An error of the
-    compiler is raised by the next launch of the kernel.
+    Waits at the end until all are compiled, and until Triton has started if it is starting. An error of the compiler is
+    raised by the next launch of the kernel.
     """
     try:
         from triton import knobs
@@ -43,18 +41,17 @@ def compiling_in_threads() -> Iterator[None]:
         yield
         return
     threads, before = min(MOST_THREADS, os.cpu_count() or 1), active_mode.set(None)
-    starts = list[Thread]()
     try:
         with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
-            token = _in_threads.set(starts)
+            token = _in_threads.set(True)
             try:
                 yield
             finally:
                 _in_threads.reset(token)
     finally:
         active_mode.reset(before)  # an interrupt may have left the mode
-        for thread in starts:
-            thread.join()
+        if (start := hashing()) is not None:
+            start.join()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -65,14 +62,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         CompilerError: Triton has to build what launches it, and there is no compiler.
     """
     try:
-        starts = _in_threads.get()
-        if starts is None:
-            if (start := hashing()) is not None:
-                start.join()
-        else:
-            if (start := hashing(begin=True)) is not None:
-                starts.append(start)
+        in_threads = _in_threads.get()
+        if (start := hashing()) is not None:
+            if in_threads:
                 raise Compiling
+            start.join()
+        if in_threads:
             compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
             future = getattr(compiled, "future", None)
             if future is not None and not wait([future], timeout=LOADED_S).done:
