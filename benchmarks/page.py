@@ -123,15 +123,6 @@ def in_turn(result: Result) -> str:
     return table(("ms", "exact graph of ours", "graphed", "ratio", "padding", "host"), lines)
 
 
-def ours(result: Result) -> str:
-    """Ours alone."""
-    lines = []
-    for row in (row for row in result["rows"] if row["system"] == "ours"):
-        times = (row[f"{key}_ms"] for key in ("mean", "p50", "p99", "host"))
-        lines.append((row["input"], *times, f"{row['padding']:.1%}"))
-    return table(("ms", "mean", "P50", "P99", "host", "padding"), lines)
-
-
 def attention(result: Result) -> str:
     """Attention, microseconds a layer."""
     lines = []
@@ -246,7 +237,6 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "calls": calls,
     "ratios": ratios,
     "in_turn": in_turn,
-    "ours": ours,
     "attention": attention,
     "rotary": plain("head_dim", "rows", "torch_us", "compiled_us", "ours_us"),
     "metadata": plain("buffer", "rows", "items", "kernel_us", "torch_us"),
