@@ -62,7 +62,7 @@ def work(rows: int, device: str = "cuda") -> Iterator[tuple[str, Tensors, Tensor
         lambda: (tile_schedule(*tiles)[:count],),
         lambda: (schedule_reference.tile_schedule(*tiles)[:count],),
     )
-    header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1], device=device)
+    header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1, 0], device=device)
     padding, found = items.new_zeros(3), (items.new_zeros(5), torch.zeros((), device=device))
     limits = (MERGE, MERGE**2, segments, rows, True, False, 0)
 

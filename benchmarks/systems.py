@@ -292,6 +292,7 @@ def capture_ladder(tower: Any, budgets: Any, **options: Any) -> tuple[vg.Graphed
     return encoder, {
         **({"compile_s": compiled.seconds} if compiled else {}),
         "timing_s": seconds["budgets timed in"],
+        "replay_ms": {budget.rows: cost for budget, cost in sorted(encoder.costs.replays.items())},
         "budgets": len(encoder.budgets),
         "largest_rows": encoder.budgets[-1].rows,
         "capture_cold_s": cold,

@@ -47,6 +47,13 @@ def test_what_the_host_would_refuse_is_found(case):
 
 
 @given(cases())
+def test_sizes_elsewhere_count_as_those_in_the_table(case):
+    here, there = (run_check(reference.check_items, *case, elsewhere=device) for device in (None, "cpu"))
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.nan_to_num(nan=1e9), other.nan_to_num(nan=1e9))
+
+
+@given(cases())
 def test_what_the_host_has_seen_is_left_alone(case):
     items, capacity, _, _ = case
     table, status, veil = run_check(reference.check_items, *case, unseen=0)
@@ -56,7 +63,7 @@ def test_what_the_host_has_seen_is_left_alone(case):
 
 
 def test_the_operator_is_sound_for_the_compiler():
-    header, table = torch.tensor([1, 1, 6, 1]), torch.tensor([[1, 2, 3], [9, 9, 9]])
+    header, table = torch.tensor([1, 1, 6, 1, 0]), torch.tensor([[1, 2, 3], [9, 9, 9]])
     tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(6, dtype=torch.int64), torch.tensor(0.0)
     torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False, 2))
 

@@ -564,6 +564,42 @@ def test_a_broken_promise_about_segments_is_told():
         grid_encoder(layouts=vg.GpuLayouts(min_segment_rows=0))
 
 
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
+    """A graph reads it there if it lies as an item table does; otherwise it is copied."""
+
+    class Numbered(nn.Module):
+        def forward(self, x, position_ids):
+            return x * position_ids[:, None]
+
+    columned = (vg.Column("kind"),) if columns else ()
+    spec = vg.BufferSpec("x", vg.GridTHW(columns=columned), [vg.buffers.RowPositions()])
+    encoder = vg.GraphedEncoder(Numbered(), [64], spec, backend="tape")
+    grid = torch.tensor([(1, 2, 2), (2, 3, 1), (1, 1, 5)])
+    kind = {"kind": torch.zeros(3, dtype=torch.int64)} if columns else {}
+    subclass = grid.as_subclass(type("Grid", (torch.Tensor,), {}))
+    apart = torch.stack([grid, grid * 7], 2)[..., 0]
+    forms = (
+        grid,
+        grid.int(),
+        grid.to(torch.uint8),
+        grid.t().contiguous().t(),
+        apart,
+        torch.cat([grid, grid])[3:],
+        subclass,
+    )
+    for form in forms:
+        output = encoder(torch.ones(15, 1), grid_thw=form, **kind)
+        encoder.check()
+        assert output.flatten().tolist() == [*range(4), *range(6), *range(5)]
+    freed = grid.clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(vg.InputError, match="the memory of grid_thw was freed"):
+        encoder(torch.ones(15, 1), grid_thw=freed, **kind)
+    assert encoder(torch.ones(15, 1), grid_thw=[*map(tuple, grid.tolist())], **kind).sum() == 6 + 15 + 10
+    assert encoder.stats.eager.total() == 0
+
+
 def test_columns_on_the_host_keep_a_layout_there():
     encoder = grid_encoder()
     with pytest.raises(vg.LayoutError, match="describes 1 item of 4 rows in all, but x has 8 rows"):

@@ -96,7 +96,7 @@ def compile_others():
     source = torch.zeros(3, dtype=torch.int64)
     for places in (source, source[:0]):
         copy_rows(source, places, rows)
-    header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (4, 8, 4))
+    header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (5, 8, 6))
     for frames, window in ((True, 0), (False, 2)):
         check_items(header, TABLE, padding, status, torch.zeros(1), 2, 4, 8, 64, frames, not frames, window)
 

@@ -30,13 +30,17 @@ def cases(draw):
     return items, capacity, rows, limits
 
 
-def run_check(check, items, capacity, rows, limits, columns=1, call=7, unseen=1):
+def run_check(check, items, capacity, rows, limits, columns=1, call=7, unseen=1, elsewhere=None):
+    """Return the table, the status and the veil; with the sizes of items at an address, if they are on a device."""
     width = 3 + columns
     table = torch.full((capacity, width), 99, dtype=torch.int64)
     table[: len(items)] = torch.tensor([[*item, *[5] * columns] for item in items])
+    sizes = torch.tensor(items, device=elsewhere or "cpu")
+    if elsewhere:
+        table[: len(items), :3] = 99
     padding = torch.tensor([0, 0, 0, *[-1] * columns])
     status, veil = torch.full((6,), -9), torch.tensor(3.0)
-    header = torch.tensor([call, len(items), rows, unseen])
+    header = torch.tensor([call, len(items), rows, unseen, sizes.data_ptr() if elsewhere else 0])
     check(header, table, padding, status, veil, **limits)
     return table, status, veil
 
@@ -52,11 +56,14 @@ def compare_kernel_and_reference(device):
             x.copy_(y)
 
     @settings(max_examples=30, deadline=None, database=None)
-    @given(cases(), st.integers(0, 2), st.integers(0, 1))
-    def compare(case, columns, unseen):
+    @given(cases(), st.integers(0, 2), st.integers(0, 1), st.booleans())
+    def compare(case, columns, unseen, elsewhere):
         options = {"columns": columns, "unseen": unseen}
+        there, here = (device, "cpu") if elsewhere else (None, None)
         for got, expected in zip(
-            run_check(on_device, *case, **options), run_check(reference.check_items, *case, **options), strict=True
+            run_check(on_device, *case, **options, elsewhere=there),
+            run_check(reference.check_items, *case, **options, elsewhere=here),
+            strict=True,
         ):
             assert torch.equal(got.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9)), case
             assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~expected.isnan()), case

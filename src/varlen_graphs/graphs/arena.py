@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source
+from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
@@ -23,7 +23,7 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 
-HEADER = 4
+HEADER = 5
 """Number of integers that come first; see `Arena.header`."""
 
 FRONT = HEADER + len(NOWHERE)
@@ -46,7 +46,7 @@ class Arena:
             other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         source: The caller's rows, from which graphs copy them.
-        header: int64 `[4]`; see `varlen_graphs.kernels.check.reference.check_items`.
+        header: int64 `[5]`; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
         loading: True while functions of the declaration may run for a replay that is loaded, or not yet collected.
     """
@@ -67,7 +67,8 @@ class Arena:
         self.loading = False
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
-        self.rows = torch.full((most_rows, *row_shape), self._pad(dtype), dtype=dtype, device=device)
+        self._pad = 0 if dtype.is_floating_point else spec.packed.pad
+        self.rows = torch.full((most_rows, *row_shape), self._pad, dtype=dtype, device=device)
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
@@ -113,11 +114,10 @@ class Arena:
             InputError: A row has another shape than was captured.
         """
         if shape[self._dims :] != self._row_shape:
-            packed, captured = self._spec.packed, self._row_shape
+            packed = self._spec.packed
             came = packed.argument_shape(shape[: self._dims], shape[self._dims :])
-            raise InputError(
-                f"{packed.name} is {came}: expected {packed.describe(self._extent.dims, captured)}, as captured"
-            )
+            expected = packed.describe(self._extent.dims, self._row_shape)
+            raise InputError(f"{packed.name} is {came}: expected {expected}, as captured")
 
     def poison(self) -> None:
         """Overwrite floating tensors with NaN and with `RARE` numbers in turn, which modules may look for."""
@@ -134,9 +134,6 @@ class Arena:
             if static.is_floating_point() and static.dim():
                 own = tensor.reshape(-1, *static.shape[1:]).to(static)
                 static.copy_(own[-1 - torch.arange(len(static), device=own.device) % len(own)])
-
-    def _pad(self, dtype: torch.dtype) -> float:
-        return 0 if dtype.is_floating_point else self._spec.packed.pad
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
         """Return the rows, the item table, and the host buffers and inputs that the graph of a budget reads."""
@@ -216,8 +213,8 @@ class Arena:
             for buffer in self._spec.host_buffers:
                 value = buffer.compute(layout, budget, self._spec.layout.merge).flatten()
                 static = self._host[buffer.name][: len(value)]
-                # Torch's allocator reuses a pinned block only after the copy from it.
-                static.copy_(value.pin_memory() if static.is_cuda else value, non_blocking=True)
+                pinned = value.pin_memory() if static.is_cuda else value  # torch reuses it only after the copy
+                static.copy_(pinned, non_blocking=True)
         finally:
             self.loading = before
 
@@ -230,7 +227,9 @@ class Arena:
     def load_table(
         self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NOWHERE
     ) -> None:
-        """Copy the items of one replay from tensors on the device, for the graph to check. No sync.
+        """Load the items of one replay from tensors on the device, for the graph to check. No sync.
+
+        A graph reads sizes `(t, h, w)` in int64 where they lie; others are copied.
 
         Args:
             description: The layout argument and the columns, by name.
@@ -238,12 +237,18 @@ class Arena:
             items: Number of items.
             active: Number of their rows.
             source: As for `load_layout`.
+
+        Raises:
+            InputError: The memory of the layout argument was freed.
         """
-        table = self.table[:items]
-        self._spec.layout.write(description[self._spec.layout.name], table)
-        for at, column in enumerate(self._spec.layout.columns, start=3):
-            table[:, at].copy_(description[column.name])
-        self.ring.upload(array("q", (call, items, active, 1, *source)), self._front)
+        layout = self._spec.layout
+        sizes = description[layout.name]
+        address = address_of(sizes, layout.name)
+        if not address:
+            layout.write(sizes, self.table[:items])
+        for at, column in enumerate(layout.columns, start=3):
+            self.table[:items, at].copy_(description[column.name])
+        self.ring.upload(array("q", (call, items, active, 1, address, *source)), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -267,7 +272,7 @@ class Arena:
             }
             values = torch.tensor(layout.items, device=self.table.device)
             shape = (*self._extent.shape(budget), *self.rows.shape[1:])
-            probe_rows = torch.full(shape, self._pad(self.rows.dtype), dtype=self.rows.dtype, device=self.rows.device)
+            probe_rows = torch.full(shape, self._pad, dtype=self.rows.dtype, device=self.rows.device)
             host |= self._inputs.pads(budget)
             probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
         return probes
@@ -284,7 +289,7 @@ class Arena:
     def _load_items(
         self, layout: Layout, source: Source = NOWHERE, sizes: Sizes = (), padded: Sequence[int] = ()
     ) -> None:
-        values = array("q", (0, len(layout.items), layout.total, 0, *source))
+        values = array("q", (0, len(layout.items), layout.total, 0, 0, *source))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if padded and has_padding(layout.total, len(layout), padded):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from varlen_graphs.errors import InputError
@@ -11,6 +12,7 @@ from varlen_graphs.layout.packed_batch import has_padding
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent
+from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 UNIT = 8
 """Graphs copy memory in units of so many bytes, from addresses that are multiples of that."""
@@ -20,6 +22,20 @@ Source = tuple[int, int, int]
 
 NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
+
+
+def address_of(sizes: Tensor, name: str) -> int:
+    """Return the address of sizes of items, if a graph can read them as they lie in its table; 0 otherwise.
+
+    Raises:
+        InputError: Their memory was freed; `name` is that of the argument.
+    """
+    address = sizes.data_ptr()
+    if sizes.numel() and address == sizes.storage_offset() * sizes.itemsize and not sizes._is_zerotensor():
+        raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
+    if type(sizes) not in PLAIN_TENSORS or sizes.dtype is not torch.int64 or sizes.shape[1:] != (3,):
+        return 0
+    return address if sizes.is_contiguous() and address % UNIT == 0 else 0
 
 
 class RowSource:

@@ -21,12 +21,9 @@ SMALL_STEP, SMALL_ROWS = 32, 1024
 """Up to `SMALL_ROWS` rows, row counts of a ladder are multiples of `SMALL_STEP`: single images are that small, and each
 padding row is a large share of them."""
 
-TILE, TILED_ROWS = 128, 2048
-"""Above `SMALL_ROWS` and up to `TILED_ROWS`, they are whole tiles of matrix products."""
-
-TILE_MARGIN = 16
-"""Above `TILED_ROWS`, they are this much short of whole tiles, where cuBLAS takes a few per cent less time per row
-(docs/benchmarks-history.md)."""
+STEP, TILE_MARGIN = 64, 16
+"""Above that, they are `TILE_MARGIN` less than a multiple of `STEP`: cuBLAS takes a few per cent less time per row a
+little short of whole tiles of 128, and hardly more in between (docs/benchmarks-history.md)."""
 
 ROWS_PER_ITEM, MIN_ITEMS = 64, 8
 """By default a budget holds one item per `ROWS_PER_ITEM` rows, and at least `MIN_ITEMS`."""
@@ -93,9 +90,10 @@ class Ladder:
     """Budgets in geometric steps, from `min` to `max` rows.
 
     Fine steps cost no memory, because all graphs share one pool and one arena; each graph takes about a tenth of a
-    second to capture. Steps of 1.04 waste about 2 % of the rows on padding, steps of 1.12 about 6 %, powers of two
-    about a third. Between the ends, row counts are multiples of 32 up to 1,024, multiples of 128 up to 2,048, and 16
-    less than a multiple of 128 above that, where matrix products are fastest.
+    second to capture. Steps of 1.02 waste about 1 % of the rows on padding, steps of 1.12 about 6 %, powers of two
+    about a third. A row costs up to 10 % more in some budgets than in others, by how many tiles its matrix products
+    have; fine steps leave a good one near any size, and calls use the cheapest that was measured. Between the ends, row
+    counts are multiples of 32 up to 1,024, and above that 16 less than a multiple of 64.
 
     Attributes:
         min: Rows of the smallest budget.
@@ -112,7 +110,7 @@ class Ladder:
 
     min: int = 256
     max: int = 16_384
-    step: float = 1.04
+    step: float = 1.02
     rows_per_item: int = ROWS_PER_ITEM
     rows_per_segment: int = ROWS_PER_ITEM
     memory: int | str | None = None
@@ -265,15 +263,16 @@ def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -
 
 def _nearest(rows: float) -> int:
     """Round to the nearest row count of a ladder."""
-    tile = SMALL_STEP if rows <= SMALL_ROWS else TILE
-    nearest = max(1, round(rows / tile)) * tile
-    return nearest if nearest <= TILED_ROWS else nearest - TILE_MARGIN
+    if rows <= SMALL_ROWS:
+        return max(1, round(rows / SMALL_STEP)) * SMALL_STEP
+    return max(round(rows / STEP), SMALL_ROWS // STEP + 1) * STEP - TILE_MARGIN
 
 
 def row_count_for(rows: int) -> int:
     """Return the smallest row count of a ladder that is at least `rows`."""
-    tiled = _round_up(rows, SMALL_STEP if rows <= SMALL_ROWS else TILE)
-    return tiled if tiled <= TILED_ROWS else _round_up(rows + TILE_MARGIN, TILE) - TILE_MARGIN
+    if rows <= SMALL_ROWS:
+        return _round_up(rows, SMALL_STEP)
+    return _round_up(rows + TILE_MARGIN, STEP) - TILE_MARGIN
 
 
 def _round_up(value: int, multiple: int) -> int:

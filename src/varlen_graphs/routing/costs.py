@@ -57,8 +57,8 @@ class Costs:
         self.bytes_per_row = bytes_per_row
         self.measured = host < math.inf
         self._eager_factor = eager_factor
-        self.dropped = [budget for budget in sorted(replays) if any(self._replaces(b, budget) for b in replays)]
-        self.budgets = [budget for budget in sorted(replays) if budget not in self.dropped]
+        self.budgets = _worth_using(replays)
+        self.dropped = sorted(replays.keys() - set(self.budgets))
         by_cost = sorted(self.budgets, key=replays.__getitem__)
         self._rows = [budget.rows for budget in self.budgets]
         self._at_least = [[budget for budget in by_cost if budget.rows >= rows] for rows in self._rows]
@@ -136,11 +136,6 @@ class Costs:
             number("eager_factor", value["eager_factor"]),
             None if value["bytes_per_row"] is None else number("bytes_per_row", value["bytes_per_row"]),
         )
-
-    def _replaces(self, other: Budget, budget: Budget) -> bool:
-        """Return True if a larger budget holds all that this one does, and costs no more."""
-        holds = other.holds(budget.rows, budget.items, budget.segments, budget.max_seqlen)
-        return other > budget and holds and self.replays[other] <= self.replays[budget]
 
     def at_least(self, rows: int) -> Sequence[Budget]:
         """Return the budgets of at least so many rows, the cheapest first."""
@@ -221,3 +216,13 @@ class Costs:
     def eager(self, rows: int, squares: int) -> float:
         """Return the cost of an eager call of so many rows."""
         return max(self.host, self._eager_factor * (self.exact(rows) + self.per_square * squares))
+
+
+def _worth_using(replays: Mapping[Budget, float]) -> list[Budget]:
+    """Return the budgets, ascending, that no larger one replaces: holding all that they do, at no higher cost."""
+    kept: list[Budget] = []
+    for budget in sorted(replays, reverse=True):
+        capacity, cost = (budget.rows, budget.items, budget.segments, budget.max_seqlen), replays[budget]
+        if not any(replays[larger] <= cost and larger.holds(*capacity) for larger in kept):
+            kept.append(budget)
+    return kept[::-1]

@@ -75,5 +75,5 @@ def _budgets(given: Any) -> list[int] | Ladder | None:
     except TypeError as error:
         raise SpecError(
             f'"budgets" are {quoted(given)}: expected a list of row counts, or an object with arguments of Ladder, '
-            f'such as {{"min": 256, "max": 16384, "step": 1.04}} ({error})'
+            f'such as {{"min": 256, "max": 16384, "step": 1.02}} ({error})'
         ) from error

@@ -1,5 +1,7 @@
 """Validation of items that the host has not seen, in plain torch operations: the specification."""
 
+from ctypes import c_int64
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ def check_items(
     Does nothing if the host has seen the items. Row counts saturate at `rows + 1`, so that no product overflows.
 
     Args:
-        header: int64 `[4]`: number of the call, number of its items, number of its rows, and 1 if the host has not seen
-            the items.
+        header: int64 `[5]`: number of the call; number of its items; number of its rows; 1 if the host has not seen the
+            items; and the address of their sizes, int64 `[items, 3]` on the device of the table, or 0 if they are in
+            the table already. Whoever writes the address vouches for the memory there.
         table: An item table. Changed in place.
         padding: A padding item, int64 `[3 + columns]`.
         status: int64 `[6]`. Set to `(call, code, item, got, expected, count)` if the table is invalid, with item -1 for
@@ -34,10 +37,13 @@ def check_items(
         whole: True if items are segments.
         window: Rows per side of the windows that are segments; 0 if windows are not segments.
     """
-    call, items, rows, unseen = header.tolist()
+    call, items, rows, unseen, address = header.tolist()
     veil.fill_(-0.0)
     if not unseen:
         return
+    if address:
+        sizes = (c_int64 * (3 * items)).from_address(address)
+        table[:items, :3] = torch.tensor([*sizes]).view(items, 3)
     table[items:] = padding
     found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole, window)
     if found:

@@ -36,6 +36,17 @@ def _at(value, i_item, index):
     return tl.sum(tl.where(i_item == index, value, 0), axis=0)
 
 
+@triton.jit
+def _size(p_item, address, at: tl.constexpr, i_item, items, other: tl.constexpr):
+    """Return a size of each item: from the table, or from the address, and then into the table, too."""
+    elsewhere = tl.where(address != 0, items, 0)
+    m_there = i_item < elsewhere
+    there = tl.load(address.to(tl.pointer_type(tl.int64)) + 3 * i_item + at, mask=m_there, other=other)
+    tl.store(p_item + at, there, mask=m_there)
+    here = tl.load(p_item + at, mask=(i_item < items) & (i_item >= elsewhere), other=other)
+    return tl.where(m_there, there, here)
+
+
 @triton.jit(do_not_specialize=["merge", "multiple", "segments", "longest", "capacity"])
 def _check_items(
     p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
@@ -57,12 +68,13 @@ def _check_unseen(
 ):  # fmt: skip
     items = tl.load(p_header + 1)
     rows = tl.load(p_header + 2)
+    address = tl.load(p_header + 4)
     i_item = tl.arange(0, BLOCK)
     m_item = i_item < items
     o_item = i_item * WIDTH
-    t = tl.load(p_table + o_item, mask=m_item, other=1)  # [BLOCK]
-    h = tl.load(p_table + o_item + 1, mask=m_item, other=0)
-    w = tl.load(p_table + o_item + 2, mask=m_item, other=0)
+    t = _size(p_table + o_item, address, 0, i_item, items, 1)  # [BLOCK]
+    h = _size(p_table + o_item, address, 1, i_item, items, 0)
+    w = _size(p_table + o_item, address, 2, i_item, items, 0)
 
     most = rows + 1
     b_t = tl.minimum(tl.maximum(t, 0), most)
