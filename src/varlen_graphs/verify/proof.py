@@ -38,7 +38,7 @@ from varlen_graphs.verify.made_up_calls import (
 )
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import Example, Trial
-from varlen_graphs.watch.checked_indices import CheckedIndices
+from varlen_graphs.watch.made_up_run import MadeUpRun
 from varlen_graphs.watch.thread_modes import run_under
 
 MODULE = "the module itself"
@@ -286,7 +286,7 @@ class Prover:
             floating = all(tensor.is_floating_point() for tensor in (call.rows, *call.inputs.values()))
             moderate = floating and is_moderate(layout, self._spec)
             checks = call.rows.is_cuda and not moderate
-            run = partial(run_under, operations=CheckedIndices()) if checks else partial.__call__
+            run = partial(run_under, operations=MadeUpRun()) if checks else partial.__call__
             with references():
                 output = run(partial(self._forward.exact, call))
                 form = flatten(output, self._spec.declared)

@@ -1,6 +1,7 @@
-"""Check indices on the host before the GPU uses them: there an index out of range ends the process's use of CUDA."""
+"""How operators run on items that no call brought."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,8 +25,12 @@ _BY_DIM = (
 """Operators with a dimension and an index as their second and third argument."""
 
 
-class CheckedIndices(ThreadDispatchMode):
-    """Raises `IndexError` for an index out of range, as the CPU does. Syncs at every operator that takes indices."""
+class MadeUpRun(ThreadDispatchMode):
+    """Raises `IndexError` for an index out of range, as the CPU does, and computes attention without cuDNN.
+
+    On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.
+    And cuDNN plans for some 30 ms at each new length of a segment, which made-up items are full of.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,13 +38,37 @@ class CheckedIndices(ThreadDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        indices = _INDICES.get(getattr(func, "overloadpacket", None))
+        packet = getattr(func, "overloadpacket", None)
+        if packet is aten._scaled_dot_product_cudnn_attention:
+            return _attention(func, *args, **(kwargs or {}))
+        indices = _INDICES.get(packet)
         for index, size, lowest in indices(args) if indices is not None else ():
             if index.numel() and index.dtype not in (torch.bool, torch.uint8):
                 low, high = (int(bound) for bound in torch.stack(index.aminmax()).tolist())
                 if low < lowest or high >= size:
                     raise IndexError(f"{func} got indices from {low} to {high}, for a dimension of size {size}")
         return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    planned: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    log_sumexp: bool,
+    dropout: float = 0.0,
+    *more: bool,
+    scale: float | None = None,
+) -> Any:
+    """Return what cuDNN's attention returns, from another kernel of torch where that one takes the arguments."""
+    if bias is None and not dropout and query.shape[:-2] == key.shape[:-2]:  # it takes no fewer heads of keys
+        with suppress(RuntimeError):  # nor any strides
+            output, sums, seed, offset = aten._scaled_dot_product_efficient_attention(
+                query, key, value, None, log_sumexp, dropout, *more[:1], scale=scale
+            )
+            return output, sums, None, None, query.shape[-2], key.shape[-2], seed, offset, None
+    return planned(query, key, value, bias, log_sumexp, dropout, *more, scale=scale)
 
 
 def _by_list(args: Sequence[Any]) -> Checked:
