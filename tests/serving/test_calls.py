@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import varlen_graphs as vg
 from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
@@ -577,20 +578,18 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
     encoder = vg.GraphedEncoder(Numbered(), [64], spec, backend="tape")
     grid = torch.tensor([(1, 2, 2), (2, 3, 1), (1, 1, 5)])
     kind = {"kind": torch.zeros(3, dtype=torch.int64)} if columns else {}
-    subclass = grid.as_subclass(type("Grid", (torch.Tensor,), {}))
-    apart = torch.stack([grid, grid * 7], 2)[..., 0]
-    forms = (
-        grid,
-        grid.int(),
-        grid.to(torch.uint8),
-        grid.t().contiguous().t(),
-        apart,
-        torch.cat([grid, grid])[3:],
-        subclass,
-    )
-    for form in forms:
+    with torch.inference_mode():
+        of_inference = grid.clone()
+    as_in_a_table = [grid, torch.cat([grid, grid])[3:], nn.Parameter(grid, requires_grad=False), of_inference]
+    otherwise = [
+        grid.int(), grid.to(torch.uint8), grid.t().contiguous().t(), torch.stack([grid, grid * 7], 2)[..., 0],
+        torch._neg_view(-grid), grid.as_subclass(type("Grid", (torch.Tensor,), {})), AsyncCollectiveTensor(grid),
+    ]  # fmt: skip
+    for form in (*as_in_a_table, *otherwise):
         output = encoder(torch.ones(15, 1), grid_thw=form, **kind)
         encoder.check()
+        address = int(encoder.executor.store.arena.header[4])
+        assert address == (0 if any(form is other for other in otherwise) else form.data_ptr())
         assert output.flatten().tolist() == [*range(4), *range(6), *range(5)]
     freed = grid.clone()
     freed.untyped_storage().resize_(0)

@@ -77,8 +77,8 @@ def _replays(
         )  # leaves the default generator alone
     samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
     times = dict.fromkeys(budgets, math.inf)
-    # A chip takes some tenths of a second to slow down to where its power allows, by up to an eighth. Small budgets are
-    # over before: from them on, those that compete for a call, of about the same size, meet it in the same state.
+    # A chip takes some tenths of a second to slow down to where its power allows, by up to an eighth. The small budgets
+    # are done by then: from there on, those that compete for a call, of about the same size, meet it in the same state.
     upward = sorted(budgets)
     for round_ in (upward, upward[::-1]):
         for budget in round_:

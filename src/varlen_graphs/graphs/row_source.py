@@ -1,4 +1,4 @@
-"""Rows in the caller's memory, which the graph of a replay copies."""
+"""Rows and sizes of items in the caller's memory, which the graph of a replay reads."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from varlen_graphs.spec.entries import Extent
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 UNIT = 8
-"""Graphs copy memory in units of so many bytes, from addresses that are multiples of that."""
+"""Graphs read memory in units of so many bytes, from addresses that are multiples of that."""
 
 Source = tuple[int, int, int]
 """Address of rows, their number, and 1 if they are those at places; see `kernels.copy_rows.reference.copy_rows`."""
@@ -24,18 +24,19 @@ NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
 
 
-def address_of(sizes: Tensor, name: str) -> int:
+def address_of_sizes(sizes: Tensor, name: str) -> int:
     """Return the address of sizes of items, if a graph can read them as they lie in its table; 0 otherwise.
 
     Raises:
         InputError: Their memory was freed; `name` is that of the argument.
     """
+    if type(sizes) not in PLAIN_TENSORS:
+        return 0
     address = sizes.data_ptr()
     if sizes.numel() and address == sizes.storage_offset() * sizes.itemsize and not sizes._is_zerotensor():
         raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
-    if type(sizes) not in PLAIN_TENSORS or sizes.dtype is not torch.int64 or sizes.shape[1:] != (3,):
-        return 0
-    return address if sizes.is_contiguous() and address % UNIT == 0 else 0
+    as_in_a_table = sizes.dtype is torch.int64 and sizes.shape[1:] == (3,) and sizes.is_contiguous()
+    return address if as_in_a_table and not sizes.is_neg() and address % UNIT == 0 else 0
 
 
 class RowSource:

@@ -91,7 +91,7 @@ class Ladder:
 
     Fine steps cost no memory, because all graphs share one pool and one arena; each graph takes about a tenth of a
     second to capture. Steps of 1.02 waste about 1 % of the rows on padding, steps of 1.12 about 6 %, powers of two
-    about a third. A row costs up to 10 % more in some budgets than in others, by how many tiles its matrix products
+    about a third. A row costs some per cent more in one budget than in the next, by how many tiles its matrix products
     have; fine steps leave a good one near any size, and calls use the cheapest that was measured. Between the ends, row
     counts are multiples of 32 up to 1,024, and above that 16 less than a multiple of 64.
 
@@ -262,7 +262,7 @@ def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -
 
 
 def _nearest(rows: float) -> int:
-    """Round to the nearest row count of a ladder."""
+    """Round to a row count of a ladder nearby: above `SMALL_ROWS` less than the nearest multiple of `STEP`."""
     if rows <= SMALL_ROWS:
         return max(1, round(rows / SMALL_STEP)) * SMALL_STEP
     return max(round(rows / STEP), SMALL_ROWS // STEP + 1) * STEP - TILE_MARGIN

@@ -69,7 +69,9 @@ class DeviceItems:
     def __init__(self, call: Call, checks: GpuChecks) -> None:
         self.everything = Span(0, call.rows.shape[0], 0, call.items)
         self.veils: Mapping[torch.dtype, Tensor] | None = checks.veils
-        self._description = call.description
+        # An alias of the sizes, which the graph reads, because others may give the caller's tensor other memory.
+        (name, sizes), *_ = call.description.items()
+        self._description = {**call.description, name: sizes.detach()}
         self._checks = checks
         self._number = 0
 

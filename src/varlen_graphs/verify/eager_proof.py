@@ -48,7 +48,8 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         order, alone = permuted(forward.spec, call, layout, part)
         own = read_layout(forward.spec, alone)
         try:
-            parts = run(partial(forward.exact, alone))
+            with references():
+                parts = run(partial(forward.exact, alone))
         except Exception as error:
             if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
                 raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{COUNTS}") from error

@@ -29,7 +29,7 @@ class MadeUpRun(ThreadDispatchMode):
     """Raises `IndexError` for an index out of range, as the CPU does, and computes attention without cuDNN.
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.
-    And cuDNN plans for some 30 ms at each new length of a segment, which made-up items are full of.
+    And cuDNN spends some 30 ms planning for each new length of a segment, which made-up items are full of.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,9 @@ def _attention(
     scale: float | None = None,
 ) -> Any:
     """Return what cuDNN's attention returns, from another kernel of torch where that one takes the arguments."""
-    if bias is None and not dropout and query.shape[:-2] == key.shape[:-2]:  # it takes no fewer heads of keys
-        with suppress(RuntimeError):  # nor any strides
+    plain = bias is None and not (log_sumexp or dropout or query.is_nested)
+    if plain and query.shape[:-2] == key.shape[:-2]:  # it takes no fewer heads of keys
+        with suppress(RuntimeError):  # nor arbitrary strides
             output, sums, seed, offset = aten._scaled_dot_product_efficient_attention(
                 query, key, value, None, log_sumexp, dropout, *more[:1], scale=scale
             )

@@ -36,8 +36,13 @@ def check_items(
         frames: True if frames are segments.
         whole: True if items are segments.
         window: Rows per side of the windows that are segments; 0 if windows are not segments.
+
+    Raises:
+        ValueError: There is an address, and the table is on a GPU.
     """
     call, items, rows, unseen, address = header.tolist()
+    if address and table.is_cuda:
+        raise ValueError("the reference reads memory of the host: expected the table there")
     veil.fill_(-0.0)
     if not unseen:
         return
