@@ -263,7 +263,8 @@ class Executor:
             CaptureError: A module that this thread captures calls the encoder.
         """
         self.pool.check_usable(self._module)
-        if (checks := self.store.capturer.checks) is not None:
+        checks = self.store.capturer.checks
+        if checks is not None and checks.calls:  # else there is nothing to find
             found = checks.poll()
             if found:
                 self.stats.count_wrong_layouts(found)
