@@ -591,10 +591,12 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
         address = int(encoder.executor.store.arena.header[4])
         assert address == (0 if any(form is other for other in otherwise) else form.data_ptr())
         assert output.flatten().tolist() == [*range(4), *range(6), *range(5)]
-    freed = grid.clone()
-    freed.untyped_storage().resize_(0)
-    with pytest.raises(vg.InputError, match="the memory of grid_thw was freed"):
-        encoder(torch.ones(15, 1), grid_thw=freed, **kind)
+    call = {"grid_thw": grid, **kind}
+    for name, tensor in call.items():
+        freed = tensor.clone()
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(vg.InputError, match=f"the memory of {name} was freed"):
+            encoder(torch.ones(15, 1), **(call | {name: freed}))
     assert encoder(torch.ones(15, 1), grid_thw=[*map(tuple, grid.tolist())], **kind).sum() == 6 + 15 + 10
     assert encoder.stats.eager.total() == 0
 

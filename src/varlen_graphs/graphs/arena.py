@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes
+from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes, check_not_freed
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
@@ -239,11 +239,12 @@ class Arena:
             source: As for `load_layout`.
 
         Raises:
-            InputError: The memory of the layout argument was freed.
+            InputError: The memory of one of them was freed.
         """
         layout = self._spec.layout
-        sizes = description[layout.name]
-        address = address_of_sizes(sizes, layout.name)
+        for name, value in description.items():
+            check_not_freed(value, name)
+        address = address_of_sizes(sizes := description[layout.name])
         if not address:
             layout.write(sizes, self.table[:items])
         for at, column in enumerate(layout.columns, start=3):

@@ -24,19 +24,24 @@ NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
 
 
-def address_of_sizes(sizes: Tensor, name: str) -> int:
-    """Return the address of sizes of items, if a graph can read them as they lie in its table; 0 otherwise.
+def check_not_freed(tensor: Tensor, name: str) -> None:
+    """Check that there is memory behind a tensor, an argument of this name.
 
     Raises:
-        InputError: Their memory was freed; `name` is that of the argument.
+        InputError: It was freed.
     """
-    if type(sizes) not in PLAIN_TENSORS:
+    if type(tensor) not in PLAIN_TENSORS or not tensor.numel() or tensor._is_zerotensor():
+        return
+    if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
+        raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
+
+
+def address_of_sizes(sizes: Tensor) -> int:
+    """Return the address of sizes of items, if a graph can read them as they lie in its table; 0 otherwise."""
+    if type(sizes) not in PLAIN_TENSORS or sizes.dtype is not torch.int64 or sizes.shape[1:] != (3,):
         return 0
     address = sizes.data_ptr()
-    if sizes.numel() and address == sizes.storage_offset() * sizes.itemsize and not sizes._is_zerotensor():
-        raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
-    as_in_a_table = sizes.dtype is torch.int64 and sizes.shape[1:] == (3,) and sizes.is_contiguous()
-    return address if as_in_a_table and not sizes.is_neg() and address % UNIT == 0 else 0
+    return address if sizes.is_contiguous() and not sizes.is_neg() and address % UNIT == 0 else 0
 
 
 class RowSource:
