@@ -21,9 +21,9 @@ SMALL_STEP, SMALL_ROWS = 32, 1024
 """Up to `SMALL_ROWS` rows, row counts of a ladder are multiples of `SMALL_STEP`: single images are that small, and each
 padding row is a large share of them."""
 
-STEP, TILE_MARGIN = 64, 16
-"""Above that, they are `TILE_MARGIN` less than a multiple of `STEP`: cuBLAS takes a few per cent less time per row a
-little short of whole tiles of 128, and hardly more in between (docs/benchmarks-history.md)."""
+HALF_TILE, TILE_MARGIN = 64, 16
+"""Above that, they are `TILE_MARGIN` less than a multiple of `HALF_TILE`: cuBLAS takes a few per cent less time per row
+a little short of whole tiles of 128, and hardly more in between (docs/benchmarks-history.md)."""
 
 ROWS_PER_ITEM, MIN_ITEMS = 64, 8
 """By default a budget holds one item per `ROWS_PER_ITEM` rows, and at least `MIN_ITEMS`."""
@@ -262,17 +262,17 @@ def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -
 
 
 def _nearest(rows: float) -> int:
-    """Round to a row count of a ladder nearby: above `SMALL_ROWS` less than the nearest multiple of `STEP`."""
+    """Round to a row count of a ladder nearby: above `SMALL_ROWS` less than the nearest multiple of `HALF_TILE`."""
     if rows <= SMALL_ROWS:
         return max(1, round(rows / SMALL_STEP)) * SMALL_STEP
-    return max(round(rows / STEP), SMALL_ROWS // STEP + 1) * STEP - TILE_MARGIN
+    return max(round(rows / HALF_TILE), SMALL_ROWS // HALF_TILE + 1) * HALF_TILE - TILE_MARGIN
 
 
 def row_count_for(rows: int) -> int:
     """Return the smallest row count of a ladder that is at least `rows`."""
     if rows <= SMALL_ROWS:
         return _round_up(rows, SMALL_STEP)
-    return _round_up(rows + TILE_MARGIN, STEP) - TILE_MARGIN
+    return _round_up(rows + TILE_MARGIN, HALF_TILE) - TILE_MARGIN
 
 
 def _round_up(value: int, multiple: int) -> int:
