@@ -78,8 +78,7 @@ class RowSource:
         rows, (there, here) = call.rows, spans[0]
         address, count = rows.data_ptr(), here.rows
         if address == rows.storage_offset() * rows.itemsize:  # there is no memory
-            if rows.numel() and not rows._is_zerotensor():
-                raise InputError("the memory of the rows was freed (untyped_storage().resize_(0)); pass other rows")
+            check_not_freed(rows, "the rows")
             return NOWHERE
         if (
             not self._copies

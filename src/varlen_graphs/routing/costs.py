@@ -222,7 +222,6 @@ def _worth_using(replays: Mapping[Budget, float]) -> list[Budget]:
     """Return the budgets, ascending, that no larger one replaces: holding all that they do, at no higher cost."""
     kept: list[Budget] = []
     for budget in sorted(replays, reverse=True):
-        capacity, cost = (budget.rows, budget.items, budget.segments, budget.max_seqlen), replays[budget]
-        if not any(replays[larger] <= cost and larger.holds(*capacity) for larger in kept):
+        if not any(replays[larger] <= replays[budget] and larger.holds(*budget) for larger in kept):
             kept.append(budget)
     return kept[::-1]
