@@ -35,6 +35,6 @@ def inference():
         yield
 
 
-settings.register_profile("varlen_graphs", deadline=None, max_examples=16)
+settings.register_profile("varlen_graphs", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=200)  # `make test ARGS=--hypothesis-profile=thorough`
 settings.load_profile("varlen_graphs")
