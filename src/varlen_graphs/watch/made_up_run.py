@@ -1,4 +1,4 @@
-"""How operators run on items that no call brought."""
+"""Run operators on items that no call brought: indices are checked, and attention is not planned."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -99,4 +99,4 @@ _INDICES: dict[Any, Callable[[Sequence[Any]], Checked]] = {
     aten.embedding: _of_embedding,
     aten.take: _of_take,
 }
-"""What finds the indices among the arguments of an operator."""
+"""Functions that find the indices among the arguments of an operator."""
