@@ -111,6 +111,18 @@ def test_large_scores_and_none_at_all():
     assert relative(attend(q, torch.zeros_like(k), v, cu_seqlens, 1200), mean) <= TOLERANCE[BF16]
 
 
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("growth", [0.1, 3, 7.9, 8.1, 60])
+def test_scores_that_grow_from_block_to_block(growth, head_dim):
+    rows = 1500
+    q, k, v = packed(rows, head_dim, FP16).unbind(1)
+    k *= 0.1
+    k[..., 0] = torch.linspace(0, growth * rows / 128, rows, device="cuda", dtype=torch.float64)[:, None].half()
+    q[..., 0] = torch.linspace(-1, 1, rows, device="cuda").half()[:, None]  # backwards, not at all, and forwards
+    out = vg.varlen_attention(q, k, v, boundaries([rows], device="cuda"), rows, scale=0.693147, backend="hopper")
+    assert relative(out, naive_attention(q, k, v, [rows], [rows], 0.693147)) <= TOLERANCE[FP16]
+
+
 def test_a_graph_follows_the_segments_that_are_there():
     rows = 4700
     qkv, cu_seqlens = packed(rows, 72, BF16), boundaries([rows], 63, "cuda")

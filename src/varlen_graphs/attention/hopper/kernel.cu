@@ -183,25 +183,31 @@ __device__ uint32 packed(float low, float high) {
     return both;
 }
 
+// Exponents are relative to the largest score of a row, and what was summed before a larger one came is rescaled. While
+// the largest grows by no more than this power of two, the bound stays, and most blocks need no rescaling: weights of up
+// to 2^8 are as exact as those of up to 1.
+constexpr float GROWTH = 8;
+
 struct Softmax {
-    float largest[2] = {MINUS_INFINITY, MINUS_INFINITY};
+    float bound[2] = {MINUS_INFINITY, MINUS_INFINITY};
     float total[2] = {0, 0};  // over the columns of this thread
-    float decay[2];           // of what was summed before the last block
+    float decay[2];           // of what was summed before the last block of keys
 
     // Replace scores by weights.
     __device__ void add(float (&scores)[KEYS / 2], float scale) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            float most = largest[row];
+            float most = bound[row];
 #pragma unroll
             for (int i = 0; i < KEYS / 8; ++i) {
                 most = fmaxf(most, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
             }
             most = largest_of_row(most);
-            const float bound = most == MINUS_INFINITY ? 0 : most;  // no key so far counts
-            decay[row] = power_of_two((largest[row] - bound) * scale);
-            largest[row] = most;
-            const float shift = bound * scale;
+            if ((most - bound[row]) * scale <= GROWTH) most = bound[row];
+            const float finite = most == MINUS_INFINITY ? 0 : most;  // no key so far counts
+            decay[row] = power_of_two((bound[row] - finite) * scale);
+            bound[row] = most;
+            const float shift = finite * scale;
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < KEYS / 8; ++i) {
@@ -213,6 +219,13 @@ struct Softmax {
             }
             total[row] = total[row] * decay[row] + sum;
         }
+    }
+
+    // A row is multiplied by 1 or not at all, whatever other rows need: its bits depend on its own scores alone.
+    __device__ void rescale(float (&out)[WIDTH / 2]) const {
+        if (__all_sync(~0u, decay[0] == 1 && decay[1] == 1)) return;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) out[i] *= decay[i / 2 % 2];
     }
 };
 
@@ -359,6 +372,7 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
             wait(barriers.k_full[k_stage.index], k_stage.parity);
             sync_threads(1 + group, 2 * THREADS);
             start_scores(scores, q, k + k_stage.index * K_BYTES / 16);
+            softmax.rescale(out);  // beside the product of the scores: nothing delays its start
             wait(barriers.v_full[v_stage.index], v_stage.parity);
             start_values(out, weights, v + v_stage.index * K_BYTES / 16);
             arrive_threads(next_turn, 2 * THREADS);
@@ -371,12 +385,11 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
             hold(out);
             if (first_lane) arrive(barriers.v_empty[v_stage.index]);
             v_stage.next();
-#pragma unroll
-            for (int i = 0; i < WIDTH / 2; ++i) out[i] *= softmax.decay[i / 2 % 2];
             pack(weights, scores);
         }
         if (first_lane) arrive(barriers.q_empty[group]);
         q_parity ^= 1;
+        softmax.rescale(out);
         wait(barriers.v_full[v_stage.index], v_stage.parity);
         start_values(out, weights, v + v_stage.index * K_BYTES / 16);
         const float norm[2] = {1 / sum_of_row(softmax.total[0]), 1 / sum_of_row(softmax.total[1])};
