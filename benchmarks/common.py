@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import random
 import re
 import statistics
 import time
@@ -175,13 +176,18 @@ def gpu_microseconds(run: Callable[[], Any], replays: int = 10, launches: int | 
 def gpu_microseconds_each(
     runs: Mapping[str, Callable[[], Any]], replays: int = 10, launches: int | None = None
 ) -> dict[str, float]:
-    """The same of several runs, whose graphs are replayed in turn: a chip that gets slower is slower for all."""
+    """The same of several runs, whose graphs are replayed in turn, each round in another order.
+
+    A chip that gets slower is slower for all, and what a graph leaves of its clock does not always meet the same one.
+    """
     graphs = {
         name: (capture(run, count)[0], count) for name, run in runs.items() for count in [launches or fitting(run)]
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
+    orders = random.Random(0)
     for _ in range(replays + 1):  # the first replay also uploads the graph
-        for name, (graph, count) in graphs.items():
+        for name in orders.sample([*graphs], len(graphs)):
+            graph, count = graphs[name]
             times[name].append(_replay_microseconds(graph) / count)
     return {name: statistics.median(each[1:]) for name, each in times.items()}
 

@@ -77,13 +77,14 @@ def _agrees(chosen: Parameters, device: torch.device) -> bool:
     block, heads, head_dim = 64 * chosen.groups, 2 if chosen.ahead else 1, chosen.head_dim
     dtype = torch.bfloat16 if chosen.bfloat16 else torch.float16
     lengths, rows = (block + 1, 600, 3), block + 700  # a second tile of one row, several blocks of keys, padding
-    wave = torch.arange(rows * 3 * heads * head_dim, device=device, dtype=torch.float64).square().mul(0.37).sin()
-    qkv = (2 * wave).to(dtype).view(rows, 3, heads, head_dim)
+    # On the CPU, where first uses of operators take no time.
+    wave = torch.arange(rows * 3 * heads * head_dim, dtype=torch.float64).square().mul(0.37).sin()
+    qkv = (2 * wave).to(device, dtype).view(rows, 3, heads, head_dim)
     qkv[sum(lengths) :] = torch.nan
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     tiles, (q, k, v) = tile_schedule(cu_seqlens, cu_seqlens, rows, block, 4), qkv.unbind(1)
     got, expected = (
-        run(q, k, v, tiles, block, head_dim**-0.5)[: sum(lengths[:2])].float()
+        run(q, k, v, tiles, block, head_dim**-0.5)[: sum(lengths[:2])].cpu().float()
         for run in (attention, reference.attention)
     )
     return bool((got - expected).norm() < 0.01 * expected.norm())

@@ -21,7 +21,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale:
         `[rows, heads, head_dim]` in the dtype of `q`. Syncs with the device.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for start, stop, start_k, stop_k, _ in tiles[1 : 1 + int(tiles[0, 1])].unique(dim=0).tolist():
+    count, *entries = tiles.tolist()
+    for start, stop, start_k, stop_k, _ in dict.fromkeys(map(tuple, entries[: count[1]])):
         bounds, bounds_k = (tiles.new_tensor([0, rows]) for rows in (stop - start, stop_k - start_k))
         keys, values = k[start_k:stop_k], v[start_k:stop_k]
         out[start:stop] = reference.by_segment(q[start:stop], keys, values, bounds, bounds_k, scale, -1, -1)

@@ -65,17 +65,19 @@ def dense(
     """Compute all rows against all rows under a mask, without a host sync. Arguments as in `varlen_attention`."""
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
-    segment, active, place = places = _places(cu_seqlens_q, q.shape[0])
+    segment, active = _segments(cu_seqlens_q, q.shape[0])
     same = cu_seqlens_k is cu_seqlens_q and len(k) == len(q)
-    segment_k, active_k, place_k = places if same else _places(cu_seqlens_k, k.shape[0])
+    segment_k, active_k = (segment, active) if same else _segments(cu_seqlens_k, k.shape[0])
+    by_place = left >= 0 or right >= 0 or bias is not None
+    if by_place:
+        place, place_k = _places(cu_seqlens_q, segment), _places(cu_seqlens_k, segment_k)
 
     # A masked product still multiplies, and 0 * NaN is NaN: values that are not finite must not enter a product. The
     # rows that see such a value are set to NaN afterwards.
     sound = v.isfinite().flatten(1).all(1) & active_k
     tainted = ~sound & active_k
-    queries = torch.where(active[:, None, None], q, 0).to(wide).transpose(0, 1)
-    keys = torch.where(active_k[:, None, None], k, 0).to(wide).transpose(0, 1)
     values = torch.where(sound[:, None, None], v, 0).to(wide).transpose(0, 1)
+    queries, keys = q.to(wide).transpose(0, 1), k.to(wide).transpose(0, 1)
     if group > 1:
         keys, values = (x.repeat_interleave(group, 0) for x in (keys, values))
 
@@ -83,12 +85,13 @@ def dense(
     block = MAX_SCORES // max(1, k.shape[0] * heads) or 1
     for start in range(0, q.shape[0], block):
         at = slice(start, start + block)
-        visible = (segment[at, None] == segment_k) & active[at, None] & active_k  # [block, rows_k]
-        distance = place_k - place[at, None]
-        visible = visible & _in_window(distance, left, right)
+        visible = (segment[at, None] == segment_k) & active[at, None]  # [block, rows_k]
         scores = queries[:, at] @ keys.transpose(1, 2) * scale
-        if bias is not None:
-            scores = scores + _at(bias, distance)
+        if by_place:
+            distance = place_k - place[at, None]
+            visible = visible & _in_window(distance, left, right)
+            if bias is not None:
+                scores = scores + _at(bias, distance)
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = torch.where(visible, scores.softmax(-1), 0)  # the softmax of a row that sees no key is NaN
         result = (weights @ values).transpose(0, 1)  # [block, heads, head_dim]
@@ -97,12 +100,16 @@ def dense(
     return out
 
 
-def _places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each row its segment, a mask of rows in a segment, and its place relative to the segment's end."""
+def _segments(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return for each row its segment, one past the last for rows of none, and a mask of rows in a segment."""
     row = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    ends = cu_seqlens[1:].contiguous()
-    segment = torch.searchsorted(ends, row, right=True)
-    return segment, row < cu_seqlens[-1:], row - cu_seqlens[(segment + 1).clamp(max=ends.shape[0])]
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True), row < cu_seqlens[-1:]
+
+
+def _places(cu_seqlens: Tensor, segment: Tensor) -> Tensor:
+    """Return for each row its place relative to the end of its segment."""
+    row = torch.arange(len(segment), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return row - cu_seqlens[(segment + 1).clamp(max=cu_seqlens.shape[0] - 1)]
 
 
 def _at(bias: Tensor, distance: Tensor) -> Tensor:
