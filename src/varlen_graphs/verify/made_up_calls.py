@@ -44,7 +44,7 @@ MIXED: list[list[tuple[int, int]]] = [
 """Items of several sizes and numbers of frames; poorer ones where a budget or a module takes no richer ones."""
 
 EDGES: list[Sizes] = [[(1, 23)], [(1, 11), (1, 1), (1, 13)], [(1, 1)]]
-"""One item or three, odd numbers of rows, and one row. In fours, lengths of `SMALL`: libraries plan for each new one."""
+"""One item or three, odd numbers of rows, and one row. In fours, lengths of `SMALL`: libraries plan for new ones."""
 
 RICH: Sequence[Sizes] = [
     [(1, 480), (3, 24), (2, 80), (1, 32), (1, 16), (2, 8), (1, 8)],

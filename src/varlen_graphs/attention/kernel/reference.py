@@ -37,11 +37,12 @@ def by_segment(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
+    queries, keys, values = (x.to(wide).transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, head_dim]
+    if group > 1:
+        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
     segments, segments_k = (pairwise(cu_seqlens.tolist()) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k))
     for (start, end), (start_k, end_k) in zip(segments, segments_k, strict=True):
         if start < end and start_k < end_k:
-            queries = q[start:end].to(wide).transpose(0, 1)
-            keys, values = (x[start_k:end_k].to(wide).repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
             mask, blind = None, None
             if left >= 0 or right >= 0 or bias is not None:
                 row, key = torch.arange(start, end, device=q.device), torch.arange(start_k, end_k, device=q.device)
@@ -51,10 +52,13 @@ def by_segment(
                 mask = mask | blind[:, None]
                 if bias is not None:
                     mask = _at(bias, distance).to(wide).masked_fill(~mask, -torch.inf)
-            attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], mask, scale=scale)[0]
+            own, own_k = slice(start, end), slice(start_k, end_k)
+            attended = F.scaled_dot_product_attention(
+                queries[:, :, own], keys[:, :, own_k], values[:, :, own_k], mask, scale=scale
+            )[0]
             if blind is not None:
                 attended = torch.where(blind[:, None], 0, attended)
-            out[start:end] = attended.transpose(0, 1).to(q.dtype)
+            out[own] = attended.transpose(0, 1)
     return out
 
 
