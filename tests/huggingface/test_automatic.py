@@ -177,6 +177,14 @@ def test_copies_are_wrapped_and_report_alike(how):
     assert first["model.vision_tower"] is not second["model.vision_tower"]
 
 
+def test_a_shallow_copy_shares_the_encoder_which_runs_the_original():
+    model, x = wrapped(tower_model("ViTModel")), random(1, 3, 16, 16)
+    other = copy.copy(model)
+    other._modules = {**model._modules, "layernorm": nn.Identity()}
+    assert distance(other(x), model(x)) == 0
+    assert vg.encoders(other)[""] is vg.encoders(model)[""]
+
+
 def test_a_model_in_training_mode_is_refused_where_chance_decides():
     tower = tower_model("ViTModel", hidden_dropout_prob=0.5).train()
     with pytest.raises(vg.SpecError, match=r"(?s)ViTModel has no tower that can be graphed:.*or on chance: call .eval"):

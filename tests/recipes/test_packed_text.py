@@ -260,6 +260,43 @@ def test_padding_in_which_the_pooler_finds_its_token_is_that_of_the_call(changes
     assert bool(encoder.stats.replays) or not ends
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_texts_without_an_end_are_not_pooled_in_the_padding_of_graphs(masked):
+    model = text_model("clip text", pad_token_id=98)  # the end pads, as with the tokenizer of CLIP
+    encoder, call = text_encoder("clip text", model), texts(model, [12, 12])
+    call["input_ids"][0, -1] = 5
+    if not masked:
+        del call["attention_mask"]
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(**call).pooler_output, model(**call).pooler_output)
+    assert encoder.stats.eager == {"input_ids of padding, which the model reads": 1}
+    call["input_ids"][0, -1] = 98
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(**call).pooler_output, model(**call).pooler_output)
+    assert encoder.stats.replays.total() == 1
+
+
+@packs
+@pytest.mark.parametrize("name", ["mobilebert", "esm"])
+def test_padding_that_a_model_reads_is_that_of_the_call(name):
+    if name == "esm":  # counts the mask tokens of a text, padding included
+        config = {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.EsmConfig(**config, **sizes, position_embedding_type="rotary")
+        model = transformers.EsmModel(config).eval()
+    else:  # reads the token after each one
+        model = text_model(name)
+    encoder, call = text_encoder(name if name in PADDED else "bert", model), texts(model, [12, 7])
+    real = call["attention_mask"].bool()
+    call["input_ids"][:, 2] = 32
+    other = call | {"input_ids": call["input_ids"].masked_fill(~real, 32)}
+    for own, eager in (call, {}), (other, {"input_ids of padding, which the model reads": 1}):
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(**own)[0][real], model(**own)[0][real])
+        assert encoder.stats.eager == eager
+    assert encoder.stats.replays.total() == 1
+
+
 def test_masks_with_gaps_run_eager_where_both_sides_are_taken():
     encoder = text_encoder("qwen3")
     call = texts(encoder.module, [9, 5])

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder, attention_spec, rows_for
+from tests.support.encoders import attention_encoder, attention_spec, encoder_of, rows_for
 from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.patches import Patches
+
+ROW = torch.ones(1, 8)
 
 
 def ones(*_):
@@ -174,6 +176,7 @@ def test_no_value_of_a_field_raises_an_error_of_pythons_own(field, value):
         (lambda: vg.Ladder.auto("2GiB", 0), "bytes_per_row=0: expected a number above 0, or None"),
         (lambda: attention_encoder(pool=3), "pool=3: expected a Pool, such as vg.Pool(), or None"),
         (lambda: attention_encoder(forward=int), "does not tell its arguments: expected a Python function"),
+        (lambda: encoder_of(torch.jit.trace(torch.nn.Linear(8, 8), ROW)), "Module.forward does not tell its arguments"),
         (lambda: attention_encoder(verify=True), "verify=True: expected the number of calls to verify for each budget"),
     ],
 )  # fmt: skip

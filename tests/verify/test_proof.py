@@ -14,6 +14,14 @@ from tests.support.verifying import WrongAt64
 REFUSED = "its budget failed the proof"
 
 
+@torch.library.custom_op("varlen_graphs_tests::refuse_nan", mutates_args=())
+def refuse_nan(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy; raise as kernels on the CPU do that quantise."""
+    if x.isnan().any():
+        raise RuntimeError("min should be less than or equal to max")
+    return x.clone()
+
+
 class Attends(nn.Module):
     """A plain encoder: every row attends to all rows."""
 
@@ -360,3 +368,12 @@ def test_integers_that_are_a_little_wrong_are_wrong(dtype):
     encoder = encoder_of(module)
     with pytest.warns(UserWarning, match="failed the proof"):
         assert (encoder(rows, lengths=[12, 8])["ids"] == 10_020).all()
+
+
+def test_a_graph_in_which_an_operator_refuses_nan_is_refused_and_its_first_call_runs_eager():
+    encoder = encoder_of(Wrong(lambda module, x: refuse_nan(x)))
+    rows = rows_for([5, 3])
+    with pytest.warns(UserWarning, match="(?s)failed the proof.*min should be less than or equal to max"):
+        out = encoder(rows, lengths=[5, 3])
+    assert torch.equal(out, encoder.module(rows))
+    assert encoder.stats.eager == {REFUSED: 1}

@@ -31,6 +31,7 @@ from varlen_graphs.recipes.text_model import (
     TextModel,
     asks_for_hidden_states,
 )
+from varlen_graphs.recipes.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import item_table
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
@@ -98,7 +99,7 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
             spec, forward, why_padded = _declare(text, calls, expected)
             options = {"off": _cache_wanted} | options if text.caches() else options
             takes_left = text.ignores_side(calls, expected)
-            pools_padding = spec.layout.padded and not spec.packs and text.pools_padding()
+            padding = None if spec.layout.one_row else ReadPadding.of(text)
     except VarlenGraphsError:
         raise
     except RUN_ERRORS as error:
@@ -112,7 +113,7 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
-    options |= {"why_padded": why_padded, "takes_left": takes_left, "pools_padding": pools_padding}
+    options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding}
     return TextEncoder(text, budgets, spec, forward=forward, **options)
 
 

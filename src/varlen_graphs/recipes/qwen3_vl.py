@@ -102,8 +102,11 @@ def qwen3_vl(
         pooled = tower.merger(x)
         if output_type is None:
             return pooled, deepstack
-        features = recorded(states, x, output_hidden_states) | ({"deepstack_features": deepstack} if deep else {})
-        return output_type(last_hidden_state=x, pooler_output=pooled, **features)
+        features = {"deepstack_features": deepstack} if deep else {}
+        output = output_type(last_hidden_state=x, pooler_output=pooled, **features)
+        for name, layers in recorded(states, x, output_hidden_states).items():
+            output[name] = layers  # behind the others, where transformers sets it, not in the order of the class
+        return output
 
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_type is not None:

@@ -1,7 +1,6 @@
 """Encoder of texts that answers all calls that the model itself answers."""
 
 import inspect
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layout.padded import shifted
 from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
+from varlen_graphs.recipes.text_padding import ReadPadding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
@@ -32,7 +32,7 @@ class TextEncoder(TowerEncoder):
 
     def __init__(
         self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
-        pools_padding: bool, **options: Any,
+        padding: ReadPadding | None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(text.model, budgets, spec, **options)
         self.why_padded = why_padded
@@ -42,8 +42,7 @@ class TextEncoder(TowerEncoder):
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest
-        self._pools_padding = pools_padding
-        self._ends = text.ends
+        self._padding = padding
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the texts of one call.
@@ -59,8 +58,8 @@ class TextEncoder(TowerEncoder):
         unmasked = self.spec.layout.one_row and _is_of_ones(call.get(MASK))
         call |= {MASK: None} if unmasked else {}
         reason = self._why_eager(call)
-        if reason is None and self._pools_padding and _may_be_pooled(call[IDS], call.get(MASK), self._ends):
-            reason = f"{IDS} of padding that the model looks for"
+        if reason is None and self._padding is not None and self._padding.matters(call[IDS], call.get(MASK)):
+            reason = f"{IDS} of padding, which the model reads"
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
@@ -130,14 +129,3 @@ class TextEncoder(TowerEncoder):
 def _is_of_ones(mask: Any) -> bool:
     """Return True for a mask of ones, which hides nothing. A mask on a GPU costs a sync."""
     return isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask == 1).all())
-
-
-def _may_be_pooled(ids: Tensor, mask: Tensor | None, ends: Sequence[int]) -> bool:
-    """Return True if padding has a larger token id than its text, or one that ends texts, alone. Syncs."""
-    if mask is None or not ids.numel():
-        return False
-    real = mask.bool()
-    found = ids.masked_fill(real, -1).amax(1) > ids.masked_fill(~real, -1).amax(1)
-    for end in ends:
-        found |= ((ids == end) & ~real).any(1) & ~((ids == end) & real).any(1)
-    return bool(found.any())

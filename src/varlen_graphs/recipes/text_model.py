@@ -149,10 +149,10 @@ class TextModel:
                 kinds = max(1, getattr(self.config, "type_vocab_size", 1))
                 call[TYPES] = torch.randint(kinds, real.shape, generator=generator) * real
             calls.append(call)
-        calls.append({IDS: self._special_texts()})
+        calls.append({IDS: self.special_texts()})
         return [{name: tensor.to(self.device) for name, tensor in call.items()} for call in calls]
 
-    def _special_texts(self) -> Tensor:
+    def special_texts(self) -> Tensor:
         """Return texts of the token ids at both ends of the vocabulary, in which a model may look for some of them."""
         ids = torch.arange(self.tokens)
         ids = ids[(ids < SOME_IDS) | (ids >= self.tokens - SOME_IDS)]
@@ -188,25 +188,12 @@ class TextModel:
                 shift = call[MASK].shape[1] - call[MASK].sum(1)
                 try:
                     left = self.run({name: shifted(tensor, shift) for name, tensor in call.items()})
-                    parts = _parts(left, shifted(call[MASK], shift).bool())
-                    for name, tensor in _parts(output, call[MASK].bool()).items():
+                    parts = parts_of(left, shifted(call[MASK], shift).bool())
+                    for name, tensor in parts_of(output, call[MASK].bool()).items():
                         self._compare(name, parts.get(name), tensor, call[MASK].sum(1).tolist())
                 except (SpecError, *RUN_ERRORS):
                     return False
         return True
-
-    def pools_padding(self) -> bool:
-        """Return True if the pooled output of a text depends on the token ids of its padding.
-
-        CLIP looks for the one that ends texts, or the largest: tried on a text without it.
-        """
-        first = next((one for one in range(self.tokens) if one not in self.special), 0)
-        real = torch.tensor([[True, True, True, False]], device=self.device)
-        pooled = []
-        for pad in (self.pad, self.tokens - 1, *self.ends):
-            ids = torch.full((1, 4), first, device=self.device).masked_fill(~real, pad)
-            pooled.append(self.run({IDS: ids, MASK: real.long()}).get(POOLED))
-        return any(one is not None and not torch.allclose(one, pooled[0]) for one in pooled)
 
     def check_ignores_mask(
         self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any], more: int = MORE
@@ -225,9 +212,9 @@ class TextModel:
                 }
                 real = real_rows(torch.full((len(call[IDS]),), length, device=self.device), length + more)
                 got, own = self.run({**wider, MASK: real.long()}), torch.ones_like(call[IDS]).bool()
-                parts = _parts(got, real)
+                parts = parts_of(got, real)
                 beside = f"beside {counted(more, 'token')} of padding" if more else "with a mask of ones"
-                for name, tensor in _parts(output, own).items():
+                for name, tensor in parts_of(output, own).items():
                     self._compare(f"{name} {beside}", parts.get(name), tensor, own.sum(1).tolist())
 
     def caches(self) -> bool:
@@ -257,7 +244,7 @@ class TextModel:
         encoder = GraphedEncoder(self.model, [Budget.padded(8, 64)], spec, forward=watched, backend="eager")
         for call, output in zip(calls, expected, strict=True):
             mask = call.get(MASK, torch.ones_like(call[IDS])).bool()
-            declared, own = _parts(encoder.eager(**call), mask), _parts(output, mask)
+            declared, own = parts_of(encoder.eager(**call), mask), parts_of(output, mask)
             for name, tensor in own.items():
                 self._compare(name, declared.get(name), tensor, mask.sum(1).tolist())
 
@@ -277,7 +264,7 @@ def _numbers(value: Any) -> Iterator[int]:
             yield one
 
 
-def _parts(output: Any, mask: Tensor) -> dict[str, Tensor]:
+def parts_of(output: Any, mask: Tensor) -> dict[str, Tensor]:
     """Return the tensors of an output by name, those with an entry a token without padding."""
     parts = {ROWS: output[ROWS][mask]}
     if output.get(POOLED) is not None:

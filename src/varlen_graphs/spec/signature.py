@@ -47,8 +47,8 @@ class Signature:
         optional: Names of declared arguments that a call may leave out.
 
     Raises:
-        SpecError: A declared argument that the module (or `forward`) does not have, or a `forward` that does not tell
-            its arguments.
+        SpecError: A declared argument that the module (or `forward`) does not have, or a forward that does not tell its
+            arguments.
     """
 
     def __init__(
@@ -58,18 +58,12 @@ class Signature:
         self._module = module
         self._off = off
         self._who = type(module).__name__
-        own = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # under torch.compile
+        own = _parameters(getattr(module, "_orig_mod", module).forward, f"{self._who}.forward")  # under torch.compile
         self._replaced = forward is not None
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
         if forward is not None:
-            try:
-                captured = dict(list(inspect.signature(forward).parameters.items())[1:])
-            except ValueError:
-                raise SpecError(
-                    f"forward={forward!r} does not tell its arguments: expected a Python function, called as "
-                    "forward(module, **arguments)"
-                ) from None
+            captured = dict(list(_parameters(forward, f"forward={forward!r}").items())[1:])
         captured = {name: p for name, p in captured.items() if p.kind is not p.POSITIONAL_ONLY}
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
         self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
@@ -295,3 +289,12 @@ class Signature:
         if not self._spec.accepts(shape):
             name, form = self._spec.packed.name, self._spec.call_form
             raise InputError(f"{name} is {list(shape)}: expected {form}, {self._spec.call_rows_are}")
+
+
+def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # built-in, or of torch.jit.trace
+        raise SpecError(
+            f"{name} does not tell its arguments: expected a Python function with named arguments, which may call it"
+        ) from None

@@ -188,25 +188,25 @@ class Prover:
         tasks: Sequence["_Task"],
     ) -> list[tuple["_Task", str]]:
         """Return the tasks in which a graph is wrong, and why."""
-        failures, examples, trials = list[tuple[_Task, str]](), list[Example](), list[Trial]()
-        taken = list[_Task]()
+        failures, taken, trials = list[tuple[_Task, str]](), list[_Task](), list[Trial]()
+        limit = self._limit(inputs.device)
         for task in tasks:
             with graphs.agreement.attempt() as attempt:
                 example = self._example(task.layouts, graphs, inputs, known)
             if (failure := attempt.take()) is None:
                 taken.append(task)
-                examples.append(example)
+                trials.append(Trial(self._forward, graphs, task.budget, pool, example, limit, task.reorder))
             elif isinstance(failure.error, SpecError):
                 raise failure.error
             elif task.must_run:
                 failures.append(
                     (task, f"{task.budget} could not be proven, because made-up calls fail: {failure.error}")
                 )
-        limit = self._limit(inputs.device)
-        for task, example in zip(taken, examples, strict=True):
-            trials.append(Trial(self._forward, graphs, task.budget, pool, example, limit, task.reorder))
-        verdicts = [trial.run() for trial in trials]  # all are queued before the first one is read
-        right = torch.stack(verdicts).tolist() if verdicts else []
+        right = [False] * len(trials)
+        with graphs.agreement.attempt() as attempt:  # operators may refuse NaN
+            verdicts = [trial.run() for trial in trials]  # all are queued before the first one is read
+            right = torch.stack(verdicts).tolist() if verdicts else right
+        attempt.take()
         for task, trial, is_right in zip(taken, trials, right, strict=True):
             with graphs.agreement.attempt() as attempt:
                 if not is_right:

@@ -1,0 +1,59 @@
+"""Token ids of padding that a text encoder reads, though the mask hides them: graphs put others in their place."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.recipes.text_model import IDS, MASK, TextModel, parts_of
+
+
+class ReadPadding(NamedTuple):
+    """Whether the output of a text depends on the token ids of its padding.
+
+    Attributes:
+        always: True if it does for any text: MobileBERT reads the next token, and ESM counts mask tokens.
+        in_search: True if it does for a text without the token that the model looks for: CLIP pools at the token that
+            ends a text, or at the largest id.
+        pad: Token id that graphs put in all padding, of which they have more than a call.
+        ends: Token ids that end texts.
+    """
+
+    always: bool
+    in_search: bool
+    pad: int
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, text: TextModel) -> "ReadPadding":
+        """Try the special token ids and those at both ends of the vocabulary, behind texts with and without an end."""
+        some = next((one for one in range(text.tokens) if one not in text.special), 0)
+        complete = [some, text.tokens - 1, *(text.ends[:1] or [some])]
+        always = _changes(text, complete, some)
+        return cls(always, always or _changes(text, [some] * len(complete), some), text.pad, text.ends)
+
+    def matters(self, ids: Tensor, mask: Tensor | None) -> bool:
+        """Return True if a call may need its own padding, or none. Syncs, unless no padding is read at all."""
+        if not self.in_search or not ids.numel():
+            return False
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        if self.always:
+            return bool(((ids != self.pad) & ~real).any())
+        padding = ids.masked_fill(real, self.pad)
+        found = padding.amax(1) > ids.masked_fill(~real, -1).amax(1)
+        for end in self.ends:
+            found |= (padding == end).any(1) & ~((ids == end) & real).any(1)
+        return bool(found.any())
+
+
+def _changes(text: TextModel, tokens: list[int], some: int) -> bool:
+    """Return True if the output of a text changes with the token id of padding behind it."""
+    fills = text.special_texts().flatten().tolist()
+    fills = [*dict.fromkeys([some, text.tokens - 1, *text.special, *fills])]
+    ids = torch.tensor([[*tokens, fill] for fill in fills], device=text.device)
+    real = torch.ones_like(ids, dtype=torch.bool)
+    real[:, -1] = False
+    outputs = (text.run({IDS: one, MASK: real.long()}) for one in (ids, ids.masked_fill(~real, text.pad)))
+    own, padded = (parts_of(output, real) for output in outputs)
+    return not all(torch.allclose(tensor, padded[name], equal_nan=True) for name, tensor in own.items())
