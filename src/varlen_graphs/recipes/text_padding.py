@@ -37,7 +37,7 @@ class ReadPadding(NamedTuple):
         """Return True if a call may need its own padding, or none. Syncs, unless no padding is read at all."""
         if not self.in_search or not ids.numel():
             return False
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
         if self.always:
             return bool(((ids != self.pad) & ~real).any())
         padding = ids.masked_fill(real, self.pad)
