@@ -297,6 +297,22 @@ def test_padding_that_a_model_reads_is_that_of_the_call(name):
     assert encoder.stats.replays.total() == 1
 
 
+@packs
+def test_padding_on_the_left_from_which_a_model_counts_positions_is_that_of_the_call():
+    sizes = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
+    config = transformers.M2M100Config(vocab_size=99, decoder_layers=1, decoder_attention_heads=2, **sizes)
+    model = transformers.M2M100Model(config).eval().encoder
+    encoder, call = text_encoder("bert", model), texts(model, [12, 7])
+    call = {name: tensor.flip(1) for name, tensor in call.items()}  # padded on the left
+    real = call["attention_mask"].bool()
+    other = call | {"input_ids": call["input_ids"].masked_fill(~real, 2)}
+    for own, eager in (call, {}), (other, {"input_ids of padding, which the model reads": 1}):
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(**own)[0][real], model(**own)[0][real])
+        assert encoder.stats.eager == eager
+    assert encoder.stats.replays.total() == 1
+
+
 def test_masks_with_gaps_run_eager_where_both_sides_are_taken():
     encoder = text_encoder("qwen3")
     call = texts(encoder.module, [9, 5])

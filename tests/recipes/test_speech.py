@@ -17,6 +17,7 @@ from tests.support.speech_models import (
     check_squeezed,
     clips,
     error_of,
+    mask_of,
     speech_encoder,
     speech_model,
 )
@@ -50,6 +51,30 @@ def test_any_batch_of_clips_is_as_the_model_has_it(shared, lengths, longer, seed
         expected = shared.module(**call)
     out = shared(**clips(shared, lengths, torch.nan, seed, longer))
     assert error_of(shared, out, expected, lengths) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32])
+@pytest.mark.parametrize("name", ["gemma 4", "moonshine"])
+def test_masks_in_an_output_have_the_dtype_of_that_of_the_call(name, dtype):
+    encoder = speech_encoder(name, proven=False)
+    call = clips(encoder, [3000] * 2 if name == "moonshine" else [200, 77])
+    call[mask_of(encoder)] = call[mask_of(encoder)].to(dtype)
+    with torch.no_grad():
+        expected = encoder.module(**call)
+    out = encoder(**call)
+    assert encoder.stats.replays.total() == 1
+    assert {name: part.dtype for name, part in out.items()} == {name: part.dtype for name, part in expected.items()}
+
+
+def test_calls_with_a_mask_of_ones_that_run_eager_keep_it():
+    encoder = speech_encoder("moonshine", proven=False)
+    call = clips(encoder, [3000] * 2)
+    handle = encoder.module.layers[0].register_forward_hook(lambda *_: None)
+    with torch.no_grad():
+        assert [*encoder(**call)] == [*encoder.module(**call)]
+        assert len(encoder(**call, return_dict=False)) == len(encoder.module(**call, return_dict=False)) == 2
+    handle.remove()
+    assert encoder.stats.eager == {"forward hooks": 1, "return_dict=False": 1}
 
 
 def test_verify_proves_calls(shared):

@@ -30,6 +30,7 @@ class SpeechEncoder(TowerEncoder):
         self.alone = alone
         self._mask = model.mask or CLIP_MASK
         self._of_mask = model.of_mask
+        self._as_mask = model.as_mask
         self._shortest = model.shortest
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -49,10 +50,11 @@ class SpeechEncoder(TowerEncoder):
         mask = call.get(self._mask)
         if isinstance(clips, Tensor) and clips.dim() > 1 and clips.shape[1] < self._shortest:
             return self._itself(f"clips of less than {self._shortest} rows", len(clips), args, kwargs)
-        if self.alone and call.pop(self._mask, None) is not None and not _marks_all(mask, clips):
+        unmasked = self.alone and call.pop(self._mask, None) is not None
+        if unmasked and not _marks_all(mask, clips):
             return self._itself(f"{self._mask} of clips of several lengths", len(clips), args, kwargs)
         try:
-            output = super().forward(**call)
+            output = self._instead(call, len(clips), args, kwargs)[0] if unmasked else super().forward(**call)
         except LayoutError:
             if mask is None:
                 raise
@@ -61,6 +63,10 @@ class SpeechEncoder(TowerEncoder):
             )
         if mask is None and self._of_mask and isinstance(output, Mapping):
             return type(output)(**{**output, **dict.fromkeys(self._of_mask)})
+        if isinstance(mask, Tensor) and isinstance(output, Mapping):
+            for name in self._as_mask:
+                if output.get(name) is not None:
+                    output[name] = output[name].to(mask.dtype)  # type: ignore[index]  # a ModelOutput is a dict
         return output
 
     def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

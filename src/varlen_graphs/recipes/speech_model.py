@@ -58,6 +58,7 @@ class SpeechModel:
         fields: Number of frames in each field of the output; `None` for a field with an entry a clip.
         frames: That of the first field with frames.
         of_mask: Names of the fields that only calls with a mask get.
+        as_mask: Names of the fields that have the dtype of the mask, whichever a call brings.
         inside: Number of frames before each convolution with padding and each group norm.
         shortest: Rows of the shortest clip that the encoder takes.
 
@@ -81,6 +82,7 @@ class SpeechModel:
         self._start = self._accepted()
         plain, masked = (self._fields(self._run_one(self._start, with_mask)) for with_mask in (self._needs_mask, True))
         self.of_mask = [name for name in masked if name not in plain]
+        self.as_mask = self._as_mask(masked)
         counts = {key: self._count(key) for key in self._sizes[self._start]}
         self.shortest, squeezes = self._shortest([*counts.values()])
         least = self.shortest if squeezes else 0
@@ -256,6 +258,16 @@ class SpeechModel:
         masks = {} if real is None or self.mask is None else {self.mask: real}
         with torch.no_grad():
             return self.forward(**{self._first: clips}, **masks, **asked)
+
+    def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
+        names = [name for name, field in fields.items() if field.dtype == self.mask_dtype]
+        other = torch.int64 if self.mask_dtype == torch.bool else torch.bool
+        real = self._real([self._start], self._start).to(other)
+        try:
+            own = self._fields(self._call(self._batch([self._start], self._start, 0.0), real, {})) if names else {}
+        except RUN_ERRORS:  # it takes no such mask
+            return []
+        return [name for name in names if name in own and own[name].dtype == other]
 
     def _fields(self, output: Any) -> dict[str, Tensor]:
         """Return the tensors of an output by name."""

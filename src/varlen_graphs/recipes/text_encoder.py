@@ -17,6 +17,8 @@ from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 
 _PLAIN = (bool, int, float, str)
 
+READS_PADDING = f"{IDS} of padding, which the model reads"
+
 
 class TextEncoder(TowerEncoder):
     """Encoder of texts, called as the model is, with token ids, a mask and token types.
@@ -59,7 +61,7 @@ class TextEncoder(TowerEncoder):
         call |= {MASK: None} if unmasked else {}
         reason = self._why_eager(call)
         if reason is None and self._padding is not None and self._padding.matters(call[IDS], call.get(MASK)):
-            reason = f"{IDS} of padding, which the model reads"
+            reason = READS_PADDING
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
@@ -68,8 +70,10 @@ class TextEncoder(TowerEncoder):
                     with suppress(LayoutError):
                         if left:
                             out = self._from_left(call, args, kwargs)
+                        elif unmasked:
+                            out, _ = self._instead(call, len(call[IDS]), args, kwargs)
                         else:
-                            out = self._instead(call, args, kwargs)[0] if unmasked else super().forward(*args, **kwargs)
+                            out = super().forward(*args, **kwargs)
                         self._left = left
                         return out
             if is_too_long:  # on a GPU, looking such positions up ends the process
@@ -81,23 +85,16 @@ class TextEncoder(TowerEncoder):
         given = call.get(IDS)
         return self._itself(reason, len(given) if isinstance(given, Tensor) and given.dim() else 1, args, kwargs)
 
-    def _instead(self, other: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """Return the output of another call, and True; of the call as it came, and False, if no graph may answer.
-
-        Hooks, attentions, keys and values show which call the model answers.
-        """
-        self.executor.begin()
-        bound = self.executor.bind((), other)
-        reason = bound.beyond or self.executor.mode.why_eager(bound.rows.device)
-        if reason is not None:
-            return self._itself(reason, len(other[IDS]), args, kwargs), False
-        return self.executor.answer(bound), True
-
     def _from_left(self, call: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output for texts padded on the left, which move to the right and back. Syncs nothing more."""
+        """Return the output for texts padded on the left, which move to the right and back.
+
+        Syncs nothing more, unless the model reads such padding.
+        """
+        if self._padding is not None and self._padding.ahead and self._padding.is_other(call[IDS], call[MASK]):
+            return self._itself(READS_PADDING, len(call[IDS]), args, kwargs)
         shift = call[MASK].shape[1] - call[MASK].sum(1)
         moved = {name: shifted(call[name], -shift) for name in (IDS, MASK, TYPES) if call.get(name) is not None}
-        out, is_moved = self._instead(call | moved, args, kwargs)
+        out, is_moved = self._instead(call | moved, len(call[IDS]), args, kwargs)
         if not is_moved:
             return out
         fields = {name: part for name, part in out.items() if part is not None}

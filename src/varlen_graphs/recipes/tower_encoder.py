@@ -28,6 +28,20 @@ class TowerEncoder(GraphedEncoder):
         self.stats.count_eager(reason)
         return self.executor.forward.itself(*args, **kwargs)
 
+    def _instead(
+        self, other: Mapping[str, Any], items: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, bool]:
+        """Return the output of another call, and True; of the call as it came, and False, if no graph may answer.
+
+        Hooks, attentions, keys and values show which call the tower answers.
+        """
+        self.executor.begin()
+        bound = self.executor.bind((), dict(other))
+        reason = bound.beyond or self.executor.mode.why_eager(bound.rows.device)
+        if reason is not None:
+            return self._itself(reason, items, args, kwargs), False
+        return self.executor.answer(bound), True
+
 
 class TwoEncoders(TowerEncoder):
     """Encoder that answers some calls by a second encoder of the same tower.
