@@ -276,6 +276,17 @@ def test_texts_without_an_end_are_not_pooled_in_the_padding_of_graphs(masked):
     assert encoder.stats.replays.total() == 1
 
 
+def check_other_padding(encoder, call, pad):
+    """Check that a call is graphed, that one with other ids in its padding runs eager, and that both are right."""
+    real = call["attention_mask"].bool()
+    other = call | {"input_ids": call["input_ids"].masked_fill(~real, pad)}
+    for own, eager in (call, {}), (other, {"input_ids of padding, which the model reads": 1}):
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(**own)[0][real], encoder.module(**own)[0][real])
+        assert encoder.stats.eager == eager
+    assert encoder.stats.replays.total() == 1
+
+
 @packs
 @pytest.mark.parametrize("name", ["mobilebert", "esm"])
 def test_padding_that_a_model_reads_is_that_of_the_call(name):
@@ -287,14 +298,8 @@ def test_padding_that_a_model_reads_is_that_of_the_call(name):
     else:  # reads the token after each one
         model = text_model(name)
     encoder, call = text_encoder(name if name in PADDED else "bert", model), texts(model, [12, 7])
-    real = call["attention_mask"].bool()
     call["input_ids"][:, 2] = 32
-    other = call | {"input_ids": call["input_ids"].masked_fill(~real, 32)}
-    for own, eager in (call, {}), (other, {"input_ids of padding, which the model reads": 1}):
-        with torch.no_grad():
-            torch.testing.assert_close(encoder(**own)[0][real], model(**own)[0][real])
-        assert encoder.stats.eager == eager
-    assert encoder.stats.replays.total() == 1
+    check_other_padding(encoder, call, 32)
 
 
 @packs
@@ -304,13 +309,7 @@ def test_padding_on_the_left_from_which_a_model_counts_positions_is_that_of_the_
     model = transformers.M2M100Model(config).eval().encoder
     encoder, call = text_encoder("bert", model), texts(model, [12, 7])
     call = {name: tensor.flip(1) for name, tensor in call.items()}  # padded on the left
-    real = call["attention_mask"].bool()
-    other = call | {"input_ids": call["input_ids"].masked_fill(~real, 2)}
-    for own, eager in (call, {}), (other, {"input_ids of padding, which the model reads": 1}):
-        with torch.no_grad():
-            torch.testing.assert_close(encoder(**own)[0][real], model(**own)[0][real])
-        assert encoder.stats.eager == eager
-    assert encoder.stats.replays.total() == 1
+    check_other_padding(encoder, call, 2)
 
 
 def test_masks_with_gaps_run_eager_where_both_sides_are_taken():

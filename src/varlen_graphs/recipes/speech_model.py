@@ -260,6 +260,7 @@ class SpeechModel:
             return self.forward(**{self._first: clips}, **masks, **asked)
 
     def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of those fields of a call with a mask that follow its dtype: tried with another one."""
         names = [name for name, field in fields.items() if field.dtype == self.mask_dtype]
         other = torch.int64 if self.mask_dtype == torch.bool else torch.bool
         real = self._real([self._start], self._start).to(other)

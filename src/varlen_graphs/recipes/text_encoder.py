@@ -90,7 +90,7 @@ class TextEncoder(TowerEncoder):
 
         Syncs nothing more, unless the model reads such padding.
         """
-        if self._padding is not None and self._padding.ahead and self._padding.is_other(call[IDS], call[MASK]):
+        if self._padding is not None and self._padding.ahead and self._padding.has_other_ids(call[IDS], call[MASK]):
             return self._itself(READS_PADDING, len(call[IDS]), args, kwargs)
         shift = call[MASK].shape[1] - call[MASK].sum(1)
         moved = {name: shifted(call[name], -shift) for name in (IDS, MASK, TYPES) if call.get(name) is not None}

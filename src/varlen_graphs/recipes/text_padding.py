@@ -10,7 +10,7 @@ from varlen_graphs.recipes.text_model import IDS, MASK, TextModel, parts_of
 
 
 class ReadPadding(NamedTuple):
-    """Whether the output of a text depends on the token ids of its padding.
+    """Dependence of the output of a text on the token ids of its padding.
 
     Attributes:
         always: True if it does for any text: MobileBERT reads the next token, and ESM counts mask tokens.
@@ -42,14 +42,14 @@ class ReadPadding(NamedTuple):
             return False
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
         if self.always:
-            return self.is_other(ids, real)
+            return self.has_other_ids(ids, real)
         padding = ids.masked_fill(real, self.pad)
         found = padding.amax(1) > ids.masked_fill(~real, -1).amax(1)
         for end in self.ends:
             found |= (padding == end).any(1) & ~((ids == end) & real).any(1)
         return bool(found.any())
 
-    def is_other(self, ids: Tensor, mask: Tensor) -> bool:
+    def has_other_ids(self, ids: Tensor, mask: Tensor) -> bool:
         """Return True if padding holds other ids than the one that pads. Syncs."""
         return bool(((ids != self.pad) & (mask.to(ids.device) == 0)).any())
 
