@@ -12,8 +12,7 @@ from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.spec.outputs import Parts
 from varlen_graphs.watch.kept_state import KeptState
-from varlen_graphs.watch.made_up_run import MadeUpRun
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.watch.made_up_run import run_made_up
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
@@ -142,9 +141,8 @@ def run_on_sample(
             tensor = given[one.name]
             beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
     ids = not all(tensor.is_floating_point() for tensor in (sample, *beside.values()))
-    if sample.is_cuda and ids and which > 1:
-        return run_under(partial(run, sample, given=given | beside), MadeUpRun())
-    return run(sample, given=given | beside)
+    made_up = partial(run, sample, given=given | beside)
+    return run_made_up(made_up, sample.device) if ids and which > 1 else made_up()
 
 
 def other_values(tensor: Tensor, which: int, ids: range) -> Tensor:

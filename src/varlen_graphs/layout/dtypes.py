@@ -18,10 +18,13 @@ def module_dtype(module: nn.Module) -> torch.dtype:
 
     Parameters of one byte do not count. Without any it is the default dtype.
     """
-    floating = [one for one in module.parameters() if one.is_floating_point() and one.dtype.itemsize > 1]
-    matrices = (one for one in floating if not nn.parameter.is_lazy(one) and one.numel() > max(one.shape, default=1))
-    first = next(matrices, floating[0] if floating else None)
-    return torch.get_default_dtype() if first is None else first.dtype
+    first: torch.dtype | None = None
+    for one in module.parameters():
+        if one.is_floating_point() and one.dtype.itemsize > 1:
+            if not nn.parameter.is_lazy(one) and one.numel() > max(one.shape, default=1):
+                return one.dtype
+            first = first or one.dtype
+    return first or torch.get_default_dtype()
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from varlen_graphs.verify.compare import Expected, few
 from varlen_graphs.verify.error_locator import DECLARED
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.trial import TOGETHER, Example
-from varlen_graphs.watch.made_up_run import MadeUpRun
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.watch.made_up_run import run_made_up
 
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
@@ -43,13 +42,12 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
         raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED}")
     together = Expected(output.rebuild(output.tensors), layout, call.padded)
-    run = partial(run_under, operations=MadeUpRun()) if call.rows.is_cuda else partial.__call__
     for part in parts or [[group] for group in layout.groups[-2:]]:
         order, alone = permuted(forward.spec, call, layout, part)
         own = read_layout(forward.spec, alone)
         try:
             with references():
-                parts = run(partial(forward.exact, alone))
+                parts = run_made_up(partial(forward.exact, alone), call.rows.device)
         except Exception as error:
             if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
                 raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{COUNTS}") from error
@@ -75,13 +73,13 @@ def check_left_out(forward: Forward, example: Example, limit: float) -> None:
     call = forward.leaving_out(example.call)
     if call.beyond or not (forward.is_module or forward.answers_itself(call)):
         return
-    run = partial(run_under, operations=MadeUpRun()) if call.rows.is_cuda else partial.__call__
+    device = call.rows.device
     try:
-        own = run(partial(forward.without, call))
+        own = run_made_up(partial(forward.without, call), device)
     except Exception:  # it needs what the encoder adds
         return
     with references():
-        output = run(partial(forward.exact, call))
+        output = run_made_up(partial(forward.exact, call), device)
     layout = read_layout(forward.spec, call)
     expected = Expected(own, layout, call.padded)
     found = expected.furthest(flatten(output, forward.spec.declared), layout, range(len(layout)), call.padded)

@@ -62,9 +62,6 @@ LENGTHS: Sizes = [(1, 1 + 7 * at % 32) for at in range(65)]
 VALUES = [(99, -9, 0, 2), (2, -1, 0, 3), (2, 0, 1, 3)]
 """Values of columns, item by item: a module may take fewer of them, or no negative ones."""
 
-MODERATE = 36
-"""Largest number of rows of a simple item."""
-
 ENTERED = 8
 """Rows of the shortest item above that has entries in all outputs."""
 
@@ -137,11 +134,6 @@ def longest_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     layout = _layout(spec, [(1, budget.max_seqlen // spec.row_multiple * spec.row_multiple)])
     if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers) and _fits(spec, layout, budget):
         yield layout
-
-
-def is_moderate(layout: Layout, spec: BufferSpec) -> bool:
-    """Return True if the items are as simple as those of warm-up."""
-    return not spec.layout.columns and all(t == 1 and h * w <= MODERATE for t, h, w in layout.items)
 
 
 def _varied(spec: BufferSpec, sizes: Sizes) -> Iterator[Layout]:

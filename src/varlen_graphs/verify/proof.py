@@ -29,7 +29,6 @@ from varlen_graphs.verify.made_up_calls import (
     edge_layouts,
     even_layouts,
     has_integers,
-    is_moderate,
     longest_layouts,
     make_calls,
     mixed_layouts,
@@ -38,8 +37,7 @@ from varlen_graphs.verify.made_up_calls import (
 )
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.trial import Example, Trial
-from varlen_graphs.watch.made_up_run import MadeUpRun
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.watch.made_up_run import run_made_up
 
 MODULE = "the module itself"
 DECLARATION = (
@@ -283,10 +281,7 @@ class Prover:
         """
         try:
             layout = read_layout(self._spec, call)
-            floating = all(tensor.is_floating_point() for tensor in (call.rows, *call.inputs.values()))
-            moderate = floating and is_moderate(layout, self._spec)
-            checks = call.rows.is_cuda and not moderate
-            run = partial(run_under, operations=MadeUpRun()) if checks else partial.__call__
+            run = partial(run_made_up, device=call.rows.device)
             with references():
                 output = run(partial(self._forward.exact, call))
                 form = flatten(output, self._spec.declared)

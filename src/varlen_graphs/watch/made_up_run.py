@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.watch.thread_modes import ThreadDispatchMode
+from varlen_graphs.watch.thread_modes import Result, ThreadDispatchMode, run_under
 
 aten = torch.ops.aten
 
@@ -23,6 +23,11 @@ _BY_DIM = (
     aten.scatter_reduce_,
 )  # fmt: skip
 """Operators with a dimension and an index as their second and third argument."""
+
+
+def run_made_up(run: Callable[[], Result], device: torch.device) -> Result:
+    """Call a function that runs a module on made-up items: under `MadeUpRun` on a GPU."""
+    return run_under(run, MadeUpRun()) if device.type == "cuda" else run()
 
 
 class MadeUpRun(ThreadDispatchMode):
