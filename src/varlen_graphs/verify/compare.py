@@ -181,44 +181,69 @@ def _item_spans(layout: Layout) -> list[Span]:
 def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int = 0) -> Tensor:
     """Return the error of each pair of tensors, float64 `[pairs]`, as `Expected.differences` defines it. No sync.
 
-    Pairs of the same shapes are compared together: a call may hold many items, and each launch costs the host.
+    Pairs whose rows have one shape are compared together: a call may hold many items, and each launch costs the host.
     """
-    alike: defaultdict[tuple[torch.Size, torch.Size], list[int]] = defaultdict(list)
+    alike: defaultdict[tuple[bool, bool, torch.Size], list[int]] = defaultdict(list)
     for pair, (one, other) in enumerate(zip(actual, expected, strict=True)):
-        alike[one.shape, other.shape].append(pair)
-    order, norms, sizes = list[int](), list[Tensor](), list[tuple[int, int]]()
-    for (shape, _), pairs in alike.items():
-        most = max(1, ENTRIES // max(1, shape.numel()))
-        for some in (pairs[start : start + most] for start in range(0, len(pairs), most)):
-            one, other = (torch.stack([tensors[pair] for pair in some]) for tensors in (actual, expected))
-            norms.append(_norms(one, other, 1 + rows_dim))
-            sizes.append((shape.numel(), len(some)))
-            order += some
-    whole, own, worst = torch.cat(norms, 1)
-    mean = own.square().sum() / max(1, sum(entries * count for entries, count in sizes))
-    average = torch.cat([(mean * entries).sqrt().expand(count) for entries, count in sizes])  # no copy of them: no sync
+        row = one.shape[:rows_dim] + one.shape[rows_dim + 1 :]
+        alike[one.shape == other.shape, one.numel() > 0, row].append(pair)
+    order, norms = list[int](), list[Tensor]()
+    for (same, some, _), pairs in alike.items():
+        for part in _chunks(pairs, actual):
+            ones, others = ([tensors[pair] for pair in part] for tensors in (actual, expected))
+            constant = [0.0 if same else torch.inf, 0.0, 0.0, 0.0]
+            norms.append(_norms(ones, others, rows_dim) if same and some else _columns(constant, ones))
+            order += part
+    whole, own, worst, size = torch.cat(norms, 1)
+    average = size * own.norm() / size.norm().clamp(min=1)
     scale = torch.maximum(own, average).clamp(min=1e-30)
     errors = (torch.maximum(whole, worst / ONE_ROW) / scale).nan_to_num(torch.inf, torch.inf)
+    if len(norms) == 1:
+        return errors
     return torch.stack([error for _, error in sorted(zip(order, errors.unbind(), strict=True), key=itemgetter(0))])
 
 
-def _norms(one: Tensor, other: Tensor, rows_dim: int) -> Tensor:
-    """Return the norm of each pair's difference, of its second tensor, and of the worst row of the difference.
+def _chunks(pairs: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield pairs together whose tensors have up to `ENTRIES` entries, or one pair that has more."""
+    part, entries = list[int](), 0
+    for pair in pairs:
+        size = tensors[pair].numel()
+        if part and entries + size > ENTRIES:
+            yield part
+            part, entries = [], 0
+        part.append(pair)
+        entries += size
+    yield part
 
-    Float64 `[3, pairs]`; the last is multiplied by the root of the number of rows. No sync.
+
+def _norms(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int) -> Tensor:
+    """Return four norms of each pair, whose rows have one shape, float64 `[4, pairs]`. No sync.
+
+    The norms of the difference, of the second tensor, of the worst row of the difference, times the root of the number
+    of rows, and of as many ones as there are entries. A tensor of one dimension has no rows.
     """
-    a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (one, other))
-    if a.shape == b.shape and not (other.is_floating_point() or other.is_complex()):  # the share that is not equal
+    one, other = (_by_row(tensors, rows_dim) for tensors in (actual, expected))
+    a, b = (torch.view_as_real(x.resolve_conj()).flatten(1) if x.is_complex() else x.double() for x in (one, other))
+    if not (other.is_floating_point() or other.is_complex()):  # the share that is not equal
         a, b = 1.0 + (one != other).double(), torch.ones_like(b)
-    if a.shape != b.shape:
-        a, b = b.new_full((len(b), 1), torch.inf), b.new_zeros((len(b), 1))
-    pairs, entries = len(b), b[0].numel()
-    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
-    rows = apart.movedim(rows_dim, 1).flatten(2) if apart.dim() > 2 else apart.reshape(pairs, 1, entries)
-    return torch.stack(
-        [
-            apart.reshape(pairs, entries).norm(dim=1),
-            b.nan_to_num(0.0, 0.0, 0.0).reshape(pairs, entries).norm(dim=1),
-            rows.norm(dim=2).amax(1) * max(1, rows.shape[1]) ** 0.5 if entries else rows.new_zeros(pairs),
-        ]
-    ).double()
+    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).norm(dim=1).square()
+    own = b.nan_to_num(0.0, 0.0, 0.0).norm(dim=1).square()
+    has_rows = actual[0].dim() > 1
+    rows = torch.tensor([tensor.shape[rows_dim] if has_rows else tensor.numel() for tensor in actual])
+    if own.is_cuda:
+        rows = rows.pin_memory().to(own.device, non_blocking=True)
+    whole, norm = torch.segment_reduce(torch.stack([apart, own], 1), "sum", lengths=rows, unsafe=True).unbind(1)
+    worst = torch.segment_reduce(apart, "max", lengths=rows, unsafe=True) * rows * has_rows
+    return torch.stack([whole, norm, worst, rows * float(b.shape[1])]).sqrt()
+
+
+def _by_row(tensors: Sequence[Tensor], rows_dim: int) -> Tensor:
+    """Return the rows of all tensors, `[rows, entries]`; of tensors of one dimension each entry."""
+    if tensors[0].dim() > 1:
+        return torch.cat([*tensors], rows_dim).movedim(rows_dim, 0).flatten(1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])[:, None]
+
+
+def _columns(values: Sequence[float], pairs: Sequence[Tensor]) -> Tensor:
+    """Return the same numbers for each pair, float64 `[numbers, pairs]`. No sync."""
+    return torch.stack([torch.full([len(pairs)], one, dtype=torch.float64, device=pairs[0].device) for one in values])
