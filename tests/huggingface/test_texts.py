@@ -1,5 +1,6 @@
 """`vg.wrap` on text encoders: whole models, models with a head, towers beside others, and what is no encoder."""
 
+import copy
 import pickle
 
 import pytest
@@ -116,3 +117,58 @@ def test_an_encoder_with_adapters_is_wrapped_around_them():
     vg.wrap(model, [64], backend="tape")
     torch.testing.assert_close(model(input_ids=IDS, attention_mask=MASK).last_hidden_state, expected)
     assert list(vg.encoders(model)) == ["base_model.model"]
+
+
+ON_THE_LEFT = MASK.flip(1)
+READ = "padding whose outputs are read by the model around the encoder"
+NOT_FIRST = "attention_mask does not mark the first tokens of each text"
+
+
+def check_head(kind, config, ids, mask, **eager):
+    """Compare the logits of a wrapped model with a head with its own, and count what runs eager, by reason."""
+    model = model_of(kind, config)
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    encoders = vg.encoders(vg.wrap(model, [64], backend="tape"))
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, expected)
+    assert [encoder.stats.eager for encoder in encoders.values()] == [eager]
+    assert all((encoder.stats.replays.total() == 0) == bool(eager) for encoder in encoders.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "eager"),
+    [
+        ("RoFormerForMultipleChoice", transformers.RoFormerConfig(**SIZES), {READ: 1}),
+        ("ElectraForMultipleChoice", transformers.ElectraConfig(**SIZES, summary_type="mean"), {READ: 1}),
+        ("BertForMultipleChoice", transformers.BertConfig(**SIZES), {}),
+    ],
+)
+def test_heads_that_read_padding_get_that_of_the_model(kind, config, eager):
+    check_head(kind, config, IDS[None], MASK[None], **eager)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "eager"),
+    [
+        ("XLMRobertaForSequenceClassification", transformers.XLMRobertaConfig(**SIZES), {NOT_FIRST: 1}),
+        ("Qwen3ForSequenceClassification", transformers.Qwen3Config(**SIZES, **CAUSAL, pad_token_id=0), {}),
+    ],
+)
+def test_heads_that_take_the_first_place_get_no_padding_on_the_left_from_graphs(kind, config, eager):
+    ids = IDS.flip(1).masked_fill(ON_THE_LEFT == 0, config.pad_token_id)
+    check_head(kind, config, ids, ON_THE_LEFT, **eager)
+
+
+@pytest.mark.parametrize(("pad", "texts"), [(0, slice(0, 3)), (None, slice(1, 2))])
+def test_heads_that_look_for_the_last_token_may_find_it_in_padding(pad, texts):
+    config = transformers.Qwen3Config(**SIZES, **CAUSAL, pad_token_id=pad)
+    other = IDS.masked_fill(MASK == 0, 2)
+    check_head("Qwen3ForSequenceClassification", config, other[texts], MASK[texts], **{READ: 1})
+    if pad is not None:
+        check_head("Qwen3ForSequenceClassification", config, IDS, MASK)
+
+
+def test_a_model_is_as_before_after_its_head_was_tried():
+    model = model_of("RoFormerForMultipleChoice", transformers.RoFormerConfig(**SIZES))
+    before = {id(part): {name: copy.copy(value) for name, value in vars(part).items()} for part in model.modules()}
+    vg.unwrap(vg.wrap(model, [64], backend="tape"))
+    assert {id(part): dict(vars(part)) for part in model.modules()} == before  # hooks among them

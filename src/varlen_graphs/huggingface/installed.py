@@ -34,11 +34,13 @@ class Understood(NamedTuple):
         module: The tower.
         recipe: The recipe that graphs it.
         declared: True if the recipe is for its class, False if it was found by trying.
+        options: Options of the recipe that follow from the model around the tower.
     """
 
     module: nn.Module
     recipe: Recipe
     declared: bool
+    options: Mapping[str, Any] = {}
 
     @property
     def method(self) -> Method | None:
@@ -117,7 +119,8 @@ class Installed:
     def _make(self) -> GraphedEncoder:
         with self._without_encoder():
             pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
-            encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **({"pool": pool} | self._options))
+            options = {"pool": pool, **self.tower.options, **self._options}
+            encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
             return encoder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

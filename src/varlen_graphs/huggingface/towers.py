@@ -13,12 +13,16 @@ from varlen_graphs.recipes.automatic import (
     READING_PADDING,
     WAYS,
     WITH_TEXTS,
+    arguments_of,
     is_candidate,
     is_model,
     merges_texts,
     understand,
 )
+from varlen_graphs.recipes.packed_text import packed_text
+from varlen_graphs.recipes.read_around import ReadAround
 from varlen_graphs.recipes.registry import recipe_for
+from varlen_graphs.recipes.text_model import IDS, MASK
 
 BudgetsOf = Callable[[str], Budgets | None]
 """Returns the budgets for the tower at a path."""
@@ -65,11 +69,22 @@ def find_towers(
             except SpecError as error:
                 refused[path] = str(error)
                 continue
-            towers[path] = Understood(module, found, declared=False)
+            more = {"around": ReadAround.of(_around(model, path), module)} if found is packed_text else {}
+            towers[path] = Understood(module, found, declared=False, options=more)
         else:
             continue
         inside += (f"{path}." if path else "",)
     return towers, refused
+
+
+def _around(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the models around the one at a path that take texts, too."""
+    return [
+        one
+        for place, one in model.named_modules()
+        if place != path and f"{path}.".startswith(f"{place}." if place else "")
+        if is_model(one) and {IDS, MASK} <= arguments_of(one).keys()
+    ]
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

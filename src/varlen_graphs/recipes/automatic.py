@@ -41,8 +41,9 @@ CACHES = ("padding_cache", "past_key_values")
 """Arguments by which encoders of streams carry state from one chunk of sound to the next."""
 
 READING_PADDING = (
-    "NemotronH_Omni_Reasoning_V3", "Data2VecAudioForXVector", "UniSpeechSatForXVector", "Wav2Vec2BertForXVector",
-    "Wav2Vec2ConformerForXVector", "Wav2Vec2ForXVector", "WavLMForXVector",
+    "NemotronH_Omni_Reasoning_V3", "Data2VecAudioForXVector", "UniSpeechForPreTraining", "UniSpeechSatForPreTraining",
+    "UniSpeechSatForXVector", "Wav2Vec2BertForXVector", "Wav2Vec2ConformerForPreTraining",
+    "Wav2Vec2ConformerForXVector", "Wav2Vec2ForPreTraining", "Wav2Vec2ForXVector", "WavLMForXVector",
 )  # fmt: skip
 """Models that read frames past the end of each clip, as their towers leave them."""
 

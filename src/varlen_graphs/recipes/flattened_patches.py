@@ -119,7 +119,7 @@ class PatchesEncoder(TowerEncoder):
         for name, value in call.items():
             if name not in {PATCHES, MASK, *graphed} and value is not None and value is not (name == "return_dict"):
                 return f"argument {name!r}"
-        return asked_by_config(dict.fromkeys(graphed), self.module)
+        return asked_by_config({name: call.get(name, True) for name in graphed}, self.module)
 
 
 def _split(patches: Tensor, mask: Tensor | None) -> dict[str, Any]:

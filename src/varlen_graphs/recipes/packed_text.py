@@ -18,6 +18,7 @@ from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.read_around import NOTHING, ReadAround
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (
@@ -59,7 +60,9 @@ Pooler = Callable[[Any, Tensor], Tensor]
 """Computes the pooled output `[texts, dim]` of a model from the first token of each text, `[texts, dim]`."""
 
 
-def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> TextEncoder:
+def packed_text(
+    model: Any, budgets: Budgets | None = None, *, around: ReadAround = NOTHING, **options: Any
+) -> TextEncoder:
     """Graph a text encoder of transformers 5, unmodified.
 
     The encoder is called as the model is, with padded token ids, the mask and token types, and returns the model's own
@@ -77,6 +80,8 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
         budgets: As for `GraphedEncoder`; `None` is `Ladder(rows_per_item=8, rows_per_segment=8)`. A model whose texts
             stay padded takes a `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other
             budgets, or batches of up to 64 texts of one length.
+        around: What a model around this one, such as a classifier, reads of the outputs for padding, where graphs leave
+            zeros; `wrap` finds it. Calls in which that matters run eager.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -113,7 +118,7 @@ def packed_text(model: Any, budgets: Budgets | None = None, **options: Any) -> T
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
-    options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding}
+    options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding, "around": around}
     return TextEncoder(text, budgets, spec, forward=forward, **options)
 
 

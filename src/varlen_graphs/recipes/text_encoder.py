@@ -9,8 +9,9 @@ from torch import Tensor
 
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layout.padded import shifted
+from varlen_graphs.recipes.read_around import READS_AROUND, ReadAround
 from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
-from varlen_graphs.recipes.text_padding import ReadPadding
+from varlen_graphs.recipes.text_padding import ReadPadding, has_other_ids
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
@@ -34,17 +35,19 @@ class TextEncoder(TowerEncoder):
 
     def __init__(
         self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
-        padding: ReadPadding | None, **options: Any,
+        padding: ReadPadding | None, around: ReadAround, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(text.model, budgets, spec, **options)
         self.why_padded = why_padded
-        self.takes_left = takes_left and not self.executor.lends
+        self.takes_left = takes_left and not (around.ahead or self.executor.lends)
         self._left = False  # as the last call was padded
         parameters = inspect.signature(text.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest
         self._padding = padding
+        self._around = around
+        self._pad = text.pad
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the texts of one call.
@@ -62,6 +65,8 @@ class TextEncoder(TowerEncoder):
         reason = self._why_eager(call)
         if reason is None and self._padding is not None and self._padding.matters(call[IDS], call.get(MASK)):
             reason = READS_PADDING
+        if reason is None and self._around.matters(call[IDS], call.get(MASK), self._pad):
+            reason = READS_AROUND
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
@@ -90,7 +95,7 @@ class TextEncoder(TowerEncoder):
 
         Syncs nothing more, unless the model reads such padding.
         """
-        if self._padding is not None and self._padding.ahead and self._padding.has_other_ids(call[IDS], call[MASK]):
+        if self._padding is not None and self._padding.ahead and has_other_ids(call[IDS], call[MASK], self._pad):
             return self._itself(READS_PADDING, len(call[IDS]), args, kwargs)
         shift = call[MASK].shape[1] - call[MASK].sum(1)
         moved = {name: shifted(call[name], -shift) for name in (IDS, MASK, TYPES) if call.get(name) is not None}

@@ -42,16 +42,17 @@ class ReadPadding(NamedTuple):
             return False
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
         if self.always:
-            return self.has_other_ids(ids, real)
+            return has_other_ids(ids, real, self.pad)
         padding = ids.masked_fill(real, self.pad)
         found = padding.amax(1) > ids.masked_fill(~real, -1).amax(1)
         for end in self.ends:
             found |= (padding == end).any(1) & ~((ids == end) & real).any(1)
         return bool(found.any())
 
-    def has_other_ids(self, ids: Tensor, mask: Tensor) -> bool:
-        """Return True if padding holds other ids than the one that pads. Syncs."""
-        return bool(((ids != self.pad) & (mask.to(ids.device) == 0)).any())
+
+def has_other_ids(ids: Tensor, mask: Tensor, pad: int) -> bool:
+    """Return True if padding holds other ids than the one that pads. Syncs."""
+    return bool(((ids != pad) & (mask.to(ids.device) == 0)).any())
 
 
 def _changes(text: TextModel, tokens: list[int], some: int, ahead: bool = False) -> bool:

@@ -65,7 +65,7 @@ def with_hidden_states(
     if isinstance(value, list):
         return {**arguments, name: tuple(value)}
     default = None if parameter is None else parameter.default
-    if default is None and (name not in arguments or (parameter is not None and value is None)):
+    if default is None and name not in arguments:
         settings = _settings(module)
         asked = settings.get(name, settings.get(f"_{name}"))
         return {**arguments, name: asked} if asked else arguments
@@ -73,11 +73,14 @@ def with_hidden_states(
 
 
 def asked_by_config(arguments: Mapping[str, Any], module: nn.Module) -> str | None:
-    """Return the setting of the configuration that asks for other outputs, unless the call overrides it."""
+    """Return the setting of the configuration that asks for other outputs, unless the call overrides it.
+
+    `None` in a call overrides it for some models of transformers, and leaves it to the configuration for others.
+    """
     settings = _settings(module)
     for name, private, other in _SETTINGS:
         asked = settings.get(name, settings.get(private, not other))
-        if bool(asked) is other and name not in arguments:
+        if bool(asked) is other and arguments.get(name) is None:
             return f"config.{name}={other}"
     return None
 

@@ -218,7 +218,7 @@ class Signature:
         return {**statics}, beyond
 
     def _asked_by_config(self) -> str | None:
-        graphed = {OUTPUT_HIDDEN_STATES: None} if self._graphs_hidden_states else {}
+        graphed = {OUTPUT_HIDDEN_STATES: True} if self._graphs_hidden_states else {}
         return asked_by_config(graphed, self._module)
 
     def original_answers(self, call: Call) -> bool:
