@@ -167,8 +167,58 @@ def test_heads_that_look_for_the_last_token_may_find_it_in_padding(pad, texts):
         check_head("Qwen3ForSequenceClassification", config, IDS, MASK)
 
 
+class Mean(torch.nn.Module):
+    """A head that is no model of transformers, and takes the mean of all places."""
+
+    def __init__(self):
+        super().__init__()
+        self.bert = model_of("BertModel", transformers.BertConfig(**SIZES))
+
+    def forward(self, input_ids, attention_mask):
+        return self.bert(input_ids, attention_mask=attention_mask).last_hidden_state.mean(1)
+
+
+class NeedsMore(Mean):
+    """A head that takes more than token ids and a mask, which no signature tells."""
+
+    def forward(self, input_ids, attention_mask, **more):
+        return super().forward(input_ids, attention_mask) * more["weight"]
+
+
+def test_heads_of_ones_own_are_tried_too():
+    model = Mean().eval()
+    expected = model(IDS, MASK)
+    vg.wrap(model, [64], backend="tape")
+    torch.testing.assert_close(model(IDS, MASK), expected)
+    assert vg.encoders(model)["bert"].stats.eager == {READ: 1}
+    model = NeedsMore().eval()
+    vg.wrap(model, [64], backend="tape")(IDS, MASK, weight=2)
+    assert not vg.encoders(model)["bert"].stats.eager
+
+
+def test_a_head_in_training_mode_is_tried_without_its_dropout():
+    model = model_of("BertForSequenceClassification", transformers.BertConfig(**SIZES)).train()
+    model.bert.eval()
+    before, generator = [part.training for part in model.modules()], torch.get_rng_state()
+    vg.wrap(model, {"bert": [64]}, backend="tape")(IDS, attention_mask=MASK)
+    assert not vg.encoders(model)["bert"].stats.eager
+    assert [part.training for part in model.modules()] == before
+    vg.unwrap(model)
+    torch.set_rng_state(generator)
+    vg.wrap(model, {"bert": [64]}, backend="tape")
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_compiled_head_is_not_compiled_to_be_tried():
+    compiled = []
+    model = model_of("BertForSequenceClassification", transformers.BertConfig(**SIZES))
+    model.compile(backend=lambda graph, inputs: compiled.append(graph) or graph.forward)
+    vg.wrap(model, [64], backend="tape")
+    assert not compiled
+
+
 def test_a_model_is_as_before_after_its_head_was_tried():
-    model = model_of("RoFormerForMultipleChoice", transformers.RoFormerConfig(**SIZES))
+    model = model_of("RoFormerForMultipleChoice", transformers.RoFormerConfig(**SIZES, output_hidden_states=True))
     before = {id(part): {name: copy.copy(value) for name, value in vars(part).items()} for part in model.modules()}
     vg.unwrap(vg.wrap(model, [64], backend="tape"))
     assert {id(part): dict(vars(part)) for part in model.modules()} == before  # hooks among them

@@ -31,7 +31,7 @@ def test_a_group_of_processes(results, ranks, scenario):
 
 
 def test_a_rank_that_hangs_is_waited_for_until_the_timeout(tmp_path):
-    results = run_group("tests.support.tensor_scenarios", 2, tmp_path, HANGS="1")
+    results = run_group("tests.support.tensor_scenarios", 2, tmp_path, forks=True, HANGS="1")
     assert [own.get(HANGS[0].__name__, "was not run, or did not end") for own in results] == ["", ""]
 
 

@@ -367,7 +367,7 @@ def test_texts_longer_than_the_table_of_positions_are_an_error(name, flipped):
 
 
 def install_on(model):
-    found = Understood(model, vg.recipes.packed_text, declared=True)
+    found = Understood(model, vg.recipes.packed_text, declared=True, options={})
     return install(found, [vg.Budget(64, items=4)], {"backend": "tape"}, Shared({}))
 
 

@@ -3,10 +3,12 @@
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,10 +21,11 @@ TIMEOUT = datetime.timedelta(seconds=30)
 """Time that ranks wait for each other."""
 
 
-def run_group(module, ranks, folder, **environment):
+def run_group(module, ranks, folder, forks=False, **environment):
     """Run a module in so many processes at once, and return the errors of its scenarios by rank.
 
-    A scenario that passes has an empty string. After one that fails no other is run.
+    A scenario that passes has an empty string. After one that fails no other is run. If it `forks`, one process imports
+    the module for all of them, which those on GPUs must not share.
     """
     paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     common = os.environ | {"PYTHONPATH": paths, "WORLD_SIZE": str(ranks), "FOLDER": str(folder)} | environment
@@ -30,17 +33,19 @@ def run_group(module, ranks, folder, **environment):
         subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=ROOT,
-            env=common | {"RANK": str(rank)},
+            env=common if forks else common | {"RANK": str(rank)},
             stdout=(folder / f"{rank}.log").open("w"),
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        for rank in range(ranks)
+        for rank in range(1 if forks else ranks)
     ]
     for process in processes:
         try:
             process.wait(timeout=300)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     results = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in results]
 
@@ -51,7 +56,7 @@ def groups_of(module, tmp_path_factory):
 
     def results_of(ranks):
         if ranks not in started:
-            started[ranks] = run_group(module, ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
+            started[ranks] = run_group(module, ranks, tmp_path_factory.mktemp(f"ranks{ranks}"), forks=True)
         return started[ranks]
 
     return results_of
@@ -65,9 +70,25 @@ def check_scenario(results, scenario):
     assert came == [""] * len(came), "\n".join(came)
 
 
+def fork(ranks, folder):
+    """Become one of so many processes, and return its rank; the first process ends with the last of them."""
+    children = []
+    for rank in range(ranks):
+        if not (child := os.fork()):
+            log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log, stream.fileno())
+            return rank
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    os._exit(0)
+
+
 def run_scenarios(scenarios, backend):
     """Run functions of `(rank, ranks)` as one of the processes of `run_group`."""
-    rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])
+    ranks, folder = int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])
+    rank = int(os.environ["RANK"]) if "RANK" in os.environ else fork(ranks, folder)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=TIMEOUT)

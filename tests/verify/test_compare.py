@@ -58,6 +58,23 @@ def test_what_is_not_finite_is_equal_or_an_infinite_error(rows, value):
     assert differences(output, expected, rows) == [0.0] * (len(rows) - 1) + [math.inf]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_default_dtype_of_the_caller_does_not_matter(dtype):
+    expected = torch.ones(70_000, 2)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert differences(expected * 1.5, expected, [70_000]) == pytest.approx([0.5])
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_complex_numbers_are_no_real_ones():
+    expected = torch.full((5, 2), 1 + 2j)
+    assert differences(expected * 1.5, expected, [2, 3]) == pytest.approx([0.5, 0.5])
+    assert differences(expected.real, expected, [2, 3]) == [math.inf, math.inf]
+
+
 def test_integers_differ_by_the_share_that_is_not_equal():
     expected = torch.arange(12).view(6, 2)
     output = expected.clone()

@@ -1,8 +1,11 @@
 """Indices out of range are found on the host, ahead of the operator that would use them. For attention: tests/gpu."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from varlen_graphs.watch.made_up_run import MadeUpRun
 from varlen_graphs.watch.thread_modes import run_under
@@ -52,3 +55,11 @@ def test_other_operators_and_scalars_pass():
     assert torch.equal(run(lambda at: torch.tensor(3).index_select(0, at[:1]), [0, 9]), torch.tensor(3))
     assert torch.equal(run(lambda at: X[at > 1], [0, 9, 0, 9, 9]), X[[1, 3, 4]])
     assert torch.equal(run(lambda at: at + at, [9, 9]), torch.tensor([18, 18]))
+
+
+def test_higher_order_operators_run():
+    q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(0)).unbind(0)
+    with warnings.catch_warnings():  # torch warns of flex_attention without its compiler
+        warnings.simplefilter("ignore")
+        output = run_under(lambda: flex_attention(q, k, v), MadeUpRun())
+    torch.testing.assert_close(output, torch.nn.functional.scaled_dot_product_attention(q, k, v))

@@ -40,7 +40,7 @@ class Understood(NamedTuple):
     module: nn.Module
     recipe: Recipe
     declared: bool
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any]
 
     @property
     def method(self) -> Method | None:

@@ -58,7 +58,7 @@ def find_towers(
         ways = READ_PADDING if path.startswith(reading) else WAYS if path.startswith(merging) else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
-            tower = Understood(module, recipe, declared=True)
+            tower = Understood(module, recipe, declared=True, options={})
             check_weights(path, tower.parts)
             recipe(module, budgets_of(path), **options)  # raises for wrong options before anything is changed
             towers[path] = tower
@@ -69,7 +69,7 @@ def find_towers(
             except SpecError as error:
                 refused[path] = str(error)
                 continue
-            more = {"around": ReadAround.of(_around(model, path), module)} if found is packed_text else {}
+            more = {"around": ReadAround.of(_around(module, model), module)} if found is packed_text else {}
             towers[path] = Understood(module, found, declared=False, options=more)
         else:
             continue
@@ -77,14 +77,10 @@ def find_towers(
     return towers, refused
 
 
-def _around(model: nn.Module, path: str) -> list[nn.Module]:
-    """Return the models around the one at a path that take texts, too."""
-    return [
-        one
-        for place, one in model.named_modules()
-        if place != path and f"{path}.".startswith(f"{place}." if place else "")
-        if is_model(one) and {IDS, MASK} <= arguments_of(one).keys()
-    ]
+def _around(tower: nn.Module, model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that take token ids and a mask, and have the tower inside, the outermost first."""
+    takers = (one for one in model.modules() if {IDS, MASK} <= arguments_of(one).keys())
+    return [one for one in takers if one is not tower and any(part is tower for part in one.modules())]
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

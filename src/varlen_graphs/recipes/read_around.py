@@ -1,6 +1,8 @@
 """What the model around a text encoder reads of the encoder's outputs for padding, where graphs leave zeros."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -8,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.inspection import without_new_hooks
 from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
-from varlen_graphs.recipes.text_padding import has_other_ids
 from varlen_graphs.watch.kept_state import KeptState
+from varlen_graphs.watch.made_up_run import MadeUpRun
+from varlen_graphs.watch.thread_modes import run_under
 
-LENGTH, SHORT = 11, 5
-"""Tokens of a text without padding, and of padded ones."""
+LENGTH = 11
+"""Tokens of a text without padding, if the encoder takes so many."""
 
 READS_AROUND = "padding whose outputs are read by the model around the encoder"
 
@@ -37,46 +40,66 @@ class ReadAround(NamedTuple):
     def of(cls, models: Sequence[nn.Module], encoder: nn.Module) -> "ReadAround":
         """Run models around an encoder on a few short texts: with its outputs for padding, and with zeros there.
 
-        A model that does not run on token ids and a mask alone tells nothing, and is taken to read none. What the runs
-        change in the models is undone.
+        They run in evaluation mode and uncompiled, and what the runs change in them is undone. A model that does not
+        run on token ids and a mask alone, or does not repeat its output, tells nothing, and is taken to read none.
+
+        Args:
+            models: The models, the outermost first.
+            encoder: The encoder inside of them.
 
         Raises:
             SpecError: The encoder takes no token ids.
         """
+        if not models:
+            return cls()
         text = TextModel(encoder)
         own = [one for one in range(text.tokens) if one not in text.special] or [text.pad]
         end = text.ends[0] if text.ends else own[-1]
-        tokens = [*islice(cycle(own), LENGTH - 1), end]
+        tokens = [*islice(cycle(own), min(LENGTH, text.largest or LENGTH) - 1), end]
         others = [one for one in dict.fromkeys([*text.special, own[0], text.tokens - 1]) if one != text.pad]
 
         def reads(fills: Sequence[int], ahead: bool = False) -> bool:
             return any(_reads(model, text, tokens, fills, ahead) for model in models)
 
-        before = [KeptState(model.named_modules()) for model in models]
-        try:
-            with torch.no_grad():
-                return cls(reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True))
-        finally:
-            for state in before:
-                state.restore()
+        with _as_before(models[0]):
+            return cls(reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True))
 
     def matters(self, ids: Tensor, mask: Tensor | None, pad: int) -> bool:
         """Return True if a call with padding on the right may need the outputs for that. Syncs if any may."""
-        if mask is None or not (self.padding or self.other_ids):
+        if mask is None or not ids.numel() or not (self.padding or self.other_ids):
             return False
-        return bool((mask == 0).any()) if self.padding else has_other_ids(ids, mask, pad)
+        mask = mask.to(ids.device) != 0
+        outside = ~mask if self.padding else ~mask & (ids != pad)
+        return bool(outside.any() & mask[:, 0].all())
 
 
 NOTHING = ReadAround()
 
 
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode inside, and undo that and what runs change."""
+    before = KeptState(model.named_modules())
+    trained = [part for part in model.modules() if part.training]
+    try:
+        with without_new_hooks(model):
+            for part in trained:
+                part.training = False
+            yield
+    finally:
+        before.restore()
+        for part in trained:
+            part.training = True
+
+
 def _reads(model: nn.Module, text: TextModel, tokens: Sequence[int], fills: Sequence[int], ahead: bool) -> bool:
-    """Return True if a model reads what its encoder makes of padding with some token ids."""
-    own, more = [*tokens[-SHORT:]], LENGTH - SHORT
+    """Return True if a model reads what its encoder makes of padding with these token ids, on one side of texts."""
+    short = len(tokens) // 2
+    own, more = [*tokens[-short:]], len(tokens) - short
     padded = [[fill] * more + own if ahead else own + [fill] * more for fill in fills]
     ids = torch.tensor([[*tokens], *padded], device=text.device)
     real = torch.ones_like(ids, dtype=torch.bool)
-    real[1:, slice(more) if ahead else slice(SHORT, None)] = False
+    real[1:, slice(more) if ahead else slice(short, None)] = False
     together = _differs(model, text.model, ids, real)
     if together is None:  # it may take single texts alone
         return any(_differs(model, text.model, *one) for one in zip(ids[:, None], real[:, None], strict=True))
@@ -84,7 +107,7 @@ def _reads(model: nn.Module, text: TextModel, tokens: Sequence[int], fills: Sequ
 
 
 def _differs(model: nn.Module, encoder: nn.Module, ids: Tensor, real: Tensor) -> bool | None:
-    """Return True if the output of a model differs with zeros for padding from its encoder; `None` if it does not run.
+    """Return True if a model's output differs where its encoder leaves zeros for padding; `None` if it cannot be told.
 
     Models for multiple choice take texts as `[batch, choices, length]`.
     """
@@ -100,21 +123,30 @@ def _differs(model: nn.Module, encoder: nn.Module, ids: Tensor, real: Tensor) ->
         return tree_map_only(Tensor, cleared, output)
 
     def run(shape: Sequence[int]) -> list[Tensor]:
-        leaves = tree_leaves(model(**{IDS: ids.view(shape), MASK: real.long().view(shape)}))
+        call = {IDS: ids.view(shape), MASK: real.long().view(shape)}
+        leaves = tree_leaves(run_under(partial(model, **call), MadeUpRun()))  # uncompiled, and no index is out of range
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [tensor[real] if has_padding(tensor) else tensor for tensor in tensors]
 
     for shape in (ids.shape, (1, *ids.shape)):
         try:
-            expected = run(shape)
-        except RUN_ERRORS:
+            expected, again = run(shape), run(shape)
+        except Exception:  # of the model's own code
             continue
+        if not _close(expected, again):
+            return None
         hook = encoder.register_forward_hook(clear)
         try:
-            pairs = zip(run(shape), expected, strict=True)
-            return not all(torch.allclose(one, other, equal_nan=True) for one, other in pairs)
-        except RUN_ERRORS:
+            return not _close(expected, run(shape))
+        except Exception:  # it reads zeros that it does not take
             return True
         finally:
             hook.remove()
     return None
+
+
+def _close(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    same = [one.shape == other.shape for one, other in zip(some, others, strict=True)]
+    return all(same) and all(
+        torch.allclose(one, other, equal_nan=True) for one, other in zip(some, others, strict=True)
+    )

@@ -185,14 +185,17 @@ def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int 
     """
     alike: defaultdict[tuple[bool, bool, torch.Size], list[int]] = defaultdict(list)
     for pair, (one, other) in enumerate(zip(actual, expected, strict=True)):
-        row = one.shape[:rows_dim] + one.shape[rows_dim + 1 :]
-        alike[one.shape == other.shape, one.numel() > 0, row].append(pair)
+        comparable = one.shape == other.shape and one.is_complex() == other.is_complex()
+        alike[comparable, one.numel() == 0, one.shape[:rows_dim] + one.shape[rows_dim + 1 :]].append(pair)
     order, norms = list[int](), list[Tensor]()
-    for (same, some, _), pairs in alike.items():
+    for (comparable, empty, _), pairs in alike.items():
         for part in _chunks(pairs, actual):
             ones, others = ([tensors[pair] for pair in part] for tensors in (actual, expected))
-            constant = [0.0 if same else torch.inf, 0.0, 0.0, 0.0]
-            norms.append(_norms(ones, others, rows_dim) if same and some else _columns(constant, ones))
+            if comparable and not empty:
+                norms.append(_norms(ones, others, rows_dim))
+            else:
+                norms.append(torch.zeros(4, len(part), dtype=torch.float64, device=ones[0].device))
+                norms[-1][0] = 0.0 if comparable else torch.inf
             order += part
     whole, own, worst, size = torch.cat(norms, 1)
     average = size * own.norm() / size.norm().clamp(min=1)
@@ -217,24 +220,24 @@ def _chunks(pairs: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[in
 
 
 def _norms(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int) -> Tensor:
-    """Return four norms of each pair, whose rows have one shape, float64 `[4, pairs]`. No sync.
+    """Return four numbers for each pair, whose rows have one shape, float64 `[4, pairs]`. No sync.
 
-    The norms of the difference, of the second tensor, of the worst row of the difference, times the root of the number
-    of rows, and of as many ones as there are entries. A tensor of one dimension has no rows.
+    The norms of the difference, of the second tensor, and of the worst row of the difference, times the root of the
+    number of rows; and the root of the number of entries. A tensor of one dimension has no rows.
     """
     one, other = (_by_row(tensors, rows_dim) for tensors in (actual, expected))
-    a, b = (torch.view_as_real(x.resolve_conj()).flatten(1) if x.is_complex() else x.double() for x in (one, other))
+    a, b = ((torch.view_as_real(x.resolve_conj()).flatten(1) if x.is_complex() else x).double() for x in (one, other))
     if not (other.is_floating_point() or other.is_complex()):  # the share that is not equal
         a, b = 1.0 + (one != other).double(), torch.ones_like(b)
     apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).norm(dim=1).square()
     own = b.nan_to_num(0.0, 0.0, 0.0).norm(dim=1).square()
     has_rows = actual[0].dim() > 1
-    rows = torch.tensor([tensor.shape[rows_dim] if has_rows else tensor.numel() for tensor in actual])
+    rows = torch.tensor([tensor.shape[rows_dim] if has_rows else tensor.numel() for tensor in actual], device="cpu")
     if own.is_cuda:
         rows = rows.pin_memory().to(own.device, non_blocking=True)
-    whole, norm = torch.segment_reduce(torch.stack([apart, own], 1), "sum", lengths=rows, unsafe=True).unbind(1)
-    worst = torch.segment_reduce(apart, "max", lengths=rows, unsafe=True) * rows * has_rows
-    return torch.stack([whole, norm, worst, rows * float(b.shape[1])]).sqrt()
+    reductions = ((apart, "sum"), (own, "sum"), (apart, "max"))
+    whole, norm, worst = (torch.segment_reduce(of, how, lengths=rows, unsafe=True) for of, how in reductions)
+    return torch.stack([whole, norm, worst * rows * has_rows, rows.double() * b.shape[1]]).sqrt()
 
 
 def _by_row(tensors: Sequence[Tensor], rows_dim: int) -> Tensor:
@@ -242,8 +245,3 @@ def _by_row(tensors: Sequence[Tensor], rows_dim: int) -> Tensor:
     if tensors[0].dim() > 1:
         return torch.cat([*tensors], rows_dim).movedim(rows_dim, 0).flatten(1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])[:, None]
-
-
-def _columns(values: Sequence[float], pairs: Sequence[Tensor]) -> Tensor:
-    """Return the same numbers for each pair, float64 `[numbers, pairs]`. No sync."""
-    return torch.stack([torch.full([len(pairs)], one, dtype=torch.float64, device=pairs[0].device) for one in values])

@@ -37,6 +37,8 @@ class MadeUpRun(ThreadDispatchMode):
     And cuDNN spends some 30 ms planning for each new length of a segment, which made-up items are full of.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
