@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.watch.rules import draws_random_numbers
-from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under
+from varlen_graphs.watch.thread_modes import RunMode, run_under
 
 MOST_BYTES = 1 << 30
 """Bytes of results of one run to keep at a time for comparison with another run."""
@@ -78,7 +78,7 @@ def random_draw(module: nn.Module, run: Run) -> DifferingOperation | None:
     return finder.found
 
 
-class _DrawFinder(ThreadDispatchMode):
+class _DrawFinder(RunMode):
     """Finds the first operation that draws random numbers."""
 
     def __init__(self, paths: dict[int, str]) -> None:
@@ -97,7 +97,7 @@ class _DrawFinder(ThreadDispatchMode):
         self.found = DifferingOperation(name, *_where(self._paths))
 
 
-class _OperationMode(ThreadDispatchMode):
+class _OperationMode(RunMode):
     """Calls `seen` for each operation of a run that writes tensors."""
 
     def __init__(self) -> None:

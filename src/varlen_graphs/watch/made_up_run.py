@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.watch.thread_modes import Result, ThreadDispatchMode, run_under
+from varlen_graphs.watch.thread_modes import Result, RunMode, run_under
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def run_made_up(run: Callable[[], Result], device: torch.device) -> Result:
     return run_under(run, MadeUpRun()) if device.type == "cuda" else run()
 
 
-class MadeUpRun(ThreadDispatchMode):
+class MadeUpRun(RunMode):
     """Raises `IndexError` for an index out of range, as the CPU does, and computes attention without cuDNN.
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.

@@ -30,7 +30,7 @@ from varlen_graphs.watch.rules import (
     transfer_violation,
 )
 from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
-from varlen_graphs.watch.thread_modes import ThreadDispatchMode, run_under, unwatched
+from varlen_graphs.watch.thread_modes import RunMode, run_under, unwatched
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ MASKS_OF_TRANSFORMERS = str(Path("transformers", "masking_utils.py"))
 _DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 
 
-class CaptureRulesMode(ThreadDispatchMode):
+class CaptureRulesMode(RunMode):
     """Dispatch mode that refuses every operation that cannot be part of a CUDA graph.
 
     If the device is a GPU, host tensors are those on the CPU. If it is the CPU (the tape), they are identified by how

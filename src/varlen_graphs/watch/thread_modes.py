@@ -33,6 +33,15 @@ class ThreadDispatchMode(TorchDispatchMode):
         _C._pop_torch_dispatch_stack(None)
 
 
+class RunMode(ThreadDispatchMode):
+    """Dispatch mode for `run_under`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would switch its compiler off at each operator, which `run_under` does once."""
+        return False
+
+
 class _NoCompiler(SimpleNamespace):
     """What `torch.compile` takes for a fake mode whose kernel is running: it calls the original function then.
 
@@ -113,7 +122,7 @@ _ENTER_AND_EXIT = (_Manager.__enter__.__code__, _Manager.__exit__.__code__)
 
 def run_under(
     run: Callable[[], Result],
-    operations: ThreadDispatchMode,
+    operations: RunMode,
     functions: TorchFunctionMode | None = None,
     listener: Listener | None = None,
 ) -> Result:
