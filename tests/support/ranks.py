@@ -1,6 +1,7 @@
 """Groups of processes: each runs the same scenarios one after the other, and writes down their errors."""
 
 import datetime
+import importlib
 import json
 import os
 import signal
@@ -71,7 +72,12 @@ def check_scenario(results, scenario):
 
 
 def fork(ranks, folder):
-    """Become one of so many processes, and return its rank; the first process ends with the last of them."""
+    """Become one of so many processes, and return its rank; the first process ends with the last of them.
+
+    What most scenarios import later, they share.
+    """
+    for module in ("torch._dynamo", "transformers.models.qwen3_vl.modeling_qwen3_vl"):
+        importlib.import_module(module)
     children = []
     for rank in range(ranks):
         if not (child := os.fork()):
