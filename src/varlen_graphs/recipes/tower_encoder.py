@@ -35,8 +35,6 @@ class TowerEncoder(GraphedEncoder):
 
         Hooks, attentions, keys and values show which call the tower answers.
         """
-        if self.executor.forward.is_running:  # as in `GraphedEncoder.forward`
-            return self.executor.forward.module_forward(*args, **kwargs), False
         self.executor.begin()
         bound = self.executor.bind((), dict(other))
         reason = bound.beyond or self.executor.mode.why_eager(bound.rows.device)
