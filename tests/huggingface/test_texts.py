@@ -124,7 +124,7 @@ READ = "padding whose outputs are read by the model around the encoder"
 NOT_FIRST = "attention_mask does not mark the first tokens of each text"
 
 
-def check_head(kind, config, ids, mask, **eager):
+def check_head(kind, config, ids, mask, eager):
     """Compare the logits of a wrapped model with a head with its own, and count what runs eager, by reason."""
     model = model_of(kind, config)
     expected = model(input_ids=ids, attention_mask=mask).logits
@@ -143,7 +143,7 @@ def check_head(kind, config, ids, mask, **eager):
     ],
 )
 def test_heads_that_read_padding_get_that_of_the_model(kind, config, eager):
-    check_head(kind, config, IDS[None], MASK[None], **eager)
+    check_head(kind, config, IDS[None], MASK[None], eager)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ def test_heads_that_read_padding_get_that_of_the_model(kind, config, eager):
 )
 def test_heads_that_take_the_first_place_get_no_padding_on_the_left_from_graphs(kind, config, eager):
     ids = IDS.flip(1).masked_fill(ON_THE_LEFT == 0, config.pad_token_id)
-    check_head(kind, config, ids, ON_THE_LEFT, **eager)
+    check_head(kind, config, ids, ON_THE_LEFT, eager)
 
 
 @pytest.mark.parametrize(("pad", "texts"), [(0, slice(0, 3)), (None, slice(1, 2))])
 def test_heads_that_look_for_the_last_token_may_find_it_in_padding(pad, texts):
     config = transformers.Qwen3Config(**SIZES, **CAUSAL, pad_token_id=pad)
     other = IDS.masked_fill(MASK == 0, 2)
-    check_head("Qwen3ForSequenceClassification", config, other[texts], MASK[texts], **{READ: 1})
+    check_head("Qwen3ForSequenceClassification", config, other[texts], MASK[texts], {READ: 1})
     if pad is not None:
-        check_head("Qwen3ForSequenceClassification", config, IDS, MASK)
+        check_head("Qwen3ForSequenceClassification", config, IDS, MASK, {})
 
 
 class Mean(torch.nn.Module):

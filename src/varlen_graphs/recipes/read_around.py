@@ -1,4 +1,4 @@
-"""What the model around a text encoder reads of the encoder's outputs for padding, where graphs leave zeros."""
+"""Find out whether a model around a text encoder reads the encoder's outputs for padding, where graphs leave zeros."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ READS_AROUND = "padding whose outputs are read by the model around the encoder"
 
 
 class ReadAround(NamedTuple):
-    """What the model around a text encoder reads of the encoder's outputs for padding.
+    """Outputs of a text encoder for padding that a model around it reads.
 
     Attributes:
         padding: True if it reads those of padding on the right: RoFormer for multiple choice takes the last place.
@@ -65,12 +65,15 @@ class ReadAround(NamedTuple):
             return cls(reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True))
 
     def matters(self, ids: Tensor, mask: Tensor | None, pad: int) -> bool:
-        """Return True if a call with padding on the right may need the outputs for that. Syncs if any may."""
+        """Return True if a call with padding on the right may need the outputs for that.
+
+        If any call may, syncs with the device of the mask, or with that of the token ids if these count.
+        """
         if mask is None or not ids.numel() or not (self.padding or self.other_ids):
             return False
-        mask = mask.to(ids.device) != 0
-        outside = ~mask if self.padding else ~mask & (ids != pad)
-        return bool(outside.any() & mask[:, 0].all())
+        real = mask != 0 if self.padding else mask.to(ids.device) != 0
+        outside = ~real if self.padding else ~real & (ids != pad)
+        return bool(outside.any() & real[:, 0].all())
 
 
 NOTHING = ReadAround()
