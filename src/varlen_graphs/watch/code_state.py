@@ -54,7 +54,10 @@ class _DictEntries(Variables):
         self._names = names
 
     def read(self) -> dict[str, Any]:
-        return {name: value for name, value in list(self._own.items()) if self._names is None or name in self._names}
+        if self._names is None:
+            return dict(self._own)
+        found = [(name, self._own.get(name, _ABSENT)) for name in sorted(self._names & self._own.keys())]
+        return {name: value for name, value in found if value is not _ABSENT}
 
     def _set(self, name: str, value: Any) -> None:
         self._own[name] = value
@@ -152,6 +155,7 @@ class Code:
         self._classes: list[type] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # so that no id is used again
+        self._globals_seen: dict[int, set[str]] = {}  # by their dict
 
     def meet(self, value: Any) -> None:
         """Take a function, method or class that may be called, or an object whose methods may; ignores others."""
@@ -188,11 +192,18 @@ class Code:
             yield from self._globals(part.__globals__, names)
 
     def _globals(self, outer: dict[str, Any], names: set[str]) -> Iterator[Variables]:
-        yield _DictEntries(outer.get("__name__", "globals"), outer, names)
+        yield self._new_globals(outer.get("__name__", "globals"), outer, names)
         for name in sorted(names & outer.keys()):
             other = outer[name]
             if isinstance(other, ModuleType) and not _is_library(other.__name__):
-                yield _DictEntries(other.__name__, vars(other), names)
+                yield self._new_globals(other.__name__, vars(other), names)
+
+    def _new_globals(self, path: str, own: dict[str, Any], names: set[str]) -> Variables:
+        """Return those globals of some names that no function met before uses."""
+        seen = self._globals_seen.setdefault(id(own), set())
+        new = names - seen
+        seen |= new
+        return _DictEntries(path, own, new)
 
 
 def is_code(value: Any) -> bool:

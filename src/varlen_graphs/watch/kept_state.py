@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
-from itertools import accumulate, chain, count
+from itertools import accumulate, count
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -113,8 +113,10 @@ class KeptState:
 
     def _unused(self, path: str) -> str:
         """Return a path, with a number if another function of the same name has it."""
+        if path not in self._leaves:
+            return path
         numbered = (f"{path} ({at})" for at in count(2))
-        return next(one for one in chain([path], numbered) if one not in self._leaves)
+        return next(one for one in numbered if one not in self._leaves)
 
     def _read(self, path: str, value: Any, depth: int) -> None:
         self._leaves[path] = _Leaf(value, False)
@@ -165,9 +167,10 @@ class KeptState:
             for t, size in zip(ascending, sizes, strict=True)
             if size <= MOST_BYTES
         }
-        self._leaves = {
-            path: leaf._replace(version=version_of(leaf.value), copy=copies.get(id(leaf.value)))
+        self._leaves |= {
+            path: _Leaf(leaf.value, leaf.registered, version_of(leaf.value), copies.get(id(leaf.value)))
             for path, leaf in self._leaves.items()
+            if isinstance(leaf.value, Tensor)
         }
 
 
