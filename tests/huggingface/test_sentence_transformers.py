@@ -7,12 +7,13 @@ import varlen_graphs as vg
 from tests.support.text_encoders import text_model
 from tests.support.towers import distance
 from varlen_graphs.huggingface.installed import Shared, Understood, install
+from varlen_graphs.recipes.read_around import READS_AROUND
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
 
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import CNN, Dense, Normalize, Pooling, Transformer
 
 WORDS = ["graph", "text", "row", "item", "long", "short", "a", "of", "and", "the"]
 
@@ -81,3 +82,43 @@ def test_predict_gives_the_scores_of_the_model(tmp_path):
     assert distance(torch.tensor(model.predict(pairs, batch_size=4)), torch.tensor(expected)) < 1e-4
     assert not installed.encoder.stats.eager
     assert installed.encoder.stats.replays
+
+
+def test_convolutions_over_tokens_which_read_padding_run_eager(tmp_path):
+    transformer = Transformer(saved(tmp_path, text_model("bert")))
+    torch.manual_seed(0)
+    convolution = CNN(transformer.get_embedding_dimension(), 16)
+    parts = [transformer, convolution, Pooling(convolution.get_embedding_dimension(), "mean")]
+    model = SentenceTransformer(modules=parts, device="cpu")
+    expected, alone = model.encode(TEXTS), model.encode(TEXTS[:1])
+    vg.wrap(model, backend="tape")
+    assert distance(torch.tensor(model.encode(TEXTS)), torch.tensor(expected)) < 1e-5
+    assert distance(torch.tensor(model.encode(TEXTS[:1])), torch.tensor(alone)) < 1e-5
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.eager == {READS_AROUND: 1}
+    assert encoder.stats.replays.total() == 1
+
+
+def test_queries_that_are_expanded_by_tokens_outside_of_the_mask_run_eager(tmp_path):
+    multi_vector = pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs MultiVectorEncoder")
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    folder = saved(tmp_path, text_model("bert"))
+    transformer = Transformer(folder, query_expansion={"strategy": "fixed", "length": 16})
+    torch.manual_seed(0)
+    names = dict.fromkeys(["module_input_name", "module_output_name"], "token_embeddings")
+    dense = Dense(
+        transformer.get_embedding_dimension(), 8, bias=False, activation_function=torch.nn.Identity(), **names
+    )
+    model = multi_vector.MultiVectorEncoder(modules=[transformer, dense, MultiVectorMask()], device="cpu")
+
+    def scores():
+        queries, documents = model.encode_query(TEXTS[:3]), model.encode_document(TEXTS[3:])
+        return model.similarity(queries, documents)
+
+    expected = scores()
+    vg.wrap(model, backend="tape")
+    assert distance(scores(), expected) < 1e-5
+    (encoder,) = vg.encoders(model).values()
+    assert encoder.stats.eager == {READS_AROUND: 1}
+    assert encoder.stats.replays.total() == 1  # of the documents

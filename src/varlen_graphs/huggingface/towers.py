@@ -78,8 +78,15 @@ def find_towers(
 
 
 def _around(tower: nn.Module, model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that take token ids and a mask, and have the tower inside, the outermost first."""
-    takers = (one for one in model.modules() if {IDS, MASK} <= arguments_of(one).keys())
+    """Return the modules of a model that take token ids and a mask, and have the tower inside, the outermost first.
+
+    Those of sentence-transformers are sequences.
+    """
+
+    def takes_texts(module: nn.Module) -> bool:
+        return isinstance(module, nn.Sequential) or {IDS, MASK} <= arguments_of(module).keys()
+
+    takers = filter(takes_texts, model.modules())
     return [one for one in takers if one is not tower and any(part is tower for part in one.modules())]
 
 

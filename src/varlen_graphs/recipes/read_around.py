@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ from varlen_graphs.watch.thread_modes import run_under
 
 LENGTH = 11
 """Tokens of a text without padding, if the encoder takes so many."""
+
+SCORES_EXPANSIONS = "MultiVectorMask"
+"""Part of multi-vector models of sentence-transformers: scores tokens that expand a query, outside of the mask."""
 
 READS_AROUND = "padding whose outputs are read by the model around the encoder"
 
@@ -41,7 +44,8 @@ class ReadAround(NamedTuple):
         """Run models around an encoder on a few short texts: with its outputs for padding, and with zeros there.
 
         They run in evaluation mode and uncompiled, and what the runs change in them is undone. A model that does not
-        run on token ids and a mask alone, or does not repeat its output, tells nothing, and is taken to read none.
+        run on token ids and a mask alone, or does not repeat its output, tells nothing, and is taken to read none. A
+        sequence takes both in a dict.
 
         Args:
             models: The models, the outermost first.
@@ -61,8 +65,9 @@ class ReadAround(NamedTuple):
         def reads(fills: Sequence[int], ahead: bool = False) -> bool:
             return any(_reads(model, text, tokens, fills, ahead) for model in models)
 
+        expands = any(type(part).__name__ == SCORES_EXPANSIONS for part in models[0].modules())
         with _as_before(models[0]):
-            return cls(reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True))
+            return cls(reads([text.pad]), expands or reads(others), reads([text.pad, *others], ahead=True))
 
     def matters(self, ids: Tensor, mask: Tensor | None, pad: int) -> bool:
         """Return True if a call with padding on the right may need the outputs for that.
@@ -118,16 +123,20 @@ def _differs(model: nn.Module, encoder: nn.Module, ids: Tensor, real: Tensor) ->
     def has_padding(tensor: Tensor) -> bool:
         return tensor.shape[:2] == real.shape and tensor.is_floating_point()
 
-    def clear(module: nn.Module, args: Any, output: Any) -> Any:
-        def cleared(tensor: Tensor) -> Tensor:
-            outside = ~real.view(*real.shape, *[1] * (tensor.dim() - 2))
-            return tensor.masked_fill(outside, 0) if has_padding(tensor) else tensor
+    def cleared(tensor: Tensor) -> Tensor:
+        outside = ~real.view(*real.shape, *[1] * (tensor.dim() - 2))
+        return tensor.masked_fill(outside, 0) if has_padding(tensor) else tensor
 
-        return tree_map_only(Tensor, cleared, output)
+    own = encoder.forward
+
+    @wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(Tensor, cleared, own(*args, **kwargs))
 
     def run(shape: Sequence[int]) -> list[Tensor]:
         call = {IDS: ids.view(shape), MASK: real.long().view(shape)}
-        leaves = tree_leaves(run_under(partial(model, **call), MadeUpRun()))  # uncompiled, and no index is out of range
+        bound = partial(model, call) if isinstance(model, nn.Sequential) else partial(model, **call)
+        leaves = tree_leaves(run_under(bound, MadeUpRun()))  # uncompiled, and no index is out of range
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [tensor[real] if has_padding(tensor) else tensor for tensor in tensors]
 
@@ -138,13 +147,16 @@ def _differs(model: nn.Module, encoder: nn.Module, ids: Tensor, real: Tensor) ->
             continue
         if not _close(expected, again):
             return None
-        hook = encoder.register_forward_hook(clear)
+        before = vars(encoder).get("forward")
+        encoder.forward = forward  # no hook, because sentence-transformers calls it
         try:
             return not _close(expected, run(shape))
         except Exception:  # it reads zeros that it does not take
             return True
         finally:
-            hook.remove()
+            del encoder.forward
+            if before is not None:
+                encoder.forward = before
     return None
 
 
