@@ -88,14 +88,6 @@ CALLS = {
     "an argument twice": (
         (ROWS,), {"hidden_states": ROWS, "grid_thw": GRID}, vg.InputError, "'hidden_states' came twice, by position and",
     ),
-    "an argument the graph computes": (
-        (ROWS,), {"grid_thw": GRID, "cu_seqlens": torch.tensor([0, 32])}, vg.InputError,
-        "argument 'cu_seqlens' is computed inside the graph; leave it out of the call",
-    ),
-    "an undeclared tensor": (
-        (ROWS,), {"grid_thw": GRID, "bias": [torch.ones(1)]}, vg.InputError,
-        "argument 'bias' holds a tensor that is not declared: a graph would keep reading the first one; declare",
-    ),
     "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
 }  # fmt: skip
 
@@ -108,6 +100,30 @@ def test_bad_calls_raise_named_errors_and_leave_the_encoder_working(encoder, tow
     with torch.no_grad():
         expected = tower(ROWS, grid_thw=torch.tensor(GRID))
     assert distance(encoder(ROWS, grid_thw=GRID), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "num_items_in_batch"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_tensors_that_graphs_do_not_take_reach_a_tower_that_takes_them(encoder, tower, name, trained):
+    """Those that the graph computes, which models of transformers hand on, and what `Trainer` gives any model."""
+    value = {"cu_seqlens": torch.tensor([0, 32], dtype=torch.int32), "num_items_in_batch": torch.tensor(3)}[name]
+    grid, before = torch.tensor([(1, 4, 8)]), encoder.stats.eager[f"argument {name!r}"]
+    with torch.set_grad_enabled(trained):
+        expected = tower.train(trained)(ROWS, grid_thw=grid).pooler_output
+        output = encoder(ROWS, grid_thw=grid, **{name: value}).pooler_output
+    tower.eval()
+    assert distance(output, expected) < 1e-5
+    assert output.requires_grad == trained
+    assert encoder.stats.eager[f"argument {name!r}"] == before + (not trained)
+    assert distance(encoder(ROWS, grid_thw=grid, cu_seqlens=None).pooler_output, expected) < 1e-5
+
+
+def test_tensors_that_no_graph_takes_are_refused_where_nothing_else_takes_them():
+    encoder, rows = attention_encoder(), torch.randn(4, 8)
+    with pytest.raises(vg.InputError, match="argument 'cu_seqlens' is computed inside the graph; leave it out of the"):
+        encoder(rows, lengths=[4], cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(vg.InputError, match="argument 'bias' holds a tensor that is not declared: a graph would keep"):
+        encoder(rows, lengths=[4], bias=[torch.ones(1)])
 
 
 def test_more_frames_than_any_budget_has_run_eager(encoder, tower):

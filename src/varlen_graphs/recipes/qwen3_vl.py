@@ -84,7 +84,7 @@ def qwen3_vl(
             order="merge_block",
             accum_dtype=accum_dtype,
             add=patch_convolution(hidden_states, tower.patch_embed.proj),
-        )
+        ).to(tower.patch_embed.proj.weight.dtype)  # the table may be of another one
         deepstack = []
         # Read the indexes from the tower: torch.compile makes the numbers of a closure symbolic, which torch 2.11
         # rejects here.

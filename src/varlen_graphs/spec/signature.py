@@ -20,6 +20,7 @@ from varlen_graphs.spec.other_outputs import (
     settings_now,
     with_hidden_states,
 )
+from varlen_graphs.spec.parameters import parameters_of
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
 from varlen_graphs.spec.undeclared import declaration_of
 
@@ -58,12 +59,12 @@ class Signature:
         self._module = module
         self._off = off
         self._who = type(module).__name__
-        own = _parameters(getattr(module, "_orig_mod", module).forward, f"{self._who}.forward")  # under torch.compile
+        own = parameters_of(getattr(module, "_orig_mod", module).forward, f"{self._who}.forward")  # under torch.compile
         self._replaced = forward is not None
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
         if forward is not None:
-            captured = dict(list(_parameters(forward, f"forward={forward!r}").items())[1:])
+            captured = dict(list(parameters_of(forward, f"forward={forward!r}").items())[1:])
         captured = {name: p for name, p in captured.items() if p.kind is not p.POSITIONAL_ONLY}
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in captured.values())
         self._module_takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
@@ -118,6 +119,10 @@ class Signature:
         """Return True if the captured forward takes an argument of this name."""
         return name in self._captured or self._takes_any
 
+    def _original_takes(self, name: str) -> bool:
+        """Return True if the original module can answer a call with an argument of this name."""
+        return self.original_takes_call and (self._module_takes_any or name in self._module_takes)
+
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Sort the arguments of a call. Reads no values, so nothing syncs; `Call.layout` stays `None`.
 
@@ -171,7 +176,8 @@ class Signature:
             original module can answer, if there is one.
 
         Raises:
-            InputError: An argument is unknown, missing, an undeclared tensor, or may change.
+            InputError: An argument is unknown, missing, or may change; or it is a tensor that is not declared, or is
+                computed in the graph, and the original module does not take it.
         """
         statics: dict[str, Any] = {}
         beyond = None
@@ -180,21 +186,22 @@ class Signature:
         for name, value in arguments.items():
             asks_other = value is not None and name in self._others and bool(value) is self._others[name]
             reason = f"{name}={value}" if asks_other else f"argument {name!r}"
-            if name in self._produced or name in self._declared:
+            if name in self._declared or (name in self._produced and not self._original_takes(name)):
                 raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
-            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+            takes, original = self.takes(name) and name not in self._produced, self._original_takes(name)
+            if (takes or not original) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 declaration = declaration_of(self._spec, name, value, rows, description or {})
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
                     f"declare {declaration}, or a buffer of this name if it follows from the items"
                 )
-            if self.takes(name):
+            if takes:
                 if not self._is_default(name, value):
                     statics[name] = self._static(name, value)
                     beyond = reason if asks_other else beyond
             elif name in WITHOUT_EFFECT or (name in self._others and not asks_other):
                 continue
-            elif self.original_takes_call and (self._module_takes_any or name in self._module_takes):
+            elif original:
                 beyond = beyond if value is None else reason
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
@@ -252,7 +259,7 @@ class Signature:
         for name, value in kwargs.items():
             if name in arguments:
                 raise InputError(f"argument {name!r} came twice, by position and by name")
-            if name in self._produced:
+            if name in self._produced and not self._original_takes(name):
                 raise InputError(
                     f"argument {name!r} is computed inside the graph; leave it out of the call, and describe the items "
                     f"by {self._spec.layout.name!r}"
@@ -289,12 +296,3 @@ class Signature:
         if not self._spec.accepts(shape):
             name, form = self._spec.packed.name, self._spec.call_form
             raise InputError(f"{name} is {list(shape)}: expected {form}, {self._spec.call_rows_are}")
-
-
-def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:  # built-in, or of torch.jit.trace
-        raise SpecError(
-            f"{name} does not tell its arguments: expected a Python function with named arguments, which may call it"
-        ) from None
