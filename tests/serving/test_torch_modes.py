@@ -139,7 +139,7 @@ def test_another_default_dtype_than_that_of_the_capture_runs_eager():
     assert encoder.stats.eager == {"the default dtype differs from the capture": 1}
 
 
-def test_rows_of_a_subclass_act_as_they_do():
+def test_tensors_of_a_subclass_act_as_they_do():
     class Shifted(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -147,15 +147,17 @@ def test_rows_of_a_subclass_act_as_they_do():
             return out + 1 if func is torch.Tensor.mul else out
 
     class Doubles(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+        def forward(self, x, scale):
+            return x * scale
 
-    encoder = vg.GraphedEncoder(Doubles().eval(), [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
-    rows = torch.randn(10, 8)
-    encoder(rows, lengths=LENGTHS)
-    out = encoder(rows.as_subclass(Shifted), lengths=LENGTHS)
-    assert torch.equal(out.as_subclass(torch.Tensor), rows * 2 + 1)
-    assert encoder.stats.eager == {"rows of a subclass of torch.Tensor": 1}
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.PerCall("scale", shape=(8,))])
+    encoder = vg.GraphedEncoder(Doubles().eval(), [64], spec, backend="tape")
+    rows, scale = torch.randn(10, 8), torch.full((8,), 2.0)
+    encoder(rows, lengths=LENGTHS, scale=scale)
+    for own in ((rows.as_subclass(Shifted), scale), (rows, scale.as_subclass(Shifted))):
+        out = encoder(own[0], lengths=LENGTHS, scale=own[1])
+        assert torch.equal(out.as_subclass(torch.Tensor), rows * 2 + 1)
+    assert encoder.stats.eager == {"a tensor of a subclass of torch.Tensor": 2}
 
 
 @pytest.mark.parametrize("outer", ["cpu", "cuda"])

@@ -93,7 +93,7 @@ def compile_others():
     add_layer_norm(rows, add, *norm, 1e-6)
     add_rms_norm(rows, add, norm[0], 1e-6)
     silu_mul(rows, add)
-    source = torch.zeros(3, dtype=torch.int64)
+    source = torch.zeros(4, dtype=torch.int64)
     for places in (source, source[:0]):
         copy_rows(source, places, rows)
     header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (5, 8, 6))

@@ -30,7 +30,7 @@ def forms_of(rows):
 
 
 def check_copies(copy_rows, device="cpu"):
-    """Check that exactly the rows that are asked for come from where they lie, whatever their number."""
+    """Check that the rows that are asked for come from where they lie, that padding is cleared, and no other row."""
 
     @settings(max_examples=30, deadline=None, database=None)
     @given(
@@ -39,18 +39,21 @@ def check_copies(copy_rows, device="cpu"):
         st.sampled_from([0, 1, 3000, 300_000]),
         st.integers(0, 2),
         st.sampled_from(["first", "first, with places", "at places"]),
+        st.sampled_from([0, 1, 2999, 300_000]),
     )
-    def check(kind, count, spare, first, which):
+    def check(kind, count, spare, first, which, between):
         dtype, shape = kind
         memory = torch.randint(2, (first + 2 * count + 1, *shape), device=device).to(dtype)
         rows = torch.ones(count + spare, *shape, dtype=dtype, device=device)
         places = torch.randperm(2 * count, device=device)[:count].sort().values
         address = memory.data_ptr() + first * memory[0].nbytes
-        source = torch.tensor([address, count, int(which == "at places")], device=device)
+        padding = count + between
+        source = torch.tensor([address, count, int(which == "at places"), padding], device=device)
         wanted = places if which == "at places" else torch.arange(count, device=device)
         copy_rows(source, places[:0] if which == "first" else places, rows)
         assert torch.equal(rows[:count], memory[first:][wanted])
-        assert (rows[count:] == 1).all()
+        assert (rows[count:padding] == 1).all()
+        assert not rows[padding:].any()
 
     check()
 

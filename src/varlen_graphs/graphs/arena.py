@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.memory import poison
 from varlen_graphs.errors import InputError
+from varlen_graphs.graphs.padding_values import poison_floating, repeat_entries
 from varlen_graphs.graphs.pinned_ring import PinnedRing
 from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes, check_not_freed
 from varlen_graphs.graphs.static_inputs import StaticInputs
@@ -26,11 +26,8 @@ from varlen_graphs.spec.call import Call
 HEADER = 5
 """Number of integers that come first; see `Arena.header`."""
 
-FRONT = HEADER + len(NOWHERE)
+FRONT = HEADER + len(NOWHERE) + 1
 """Number of integers in front of the item table."""
-
-RARE = (torch.inf, -torch.inf, 1e4, -1e4, 0.0, -1.0, 100.0, 5e4)
-"""Numbers in padding, beside NaN, for modules that look for some in all rows. Half precision holds them."""
 
 PROBE_ROWS = 16
 """Rows of an item in a probe, which shows the form of a module's outputs."""
@@ -40,10 +37,10 @@ class Arena:
     """Rows, tensors beside them, item table and host buffers, shared by all budgets: each budget uses a prefix.
 
     Attributes:
-        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace integers there
-            by the declared pad.
-        items: int64: `header`, `source`, `table`, and the places of the real rows in a batch to pack, one after the
-            other.
+        rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace them by zeros,
+            integers by the declared pad.
+        items: int64: `header`, `source`, index of the first row of padding, `table`, and the places of the real rows in
+            a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         source: The caller's rows, from which graphs copy them.
         header: int64 `[5]`; see `varlen_graphs.kernels.check.reference.check_items`.
@@ -65,6 +62,7 @@ class Arena:
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self.loading = False
+        self._keeps = self._kept = False  # what the next replay shall do with padding, and what the last one did
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
         self._pad = 0 if dtype.is_floating_point else spec.packed.pad
@@ -120,20 +118,15 @@ class Arena:
             raise InputError(f"{packed.name} is {came}: expected {expected}, as captured")
 
     def poison(self) -> None:
-        """Overwrite floating tensors with NaN and with `RARE` numbers in turn, which modules may look for."""
-        for tensor in (self.rows, *self._inputs.memory):
-            if tensor.is_floating_point():
-                poison(tensor)
-                if tensor.dtype.itemsize > 1:  # some types of one byte have no infinity
-                    for at, value in enumerate(RARE, start=1):
-                        tensor[at :: len(RARE) + 1].fill_(value)
+        """Overwrite floating tensors with NaN and rare numbers: padding of the next replay."""
+        poison_floating([self.rows, *self._inputs.memory])
+        self._keeps = True
 
     def fill(self, call: Call) -> None:
-        """Overwrite floating tensors with the entries of a call, repeated, from the last to the first. No sync."""
+        """Overwrite floating tensors with the entries of a call: padding of the next replay. No sync."""
         for static, tensor in [(self.rows, call.rows), *self._inputs.beside(call)]:
-            if static.is_floating_point() and static.dim():
-                own = tensor.reshape(-1, *static.shape[1:]).to(static)
-                static.copy_(own[-1 - torch.arange(len(static), device=own.device) % len(own)])
+            repeat_entries(static, tensor)
+        self._keeps = True
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
         """Return the rows, the item table, and the host buffers and inputs that the graph of a budget reads."""
@@ -165,7 +158,7 @@ class Arena:
         self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
     ) -> None:
         """Copy the tensors beside the rows of one replay; see `StaticInputs.load`."""
-        self._inputs.load(call, spans, budget, places)
+        self._inputs.load(call, spans, budget, places, clears=not self._kept)
 
     def load_rows(
         self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
@@ -249,7 +242,9 @@ class Arena:
             layout.write(sizes, self.table[:items])
         for at, column in enumerate(layout.columns, start=3):
             self.table[:items, at].copy_(description[column.name])
-        self.ring.upload(array("q", (call, items, active, 1, address, *source)), self._front)
+        self._kept, self._keeps = self._keeps, False
+        padding = len(self.rows) if self._kept else active
+        self.ring.upload(array("q", (call, items, active, 1, address, *source, padding)), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -290,10 +285,13 @@ class Arena:
     def _load_items(
         self, layout: Layout, source: Source = NOWHERE, sizes: Sizes = (), padded: Sequence[int] = ()
     ) -> None:
-        values = array("q", (0, len(layout.items), layout.total, 0, 0, *source))
+        active = layout.total
+        self._kept, self._keeps = self._keeps, False
+        padding = len(self.rows) if self._kept else active
+        values = array("q", (0, len(layout.items), active, 0, 0, *source, padding))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
-        if padded and has_padding(layout.total, len(layout), padded):
+        if padded and has_padding(active, len(layout), padded):
             values.frombytes(real_places(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])
         else:

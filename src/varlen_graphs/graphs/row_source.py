@@ -11,7 +11,7 @@ from varlen_graphs.kernels.copy_rows.op import copy_rows
 from varlen_graphs.layout.packed_batch import has_padding
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
+from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 UNIT = 8
@@ -47,10 +47,11 @@ def address_of_sizes(sizes: Tensor) -> int:
 class RowSource:
     """Copies the rows of replays out of the caller's memory, as the first operation of their graphs.
 
-    A launch ahead of that of the graph would cost the host more than all of its checks.
+    A launch ahead of that of the graph would cost the host more than all of its checks. Padding becomes zeros, because
+    a module may look at what earlier calls left there.
 
     Args:
-        memory: int64 `[3]`, from which graphs read where the rows lie.
+        memory: int64 `[4]`, from which graphs read where the rows lie, and which row is the first of padding.
         places: int64 `[most rows]`, from which they read the places of the real rows in a batch to pack; empty if the
             declaration packs none.
         rows: The static rows.
@@ -63,6 +64,7 @@ class RowSource:
         self._rows = rows
         self._static = range(rows.data_ptr(), rows.data_ptr() + rows.nbytes)
         self._row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
+        self._extent = extent
         self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
     def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> Source:
@@ -100,6 +102,12 @@ class RowSource:
         return address + self._row_bytes * there.row, count, 0
 
     def copy(self, most: int) -> None:
-        """Copy rows, at most so many. Queued on the current stream; no sync."""
+        """Write the first `most` rows: copies, and zeros as padding. Queued on the current stream; no sync.
+
+        Floating rows with gaps are cleared by their extent, integers by the forward.
+        """
+        rows = self._rows[:most]
         if self._copies:
-            copy_rows(self._memory, self._places, self._rows[:most])
+            copy_rows(self._memory, self._places, rows)
+        elif rows.is_floating_point() and not self._extent.gaps:
+            rows.copy_(filled(rows, torch.arange(most, device=rows.device) >= self._memory[3], 0))

@@ -69,12 +69,18 @@ class StaticInputs:
                 memory.fill_(one.pad)
 
     def load(
-        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+        self,
+        call: Call,
+        spans: Sequence[tuple[Span, Span]],
+        budget: Budget,
+        places: Places | None = None,
+        clears: bool = True,
     ) -> None:
         """Copy the entries of one replay, or fill in the default; one launch for all tensors of a dtype on the device.
 
-        With the places of real rows, tensors with an entry a row are packed on the way, in a launch each. Queued on the
-        current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
+        With the places of real rows, tensors with an entry a row are packed on the way, in a launch each. Floating
+        padding becomes `pad` if `clears`, in a launch each; graphs see to that of integers and padded batches. Queued
+        on the current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
         """
         together: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for (one, extent), static in zip(self._declared, self._at(budget), strict=True):
@@ -88,6 +94,10 @@ class StaticInputs:
                         self._defaults[one.name] = entries
                 continue
             self._defaults.pop(one.name, None)
+            if clears and len(extent.dims) == 1 and static.is_floating_point():
+                end = extent.size(spans[-1][1])[0]
+                if end < len(static):
+                    static[end:].fill_(one.pad)
             if places is not None and isinstance(one, PerRow):
                 pack_rows(tensor, call.sizes, places, static[: call.shape[0]])
                 continue

@@ -34,7 +34,7 @@ from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 
-SUBCLASS = "rows of a subclass of torch.Tensor"
+SUBCLASS = "a tensor of a subclass of torch.Tensor"
 
 
 class Executor:
@@ -127,8 +127,8 @@ class Executor:
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
-        if reason is None and type(call.rows) not in PLAIN_TENSORS:  # its own operations would not run
-            reason = SUBCLASS
+        if reason is None and (type(call.rows) not in PLAIN_TENSORS or (call.inputs and not call.has_plain_inputs)):
+            reason = SUBCLASS  # its own operations would not run
         if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:

@@ -117,8 +117,8 @@ class PerRow(Input):
     padded batch (which is packed with them, if they are).
 
     Attributes:
-        pad: Value of padding rows, which must be valid for the module, of all dtypes but floating ones: floating
-            padding may hold anything, except in a padded batch, where rows past the end of an item hold `pad`.
+        pad: Value of padding rows, which must be valid for the module. In the proof, and in `encoder.verify`, floating
+            padding of packed rows holds anything.
         rows_dim: Dimension of packed rows in the argument: 1 for `[3, rows]`.
     """
 
@@ -160,8 +160,8 @@ class PerItem(Input):
     is split or its items are assigned to ranks.
 
     Attributes:
-        pad: Value of padding items, which must be valid for the module, of all dtypes but floating ones: floating
-            padding may hold anything.
+        pad: Value of padding items, which must be valid for the module. In the proof, and in `encoder.verify`, floating
+            padding holds anything.
         per_row: If True, the module receives the entry of its item for each packed row, `[rows, *shape]`.
     """
 

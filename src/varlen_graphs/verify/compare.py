@@ -24,6 +24,9 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 ONE_ROW = 8
 """Ratio of the error of one row to that of its whole item that rounding alone can cause."""
 
+MOST_NAN = 1 / 8
+"""Share of NaN in an expected output above which it shows too little: NaN counts as equal to any other."""
+
 ENTRIES = 1 << 22
 """Number of entries above which pairs of tensors are compared apart, in float64 and a few copies."""
 
@@ -161,6 +164,20 @@ def _rounds_to_tf32(module: nn.Module) -> bool:
     convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
     used = [backends.fp32_precision, backends.cuda.matmul.fp32_precision]
     return "tf32" in (used + [backends.cudnn.conv.fp32_precision] * convolves)
+
+
+def is_nan(tensors: Sequence[Tensor]) -> bool:
+    """Return True if more than `MOST_NAN` of a tensor is NaN. Syncs with the device."""
+    floating = [t for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
+    shares = [t.isnan().double().mean() for t in map(_comparable, floating)]
+    return bool(shares) and bool(torch.stack(shares).max() > MOST_NAN)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """Return real float64 entries, because torch lacks kernels for some dtypes."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj()).double()
+    return tensor.double()
 
 
 def few(layout: Layout) -> str:

@@ -36,7 +36,7 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
     Raises:
         VerificationError: It does not; the message says where.
     """
-    call, layout, expected, against, output = example
+    call, layout, expected, against, output, _ = example
     found = expected.furthest(output, layout, range(len(layout)), call.padded)
     if found.error > limit and found.error > example.allowed(forward, limit, output):
         what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,44 +21,24 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.compare import Expected, limit_of
+from varlen_graphs.verify.compare import Expected, is_nan, limit_of
 from varlen_graphs.verify.eager_proof import check_eager, check_left_out, in_two
-from varlen_graphs.verify.made_up_calls import (
-    crowded_layouts,
-    edge_layouts,
-    even_layouts,
-    has_integers,
-    longest_layouts,
-    make_calls,
-    mixed_layouts,
-    rich_layouts,
-    small_layouts,
-)
+from varlen_graphs.verify.made_up_calls import Kind, has_integers, make_calls
+from varlen_graphs.verify.made_up_layouts import crowded_layouts, even_layouts, rich_layouts
 from varlen_graphs.verify.options import Verify
+from varlen_graphs.verify.tasks import Task, tasks_of_a_set, tasks_of_each
 from varlen_graphs.verify.trial import Example, Trial
-from varlen_graphs.watch.made_up_run import run_made_up
+from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
 
 MODULE = "the module itself"
 DECLARATION = (
     "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
     "means, such as per='item' or per='frame', was not proven"
 )
-
-
-class _Task(NamedTuple):
-    """What one graph replays.
-
-    Attributes:
-        budget: The budget of the graph.
-        layouts: Made-up layouts; it replays the first one that the module takes.
-        reorder: If True, also some of its items in another order.
-        must_run: If False, the module may refuse them all.
-    """
-
-    budget: Budget
-    layouts: Iterable[Layout]
-    reorder: bool = False
-    must_run: bool = True
+BLIND = (
+    "the output for random rows is NaN, and for rows between 0 and 1 and above 1, so that nothing is proven; pass "
+    "verify=vg.Verify(prove=False) and prove it on your own calls with encoder.verify(calls)"
+)
 
 
 class Prover:
@@ -104,8 +83,8 @@ class Prover:
         is_new = len(graphs) == len(budgets) and graphs.stand_in is None
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
-            tasks = [_Task(budget, small_layouts(self._spec, budget)) for budget in sorted(budgets, reverse=True)]
-            for_all = self._tasks_of_a_set(budgets) if is_new else []
+            tasks = tasks_of_each(self._spec, budgets)
+            for_all = tasks_of_a_set(self._spec, budgets) if is_new else []
             richer = {task.budget for task in for_all if task.must_run}  # what these replay stands in for small items
             failures = prove([*for_all, *(task for task in tasks if task.budget not in richer)])
             failed = richer & {task.budget for task, _ in failures}
@@ -114,7 +93,7 @@ class Prover:
             whole = [why for task, why in failures if task.budget not in refused]
             right = [budget for budget in budgets if budget not in refused]
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
-                whole = [why for _, why in prove(self._tasks_of_a_set(right))]
+                whole = [why for _, why in prove(tasks_of_a_set(self._spec, right))]
             if not whole and right and is_new:
                 whole = self._evidence_eager(graphs, inputs, known)
             if is_new and not right:
@@ -135,38 +114,24 @@ class Prover:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
         right = partial(check_eager, forward, limit=limit)
-        checks: list[tuple[Iterator[Layout], Callable[[Example], None], bool]] = [
-            (rich_layouts(spec, max(self._budgets.enabled)), right, False),
-            (crowded_layouts(spec), lambda example: right(example, parts=in_two(example.layout)), False),
+        checks: list[tuple[Iterator[Layout], Callable[[Example], None], Kind]] = [
+            (rich_layouts(spec, max(self._budgets.enabled)), right, "random"),
+            (crowded_layouts(spec), lambda example: right(example, parts=in_two(example.layout)), "uneven"),
         ]
         if has_integers(forward):
-            checks.append((even_layouts(spec), right, True))
+            checks.append((even_layouts(spec), right, "repeated"))
         if forward.may_leave_out:
-            checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), False))
-        for layouts, check, repeat in checks:
+            checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), "random"))
+        for layouts, check, kind in checks:
             with graphs.agreement.attempt() as attempt:
-                check(self._example(layouts, graphs, inputs, {} if repeat else known, by_module=True, repeat=repeat))
+                own = known if kind == "random" else {}
+                check(self._example(layouts, graphs, inputs, own, by_module=True, kind=kind))
             failure = attempt.take()
             if failure is not None and isinstance(failure.error, VerificationError):
                 return [str(failure.error)]
             if failure is not None and isinstance(failure.error, SpecError):
                 raise failure.error
         return []
-
-    def _tasks_of_a_set(self, budgets: Sequence[Budget]) -> list["_Task"]:
-        """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
-
-        Edges are those of the smallest budget, and orders those of the smallest one that holds the mixed items: what is
-        wrong there is so in every graph, and replays of these are short. The longest item is that of the largest one.
-        """
-        spec, smallest, largest = self._spec, min(budgets), max(budgets)
-        mixed = spec.needs.load(next(mixed_layouts(spec, largest)))
-        ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
-        edges = [_Task(smallest, [layout], must_run=False) for layout in edge_layouts(spec, smallest)]
-        edges += [_Task(largest, [layout], must_run=False) for layout in longest_layouts(spec, largest)]
-        richest = dict.fromkeys([largest, ordered])
-        tasks = [_Task(budget, mixed_layouts(spec, budget), reorder=budget is ordered) for budget in richest]
-        return [*tasks, *edges]
 
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
@@ -183,10 +148,10 @@ class Prover:
         inputs: CaptureInputs,
         pool: list[Tensor],
         known: dict[Layout, Example],
-        tasks: Sequence["_Task"],
-    ) -> list[tuple["_Task", str]]:
+        tasks: Sequence[Task],
+    ) -> list[tuple[Task, str]]:
         """Return the tasks in which a graph is wrong, and why."""
-        failures, taken, trials = list[tuple[_Task, str]](), list[_Task](), list[Trial]()
+        failures, taken, trials = list[tuple[Task, str]](), list[Task](), list[Trial]()
         limit = self._limit(inputs.device)
         for task in tasks:
             with graphs.agreement.attempt() as attempt:
@@ -194,6 +159,14 @@ class Prover:
             if (failure := attempt.take()) is None:
                 taken.append(task)
                 trials.append(Trial(self._forward, graphs, task.budget, pool, example, limit, task.reorder))
+                with graphs.agreement.attempt() as attempt:
+                    if not task.must_run:
+                        trials[-1].check_indices()
+                if (failure := attempt.take()) is not None:
+                    failures.append(
+                        (task, f"{task.budget}: a replay would fail, as its forward does: {failure.error!r}")
+                    )
+                    del taken[-1], trials[-1]
             elif isinstance(failure.error, SpecError):
                 raise failure.error
             elif task.must_run:
@@ -240,11 +213,11 @@ class Prover:
         inputs: CaptureInputs,
         known: dict[Layout, Example],
         by_module: bool = False,
-        repeat: bool = False,
+        kind: Kind = "random",
     ) -> Example:
         """Return a call of the first layout that the declared forward takes; `by_module` one that both take.
 
-        Integers of it come again with `repeat`, see `make_calls`.
+        Its rows are of a kind, see `make_calls`, and so that the output is not NaN, which would equal any other NaN.
 
         Raises:
             SpecError: The output holds other Python values than those that graphs return.
@@ -256,11 +229,14 @@ class Prover:
             tries = (
                 iter([known[layout]])
                 if layout in known
-                else map(self._try, make_calls(self._forward, layout, inputs, repeat))
+                else map(self._try, make_calls(self._forward, layout, inputs, kind))
             )
             for tried in tries:
                 if isinstance(tried, Exception):
                     first = first or tried
+                    continue
+                if layout not in known and is_nan(tried.output.tensors):
+                    first = first or VerificationError(BLIND)
                     continue
                 check_constants(tried.output.constants, graphs.constants or [])
                 if by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
@@ -281,15 +257,15 @@ class Prover:
         """
         try:
             layout = read_layout(self._spec, call)
-            run = partial(run_made_up, device=call.rows.device)
+            run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
             with references():
                 output = run(partial(self._forward.exact, call))
                 form = flatten(output, self._spec.declared)
                 if self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
                         own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
-                        return Example(call, layout, own, MODULE, form)
+                        return Example(call, layout, own, MODULE, form, mode.has_indices)
             against = MODULE if self._forward.is_module else DECLARATION
-            return Example(call, layout, Expected(output, layout, call.padded), against, form)
+            return Example(call, layout, Expected(output, layout, call.padded), against, form, mode.has_indices)
         except Exception as error:
             return error

@@ -1,5 +1,6 @@
 """One trial of the proof: an example replayed in one graph, and the evidence if that is wrong."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.replayed_items import HostItems
 from varlen_graphs.serving.results import Collected
@@ -23,6 +25,7 @@ from varlen_graphs.verify.compare import Expected, all_equal, few
 from varlen_graphs.verify.error_locator import PADDING, REPEATED, ErrorLocator
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.operations import random_draw
+from varlen_graphs.watch.made_up_run import run_made_up
 
 TOGETHER = (
     "The items of a call act on each other, so an item would change with the others that share its replay. Compute "
@@ -53,6 +56,7 @@ class Example(NamedTuple):
         expected: The expected output.
         against: What computed that, in words.
         output: The output of the declared forward, run eager without padding.
+        has_indices: True on a GPU if some operator took indices there.
     """
 
     call: Call
@@ -60,6 +64,7 @@ class Example(NamedTuple):
     expected: Expected
     against: str
     output: Parts
+    has_indices: bool = False
 
     def allowed(self, forward: Forward, limit: float, form: Parts) -> float:
         """Return the largest error that is allowed here: more than `limit` if changes by a rounding error cause more.
@@ -123,6 +128,19 @@ class Trial:
             right &= error <= self._limit
         return right
 
+    def check_indices(self) -> None:
+        """Run the forward eager at the budget if it takes indices on a GPU, where replays do not check them. Syncs.
+
+        Raises:
+            Exception: An index is out of range, which in a replay would end the use of CUDA in the process.
+        """
+        if self.example.has_indices and self._graphs.agreement.alone:
+            self._load(self.example.call, clean=True)
+            arena = self._graphs.arena
+            arena.source.copy(self.budget.rows)
+            forward = partial(self._forward, *arena.view(self.budget), self.example.call.statics)
+            run_made_up(forward, arena.rows.device)
+
     def _orders(self) -> list[list[range]]:
         """Return the groups to replay from the last to the first: all, and some without the first and the extremes."""
         groups, rows = self.example.layout.groups, self.example.layout.group_rows
@@ -136,7 +154,7 @@ class Trial:
 
         Torch's convolution of bfloat16 on the CPU, for example, reads memory that nobody wrote at some small sizes.
         """
-        call, layout, expected, _, output = self.example
+        call, layout, expected, _, output, _ = self.example
         again = (Expected(self._forward.reference(call), layout, call.padded) for _ in range(3))
         return all(expected.differs_from(one, output) <= self._limit for one in again)
 
@@ -146,7 +164,7 @@ class Trial:
         Raises:
             VerificationError: A replay is wrong; the message says where and why.
         """
-        call, layout, expected, against, _ = self.example
+        call, layout, expected, against, *_ = self.example
         items, limit = range(len(layout)), self._limit
         where = f"wrong in {self.budget}, replaying items {few(layout)}"
         over_nan = self._replay(call)
@@ -176,7 +194,15 @@ class Trial:
 
     def _replay(self, call: Call, clean: bool = False) -> Parts:
         """Replay a call over NaN in the pool and in all padding, or over zeros in the pool and rows as padding."""
-        arena, graphs, spec = self._graphs.arena, self._graphs, self._forward.spec
+        items, spans = self._load(call, clean)
+        graphs, collected = self._graphs, Collected(items.everything)
+        collected.take(graphs.replay(self.budget), graphs.extents, spans)
+        tensors = with_padding(collected.tensors, graphs.extents, items.layout, call.padded)
+        return flatten(graphs.rebuild(tensors), self._forward.spec.declared)
+
+    def _load(self, call: Call, clean: bool) -> tuple[HostItems, Sequence[tuple[Span, Span]]]:
+        """Load a call; return its items, and their places in it and in the replay."""
+        arena, spec = self._graphs.arena, self._forward.spec
         for memory in self._pool:
             memory.fill_(0 if clean else 0xFF)
         if clean:
@@ -184,15 +210,13 @@ class Trial:
         else:
             arena.poison()
         items, pack = HostItems(read_layout(spec, call)), Pack(self.budget, range(call.items))
-        spans, collected = items.spans(pack), Collected(items.everything)
+        spans = items.spans(pack)
         source = arena.source.of(call, spans)
         items.load(arena, pack, source)
         arena.load_inputs(call, spans, self.budget)
         if source is NOWHERE:
             arena.load_rows(call, spans, self.budget)
-        collected.take(graphs.replay(self.budget), graphs.extents, spans)
-        tensors = with_padding(collected.tensors, graphs.extents, items.layout, call.padded)
-        return flatten(graphs.rebuild(tensors), spec.declared)
+        return items, spans
 
     def _cause(self, limit: float | None) -> str:
         """Locate the cause of a wrong replay by running eager; without a limit, why two replays differ."""

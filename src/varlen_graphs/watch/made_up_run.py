@@ -25,9 +25,9 @@ _BY_DIM = (
 """Operators with a dimension and an index as their second and third argument."""
 
 
-def run_made_up(run: Callable[[], Result], device: torch.device) -> Result:
-    """Call a function that runs a module on made-up items: under `MadeUpRun` on a GPU."""
-    return run_under(run, MadeUpRun()) if device.type == "cuda" else run()
+def run_made_up(run: Callable[[], Result], device: torch.device, mode: "MadeUpRun | None" = None) -> Result:
+    """Call a function that runs a module on made-up items: under a `MadeUpRun` on a GPU, the given one or another."""
+    return run_under(run, mode or MadeUpRun()) if device.type == "cuda" else run()
 
 
 class MadeUpRun(RunMode):
@@ -35,12 +35,16 @@ class MadeUpRun(RunMode):
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.
     And cuDNN spends some 30 ms planning for each new length of a segment, which made-up items are full of.
+
+    Attributes:
+        has_indices: True if some operator took indices.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.has_indices = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,6 +53,7 @@ class MadeUpRun(RunMode):
         if packet is aten._scaled_dot_product_cudnn_attention:
             return _attention(func, *args, **(kwargs or {}))
         indices = _INDICES.get(packet)
+        self.has_indices |= indices is not None
         for index, size, lowest in indices(args) if indices is not None else ():
             if index.numel() and index.dtype not in (torch.bool, torch.uint8):
                 low, high = (int(bound) for bound in torch.stack(index.aminmax()).tolist())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.errors import CaptureError
 from varlen_graphs.watch.host_constants import HostConstant
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.thread_modes import unwatched
@@ -47,11 +48,11 @@ class ReadMemory(CaptureRulesMode):
     ) -> None:
         """Record the memory that an operator reads and creates."""
         for tensor in inputs:
-            address = tensor.untyped_storage().data_ptr()
+            address = _address(tensor)
             if tensor not in self._made and address not in self._made_by_operators and address not in self.held:
                 self.held[address], self.read[address] = tensor.detach(), tensor
         for result in results:
-            if isinstance(result, Tensor) and (address := result.untyped_storage().data_ptr()) not in self.held:
+            if isinstance(result, Tensor) and (address := _address(result)) not in self.held:
                 self._made_by_operators[address] = weakref.ref(result.untyped_storage())
 
     def hold_state(self) -> None:
@@ -61,3 +62,19 @@ class ReadMemory(CaptureRulesMode):
                 alias = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
                 self.held[address] = alias
                 self.state.append(alias)
+
+
+def _address(tensor: Tensor) -> int:
+    """Return the address of the memory of a tensor.
+
+    Raises:
+        CaptureError: It has none of its own, as the tensors inside of `torch.func.jvp`.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError as error:
+        raise CaptureError(
+            "the module computes derivatives in forward mode (torch.func.jvp or torch.autograd.forward_ad), in which "
+            "the memory that a graph would read cannot be seen: compute them in reverse mode (torch.func.vjp), or run "
+            "the module without graphs (backend='eager')"
+        ) from error

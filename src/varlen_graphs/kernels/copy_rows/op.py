@@ -1,4 +1,4 @@
-"""Copy of rows from an address, as a torch operator."""
+"""Copy of rows from an address, and zeros as padding, as a torch operator."""
 
 from varlen_graphs.kernels.copy_rows import reference
 from varlen_graphs.kernels.operator import launcher, operator
