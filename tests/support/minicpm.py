@@ -128,13 +128,14 @@ class Resampler(nn.Module):
         self.proj = nn.Parameter(dim**-0.5 * torch.randn(dim, dim))
         self._set_2d_pos_cache(SIDE)
 
-    def _set_2d_pos_cache(self, side):
-        self.register_buffer("pos_embed", torch.from_numpy(sincos_2d(self.embed_dim, side)).float(), persistent=False)
+    def _set_2d_pos_cache(self, side, device="cpu"):
+        table = torch.from_numpy(sincos_2d(self.embed_dim, side)).float().to(device)
+        self.register_buffer("pos_embed", table, persistent=False)
 
     def _keys(self, x, tgt_sizes):
         """Values and keys `[length, slices, dim]`, and what of them is padding."""
         if int(max(tgt_sizes.flatten())) > len(self.pos_embed):
-            self._set_2d_pos_cache(int(max(tgt_sizes.flatten())))
+            self._set_2d_pos_cache(int(max(tgt_sizes.flatten())), x.device)
         lengths = (tgt_sizes[:, 0] * tgt_sizes[:, 1]).tolist()
         padding = (torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]).to(x.device)
         positions = [self.pos_embed[:h, :w].reshape(h * w, -1).to(x.dtype) for h, w in tgt_sizes.tolist()]

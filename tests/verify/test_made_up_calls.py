@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import varlen_graphs as vg
 from tests.support.towers import distance
+from tests.support.verifying import FirstRows
 
 REFUSED = "its budget failed the proof"
 
@@ -69,21 +70,10 @@ class Positions(nn.Module):
         return self.linear(x) + self.table[torch.arange(count, device=x.device) - starts[item]]
 
 
-class First(nn.Module):
-    """The first row of each item, where items that are not there begin past the end."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x, cu_seqlens):
-        return self.linear(x)[cu_seqlens[:-1]]
-
-
 @pytest.mark.filterwarnings("ignore:.*failed the proof")
-@pytest.mark.parametrize("kind", [Positions, First])
+@pytest.mark.parametrize("kind", [Positions, FirstRows])
 def test_few_items_that_use_all_rows_of_a_budget_are_tried(kind):
-    outputs = vg.Items() if kind is First else vg.Rows()
+    outputs = vg.Items() if kind is FirstRows else vg.Rows()
     module = kind()
     encoder = encoder_of(module, buffers=[vg.CuSeqlens()], outputs=outputs)
     for lengths in ([10], [128], [100, 28], [20, 12], [64]):

@@ -1,5 +1,6 @@
 """Layouts of made-up items, for the proof of new graphs."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from varlen_graphs.buffers import AttentionMask
@@ -118,15 +119,15 @@ def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
 
 
 def _all_rows(spec: BufferSpec, budget: Budget) -> Sizes:
-    """Return few items that use all rows of a budget."""
+    """Return few items that use all rows of a budget, as long as it holds, but nearly square if they have sides."""
     unit = spec.row_multiple
-    longest = min(budget.rows, budget.max_seqlen) // unit * unit
-    if spec.layout.one_row or not longest:
-        return []
-    whole, rest = divmod(budget.rows, longest)
-    part = longest // 3 // unit * unit  # of the last whole one, so that there are two at least
-    last = [(1, longest - part), (1, part)] if part and not rest else [(1, longest), (1, rest)][: 1 + (rest > 0)]
-    return [*[(1, longest)] * (whole - 1), *last]
+    longest, left, sizes = min(budget.rows, budget.max_seqlen) // unit, budget.rows // unit, list[tuple[int, int]]()
+    while left and longest and not spec.layout.one_row:
+        units = min(left, longest)
+        units -= units % math.isqrt(units) if spec.layout.has_sides else 0
+        sizes.append((1, units * unit))
+        left -= units
+    return sizes
 
 
 def _all_segments(spec: BufferSpec, budget: Budget) -> Sizes:
