@@ -827,7 +827,7 @@ def test_the_padding_contract_holds_for_host_buffers_columns_and_raster_position
     class WithKinds:
         """The encoder, with a kind for each item of the layout."""
 
-        stats, capture, poison = graphed.stats, graphed.capture, graphed.poison
+        executor, stats, capture, poison = graphed.executor, graphed.stats, graphed.capture, graphed.poison
 
         def __call__(self, rows, grid_thw):
             return graphed(rows, grid_thw=grid_thw, kind=range_of(grid_thw))

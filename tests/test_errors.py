@@ -88,6 +88,10 @@ CALLS = {
     "an argument twice": (
         (ROWS,), {"hidden_states": ROWS, "grid_thw": GRID}, vg.InputError, "'hidden_states' came twice, by position and",
     ),
+    "an unknown tensor": (
+        (ROWS,), {"grid_thw": GRID, "cu_seqlen": [torch.ones(1)]}, vg.InputError,
+        "argument 'cu_seqlen' holds a tensor that is not declared: a graph would keep reading the first one; declare",
+    ),
     "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
 }  # fmt: skip
 

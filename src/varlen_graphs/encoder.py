@@ -29,7 +29,7 @@ from varlen_graphs.serving.staging import Stage, stage
 from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.checks import check_budgets, check_row_dtype
+from varlen_graphs.spec.checks import check_budgets
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Off, Signature
 from varlen_graphs.stats import Stats
@@ -139,8 +139,8 @@ class GraphedEncoder(OperatedEncoder):
         verify = verify if isinstance(verify, Verify) else Verify(verify)
         resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.layout)
         check_budgets(buffer_spec, resolved)
-        check_row_dtype(buffer_spec, module, forward)
-        memory = budgets.memory if memory is None and isinstance(budgets, Ladder) else memory
+        if memory is None and isinstance(budgets, Ladder):
+            memory = budgets.memory
         memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
         pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
         signature = Signature(module, forward, buffer_spec, off)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.leftovers import keep_leftovers
 from tests.support.towers import distance, equal_bits
 
 
@@ -93,6 +94,7 @@ def check_inputs_contract(encoder, kind, device, tolerance=1e-5):
         encoder.poison()
         over_nan = encoder(**call)
         encoder(**large)
+        keep_leftovers(encoder)
         assert equal_bits(over_nan, encoder(**call)), lengths
         assert distance(over_nan, expected(encoder.module, kind, call, lengths)) <= tolerance, lengths
     assert not encoder.stats.eager

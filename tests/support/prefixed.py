@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.leftovers import keep_leftovers
 from tests.support.towers import distance, equal_bits
 
 DIM, HEADS, PREFIX = 32, 2, 3
@@ -74,6 +75,7 @@ def check_prefix(encoder, device, dtype, tolerance):
         encoder.poison()
         over_nan = encoder(x, sizes=sizes)
         encoder(images(most, device, dtype, 100), sizes=most)
+        keep_leftovers(encoder)
         assert equal_bits(over_nan, encoder(x, sizes=sizes)), sizes
         for part, own in expected(encoder.module, x, sizes).items():
             assert over_nan[part].shape == own.shape

@@ -650,3 +650,22 @@ def test_recipes_take_the_options():
 def test_a_number_of_calls_that_is_none_is_refused(verify):
     with pytest.raises(vg.SpecError, match="expected the number of calls to verify for each budget"):
         attention_encoder(verify=verify)
+
+
+def test_padding_of_all_replays_of_a_call_is_tried_and_none_of_it_stays():
+    """Each pack of a split call; and after an error, the next call finds zeros again."""
+
+    class Leaks(nn.Module):
+        def forward(self, x):
+            return x + ((x == 7).any() if len(x) == 128 else 0)
+
+    rows = vg.PackedRows("x", shape=(8,))
+    encoder = vg.GraphedEncoder(
+        Leaks(), [64, 128], vg.BufferSpec(rows, vg.Lengths()), backend="tape", verify=vg.Verify(prove=False)
+    )
+    call = {"x": torch.full((134, 8), 7.0), "lengths": [64, 70]}
+    with pytest.raises(vg.VerificationError, match="of item"):
+        encoder.verify([call])
+    assert not encoder(torch.zeros(100, 8), lengths=[100]).any()
+    encoder.poison()
+    assert not encoder(torch.zeros(100, 8), lengths=[100]).any()

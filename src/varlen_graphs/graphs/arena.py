@@ -26,8 +26,8 @@ from varlen_graphs.spec.call import Call
 HEADER = 5
 """Number of integers that come first; see `Arena.header`."""
 
-FRONT = HEADER + len(NOWHERE) + 1
-"""Number of integers in front of the item table."""
+FRONT = HEADER + len(NOWHERE) + 2
+"""Number of integers in front of the item table: even, because Triton compiles kernels anew for other addresses."""
 
 PROBE_ROWS = 16
 """Rows of an item in a probe, which shows the form of a module's outputs."""
@@ -39,12 +39,13 @@ class Arena:
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace them by zeros,
             integers by the declared pad.
-        items: int64: `header`, `source`, index of the first row of padding, `table`, and the places of the real rows in
-            a batch to pack, one after the other.
+        items: int64: `header`, `source`, index of the first row of padding, 0, `table`, and the places of the real rows
+            in a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         source: The caller's rows, from which graphs copy them.
         header: int64 `[5]`; see `varlen_graphs.kernels.check.reference.check_items`.
         ring: Pinned memory that uploads go through.
+        keeps_padding: If True, graphs leave floating padding as it is; for checks, until the end of a call.
         loading: True while functions of the declaration may run for a replay that is loaded, or not yet collected.
     """
 
@@ -62,7 +63,7 @@ class Arena:
         self._longest = max(budget.max_seqlen for budget in budgets)
         most_rows, most_items = max(b.rows for b in budgets), max(b.items for b in budgets)
         self.loading = False
-        self._keeps = self._kept = False  # what the next replay shall do with padding, and what the last one did
+        self.keeps_padding = False
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
         self._pad = 0 if dtype.is_floating_point else spec.packed.pad
@@ -76,7 +77,7 @@ class Arena:
         self._places = self.items[FRONT + len(self._padding) :]
         self._front, self.table = self.items[:FRONT], self._uploaded[FRONT:].view(most_items, self._width)
         self.header = self._front[:HEADER]
-        self.source = RowSource(self._front[HEADER:], self._places, self.rows, self._extent)
+        self.source = RowSource(self._front[HEADER : FRONT - 1], self._places, self.rows, self._extent)
         self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
@@ -118,15 +119,15 @@ class Arena:
             raise InputError(f"{packed.name} is {came}: expected {expected}, as captured")
 
     def poison(self) -> None:
-        """Overwrite floating tensors with NaN and rare numbers: padding of the next replay."""
+        """Overwrite floating tensors with NaN and rare numbers, which the next call finds as padding."""
         poison_floating([self.rows, *self._inputs.memory])
-        self._keeps = True
+        self.keeps_padding = True
 
     def fill(self, call: Call) -> None:
-        """Overwrite floating tensors with the entries of a call: padding of the next replay. No sync."""
+        """Overwrite floating tensors with the entries of a call, which the next call finds as padding. No sync."""
         for static, tensor in [(self.rows, call.rows), *self._inputs.beside(call)]:
             repeat_entries(static, tensor)
-        self._keeps = True
+        self.keeps_padding = True
 
     def view(self, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
         """Return the rows, the item table, and the host buffers and inputs that the graph of a budget reads."""
@@ -158,7 +159,7 @@ class Arena:
         self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
     ) -> None:
         """Copy the tensors beside the rows of one replay; see `StaticInputs.load`."""
-        self._inputs.load(call, spans, budget, places, clears=not self._kept)
+        self._inputs.load(call, spans, budget, places, clears=not self.keeps_padding)
 
     def load_rows(
         self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
@@ -242,9 +243,8 @@ class Arena:
             layout.write(sizes, self.table[:items])
         for at, column in enumerate(layout.columns, start=3):
             self.table[:items, at].copy_(description[column.name])
-        self._kept, self._keeps = self._keeps, False
-        padding = len(self.rows) if self._kept else active
-        self.ring.upload(array("q", (call, items, active, 1, address, *source, padding)), self._front)
+        padding = len(self.rows) if self.keeps_padding else active
+        self.ring.upload(array("q", (call, items, active, 1, address, *source, padding, 0)), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -286,9 +286,8 @@ class Arena:
         self, layout: Layout, source: Source = NOWHERE, sizes: Sizes = (), padded: Sequence[int] = ()
     ) -> None:
         active = layout.total
-        self._kept, self._keeps = self._keeps, False
-        padding = len(self.rows) if self._kept else active
-        values = array("q", (0, len(layout.items), active, 0, 0, *source, padding))
+        padding = len(self.rows) if self.keeps_padding else active
+        values = array("q", (0, len(layout.items), active, 0, 0, *source, padding, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if padded and has_padding(active, len(layout), padded):

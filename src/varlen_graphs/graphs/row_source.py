@@ -109,5 +109,5 @@ class RowSource:
         rows = self._rows[:most]
         if self._copies:
             copy_rows(self._memory, self._places, rows)
-        elif rows.is_floating_point() and not self._extent.gaps:
+        elif rows.is_floating_point() and not self._extent.gaps:  # of an odd width
             rows.copy_(filled(rows, torch.arange(most, device=rows.device) >= self._memory[3], 0))

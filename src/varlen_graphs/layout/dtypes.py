@@ -21,20 +21,10 @@ def module_dtype(module: nn.Module) -> torch.dtype:
     first: torch.dtype | None = None
     for one in module.parameters():
         if one.is_floating_point() and one.dtype.itemsize > 1:
-            if _is_matrix(one):
+            if not nn.parameter.is_lazy(one) and one.numel() > max(one.shape, default=1):
                 return one.dtype
             first = first or one.dtype
     return first or torch.get_default_dtype()
-
-
-def matrix_dtypes(module: nn.Module) -> list[torch.dtype]:
-    """Return the dtypes of the module's floating matrices, in their order. Parameters of one byte do not count."""
-    found = [one.dtype for one in module.parameters() if one.is_floating_point() and _is_matrix(one)]
-    return [dtype for dtype in dict.fromkeys(found) if dtype.itemsize > 1]
-
-
-def _is_matrix(parameter: nn.Parameter) -> bool:
-    return not nn.parameter.is_lazy(parameter) and parameter.numel() > max(parameter.shape, default=1)
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -225,7 +225,7 @@ class Executor:
             output = graphs.rebuild(tensors)
             return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
         finally:
-            arena.loading = False
+            arena.loading = arena.keeps_padding = False
 
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""

@@ -282,7 +282,8 @@ class OperatedEncoder(StandIn):
     def poison(self) -> None:
         """Fill the pool, outputs included, with NaN, and floating rows of the arena with NaN, infinity and 1e4 in turn.
 
-        Padding rows keep them until a replay writes them; no active row may change because of them. For tests.
+        The next call finds them as its padding, and no active row may change because of them; later ones find zeros, as
+        any call does. For tests.
         """
         with self.pool.exclusive(), self.pool.order:
             self.executor.store.poison()

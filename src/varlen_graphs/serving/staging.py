@@ -16,7 +16,7 @@ from varlen_graphs.layout.fields import is_integer
 from varlen_graphs.layout.padded import PaddedMask
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.router import Route
-from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.execute import SUBCLASS, Executor
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import check_description, check_inputs, parse
@@ -87,6 +87,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
     reason = trained or call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
+    reason = reason or (None if call.has_plain_inputs else SUBCLASS)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route = executor.route(call)

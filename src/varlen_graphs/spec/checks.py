@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from varlen_graphs.buffers import AttentionMask, Buffer, HostBuffer, PrefixIndex, RelativePositionBias
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.dtypes import matrix_dtypes
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.segments import Windows
@@ -197,21 +194,6 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
                 f"no item could use {budget}: the shortest segment has {counted(shortest, 'row')} (merge size "
                 f"{spec.layout.merge}, and the ratios of the outputs); raise max_seqlen"
             )
-
-
-def check_row_dtype(spec: "BufferSpec", module: nn.Module, forward: object) -> None:
-    """Check that it is clear in which dtype the module takes rows, where it runs itself.
-
-    Raises:
-        SpecError: Its matrices have several floating dtypes, and none is declared.
-    """
-    dtypes = matrix_dtypes(module) if forward is None and spec.packed.dtype is None else []
-    if len(dtypes) > 1:
-        raise SpecError(
-            f"{type(module).__name__} has matrices of {' and '.join(map(str, dtypes))}: expected a declaration of the "
-            f"dtype in which it takes rows, to which others are cast: rows=PackedRows({spec.packed.name!r}, "
-            f"dtype={dtypes[0]})"
-        )
 
 
 def _check_grouped(spec: "BufferSpec", declaration: object, instead: str) -> None:

@@ -22,11 +22,12 @@ class PackedRows:
         name: Name of the argument.
         shape: Shape of one row, that is, of the argument without the rows; `None` takes it from the first call.
         dtype: Dtype in which the module receives the rows; floating rows of another dtype are cast. `None` for that of
-            its floating matrices (or the default dtype), which must be declared if these have several. An integer
-            dtype must be declared, and calls must bring rows of this dtype.
+            its first floating matrix (or the default dtype): declare it where matrices of several dtypes come, as a
+            table in bfloat16 beside layers in float32. An integer dtype must be declared, and calls must bring rows of
+            this dtype.
         pad: Value of padding rows of an integer dtype, which must be valid for the module (a token id, for example).
             Floating padding holds zeros, but in the proof and in `encoder.verify`, which try other numbers there. In a
-            padded batch, rows past the end of an item hold `pad`, floating rows too.
+            padded batch, and beside masks of dense attention, it holds `pad`.
         rows_dim: Dimension of packed rows in the argument: 1 for `[1, rows, dim]` or `[mel_bins, frames]`. The module
             receives the argument contiguous, which takes a copy inside the graph unless all dimensions before the rows
             have size 1.

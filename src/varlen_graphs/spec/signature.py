@@ -20,12 +20,9 @@ from varlen_graphs.spec.other_outputs import (
     settings_now,
     with_hidden_states,
 )
-from varlen_graphs.spec.parameters import parameters_of
+from varlen_graphs.spec.parameters import HANDED_ON, WITHOUT_EFFECT, parameters_of
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
 from varlen_graphs.spec.undeclared import declaration_of
-
-WITHOUT_EFFECT = ("use_cache",)
-"""Arguments that transformers hands on from `generate` to towers, and that mean nothing to an encoder."""
 
 ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -189,7 +186,8 @@ class Signature:
             if name in self._declared or (name in self._produced and not self._original_takes(name)):
                 raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
             takes, original = self.takes(name) and name not in self._produced, self._original_takes(name)
-            if (takes or not original) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+            known = original and name in self._module_takes | self._produced | HANDED_ON
+            if (takes or not known) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 declaration = declaration_of(self._spec, name, value, rows, description or {})
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "

@@ -62,6 +62,7 @@ class ErrorLocator:
             arena.load_inputs(call, spans, budget)
             arena.load_rows(call, spans, budget)
             self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
+        arena.keeps_padding = False
         self._active = part_of(self._forward.spec, call, self._part, spans)
 
     def explain_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:

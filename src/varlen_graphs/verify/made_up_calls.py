@@ -22,15 +22,19 @@ from varlen_graphs.spec.entries import Extent, filled
 Kind = Literal["random", "repeated", "uneven"]
 """Kind of the numbers in made-up rows, see `make_calls`."""
 
+Numbers = Literal["normal", "between 0 and 1", "above 1"]
+"""Where random floating numbers lie: some modules take logarithms or roots."""
+
 FEW_IDS = 2
 """Number of integers in calls where these come again: a module may compare those of items."""
 
 
-def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs, kind: Kind = "random") -> Iterator[Call]:
+def make_calls(
+    forward: Forward, layout: Layout, inputs: CaptureInputs, kind: Kind = "random", numbers: Numbers = "normal"
+) -> Iterator[Call]:
     """Yield calls of these items as a user makes them, with all arguments by name.
 
-    The first has random tensors. If some are integers, another one has their declared pads in all entries. If some are
-    floating, others have numbers between 0 and 1, and above 1, for modules that take no others.
+    The first has random tensors. If some are integers, another one has their declared pads in all entries.
 
     Args:
         forward: The forward.
@@ -38,14 +42,12 @@ def make_calls(forward: Forward, layout: Layout, inputs: CaptureInputs, kind: Ki
         inputs: The static arguments, the shape of rows, and the device.
         kind: If `"repeated"`, integers of the first call are few, which come again in every item. If `"uneven"`, rows
             are larger in the first third of the items than in others, and half of the items consist of one row.
+        numbers: Where floating numbers lie.
     """
-    integers, floats = has_integers(forward), has_floats(forward)
-    make = partial(_call, forward, layout, inputs, uneven=kind == "uneven")
+    make = partial(_call, forward, layout, inputs, numbers=numbers, uneven=kind == "uneven")
     yield make(_repeated if kind == "repeated" else _random)
-    if integers:
+    if has_integers(forward):
         yield make(_pads)
-    if floats:
-        yield from (make(_random, change=change) for change in (_between_0_and_1, _above_1))
 
 
 def has_integers(forward: Forward) -> bool:
@@ -62,13 +64,14 @@ def _dtypes(forward: Forward) -> list[torch.dtype]:
     return [forward.row_dtype, *map(forward.input_dtype, forward.spec.inputs)]
 
 
-def _between_0_and_1(normal: Tensor) -> Tensor:
+def _moved(normal: Tensor, numbers: Numbers) -> Tensor:
+    """Return normally distributed numbers, moved to where they shall lie."""
+    if numbers == "normal":
+        return normal
+    if numbers == "above 1":
+        return normal.abs() + 1.0625
     between: Tensor = torch.special.ndtr(normal)
     return between * 0.9 + 0.05
-
-
-def _above_1(normal: Tensor) -> Tensor:
-    return normal.abs() + 1.0625
 
 
 def _call(
@@ -76,8 +79,8 @@ def _call(
     layout: Layout,
     inputs: CaptureInputs,
     make: "_Make",
-    change: Callable[[Tensor], Tensor] = lambda normal: normal,
-    uneven: bool = False,
+    numbers: Numbers,
+    uneven: bool,
 ) -> Call:
     spec, packed = forward.spec, forward.spec.packed
     statics, row_shape, device = inputs
@@ -89,7 +92,7 @@ def _call(
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         made = make([*extent.size(span), *shape], prod(shape), dtype, ids, pad, device, at)
         if dtype.is_floating_point:
-            made = change(made.float()).to(dtype)
+            made = _moved(made.float(), numbers).to(dtype)
         if uneven and at == 0 and (dtype.is_floating_point or packed.normalize or dtype == torch.uint8):
             made = _uneven(made, layout)
         if extent.gaps and (spec.layout.clean_padding or not (dtype.is_floating_point or dtype.is_complex)):
@@ -138,10 +141,9 @@ def _uneven(rows: Tensor, layout: Layout) -> Tensor:
     if not layout.length:  # packed
         item = item.repeat_interleave(torch.tensor(layout.rows))
     item = item.to(rows.device).view(-1, *[1] * (rows.dim() - 1))
-    scale = torch.where(item < len(layout) // 3, 4.0, 0.125)
-    is_one = (item + item // 32) % 2 == 1  # lengths of items come again after 32
-    changed = torch.where(is_one, rows[:1, :1] if layout.length else rows[:1], rows) * scale
-    return (changed if rows.is_floating_point() else changed / 4).to(rows.dtype)
+    scale = torch.where(item < len(layout) // 3, 4.0, 0.125) / (1 if rows.is_floating_point() else 4)
+    wide = rows.float()  # torch lacks operators for some dtypes
+    return (torch.where(item % 2 == 1, wide[:1, :1] if layout.length else wide[:1], wide) * scale).to(rows.dtype)
 
 
 _Make = Callable[[Sequence[int], int, torch.dtype, range, float, torch.device, int], Tensor]

@@ -56,6 +56,9 @@ ENTERED = 8
 FEW_ITEMS = 16
 """Inputs that a batch of the proof has at least: modules may see those of a batch in groups of 8 or 16."""
 
+UNEVEN: Sizes = [(1, (8, 24, 12, 16)[at % 4]) for at in range(11)]
+"""Items that differ in magnitude: neither they nor a third of them have a round number of rows, as budgets have."""
+
 FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
 
@@ -90,13 +93,16 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
 
 
 def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield layouts of many small items, of all lengths if the module takes them."""
-    if spec.layout.one_row:
-        yield _layout(spec, [(1, 1)] * (FEW_ITEMS + 1))
-    else:
+    """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row."""
+    if not spec.layout.one_row:
         if not (spec.layout.has_frames or spec.layout.has_sides) and spec.row_multiple == 1:
             yield from _varied(spec, LENGTHS)
         yield from _varied(spec, CROWD)
+
+
+def uneven_layouts(spec: BufferSpec) -> Iterator[Layout]:
+    """Yield a layout of items whose rows are to differ in magnitude."""
+    yield _layout(spec, [(1, 1)] * len(UNEVEN) if spec.layout.one_row else UNEVEN)
 
 
 def even_layouts(spec: BufferSpec) -> Iterator[Layout]:
@@ -105,16 +111,25 @@ def even_layouts(spec: BufferSpec) -> Iterator[Layout]:
 
 
 def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts at the edges of a budget: of few items and rows, and of all its items, rows or segments.
+    """Yield layouts of few items and rows that a budget holds."""
+    layouts = [_layout(spec, sizes) for sizes in EDGES]
+    yield from (layout for layout in dict.fromkeys(layouts) if _fits(spec, layout, budget))
+
+
+def full_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield layouts of all items, rows or segments of a budget.
 
     Each of these is used up alone and with the others, because what lies behind the last one differs. Also one of more
     frames, and one of a longer item, than the budget holds if the declaration counts them.
     """
-    edges = [*EDGES, [(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
-    edges += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
-    layouts = [_layout(spec, sizes) for sizes in edges]
+    sizes = [[(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
+    sizes += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
+    layouts = [_layout(spec, own) for own in sizes]
     layouts.append(sample_layout(spec.layout, budget, spec.needs.windows))
-    layouts += [_exact_layout(spec, sizes) for sizes in (_all_rows(spec, budget), _all_segments(spec, budget)) if sizes]
+    if not spec.layout.one_row and (all_rows := _all_rows(spec, budget)):
+        layouts.append(_exact_layout(spec, all_rows))
+    all_segments = [_exact_layout(spec, own) for own in _all_segments(spec, budget)]
+    layouts += [layout for layout in all_segments if _fits(spec, layout, budget)][:1]
     yield from (layout for layout in dict.fromkeys(layouts) if _fits(spec, layout, budget))
 
 
@@ -122,7 +137,7 @@ def _all_rows(spec: BufferSpec, budget: Budget) -> Sizes:
     """Return few items that use all rows of a budget, as long as it holds, but nearly square if they have sides."""
     unit = spec.row_multiple
     longest, left, sizes = min(budget.rows, budget.max_seqlen) // unit, budget.rows // unit, list[tuple[int, int]]()
-    while left and longest and not spec.layout.one_row:
+    while left and longest:
         units = min(left, longest)
         units -= units % math.isqrt(units) if spec.layout.has_sides else 0
         sizes.append((1, units * unit))
@@ -130,15 +145,15 @@ def _all_rows(spec: BufferSpec, budget: Budget) -> Sizes:
     return sizes
 
 
-def _all_segments(spec: BufferSpec, budget: Budget) -> Sizes:
-    """Return one item or two whose frames, or windows, are all segments of a budget."""
+def _all_segments(spec: BufferSpec, budget: Budget) -> Iterator[Sizes]:
+    """Yield one item or two whose frames, or windows, are all segments of a budget, the richest first."""
     unit, segments = spec.row_multiple, budget.segments
     if spec.needs.windows is not None:
-        return [(1, segments * (spec.needs.windows.side * spec.layout.merge) ** 2)]
-    if not spec.layout.has_frames or "frame" not in spec.needs.kinds:
-        return []
-    half = segments // 2
-    return [(half, 2 * unit), (segments - half, unit)] if half else [(1, unit)]
+        yield [(1, segments * (spec.needs.windows.side * spec.layout.merge) ** 2)]
+    elif spec.layout.has_frames and "frame" in spec.needs.kinds:
+        half = segments // 2
+        yield from ([(half, rows), (segments - half, unit)] for rows in (2 * unit, unit) if half)
+        yield [(segments, unit)]
 
 
 def longest_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
@@ -178,7 +193,7 @@ def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layou
 
 
 def _exact_layout(spec: BufferSpec, sizes: Sizes) -> Layout:
-    """Return items of exactly these sizes, with the pads of columns."""
+    """Return items of exactly these sizes."""
     side = spec.layout.merge if spec.needs.windows is None else spec.layout.merge * spec.needs.windows.side
     sides = [sample_item(spec.layout, rows, spec.layout.merge if rows % side**2 else side) for _, rows in sizes]
     items = tuple((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))

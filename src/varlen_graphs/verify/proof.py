@@ -21,10 +21,10 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.compare import Expected, is_nan, limit_of
+from varlen_graphs.verify.compare import MOST_NAN, Expected, limit_of, nan_shares
 from varlen_graphs.verify.eager_proof import check_eager, check_left_out, in_two
-from varlen_graphs.verify.made_up_calls import Kind, has_integers, make_calls
-from varlen_graphs.verify.made_up_layouts import crowded_layouts, even_layouts, rich_layouts
+from varlen_graphs.verify.made_up_calls import Kind, Numbers, has_floats, has_integers, make_calls
+from varlen_graphs.verify.made_up_layouts import crowded_layouts, even_layouts, rich_layouts, uneven_layouts
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.tasks import Task, tasks_of_a_set, tasks_of_each
 from varlen_graphs.verify.trial import Example, Trial
@@ -36,9 +36,13 @@ DECLARATION = (
     "means, such as per='item' or per='frame', was not proven"
 )
 BLIND = (
-    "the output for random rows is NaN, and for rows between 0 and 1 and above 1, so that nothing is proven; pass "
-    "verify=vg.Verify(prove=False) and prove it on your own calls with encoder.verify(calls)"
+    "all floating outputs are NaN for random rows, and for those between 0 and 1 and above 1, which shows nothing. "
+    "Pass verify=vg.Verify(prove=False), and prove graphs on your own calls with encoder.verify(calls)"
 )
+
+
+class _NanError(VerificationError):
+    """Raised if a module returns nothing but NaN for made-up rows."""
 
 
 class Prover:
@@ -70,6 +74,8 @@ class Prover:
         self._pool = pool
         self._budgets = budgets
         self._options = options
+        self._are_taken = False  # the first of these
+        self._numbers: list[Numbers] = ["normal", "between 0 and 1", "above 1"] if has_floats(forward) else ["normal"]
 
     def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
         """Prove the graphs of these budgets, and refuse those that fail. Syncs; leaves NaN in the padding.
@@ -114,9 +120,14 @@ class Prover:
         """Return the evidence that the declaration is wrong whatever graphs hold, or nothing."""
         spec, forward, limit = self._spec, self._forward, self._limit(inputs.device)
         right = partial(check_eager, forward, limit=limit)
+
+        def in_parts(example: Example) -> None:
+            right(example, parts=in_two(example.layout))
+
         checks: list[tuple[Iterator[Layout], Callable[[Example], None], Kind]] = [
             (rich_layouts(spec, max(self._budgets.enabled)), right, "random"),
-            (crowded_layouts(spec), lambda example: right(example, parts=in_two(example.layout)), "uneven"),
+            (crowded_layouts(spec), in_parts, "random"),
+            (uneven_layouts(spec), in_parts, "uneven"),
         ]
         if has_integers(forward):
             checks.append((even_layouts(spec), right, "repeated"))
@@ -125,7 +136,8 @@ class Prover:
         for layouts, check, kind in checks:
             with graphs.agreement.attempt() as attempt:
                 own = known if kind == "random" else {}
-                check(self._example(layouts, graphs, inputs, own, by_module=True, kind=kind))
+                itself = kind != "uneven"  # whose items are compared with each other
+                check(self._example(layouts, graphs, inputs, own, by_module=itself, kind=kind, itself=itself))
             failure = attempt.take()
             if failure is not None and isinstance(failure.error, VerificationError):
                 return [str(failure.error)]
@@ -155,13 +167,13 @@ class Prover:
         limit = self._limit(inputs.device)
         for task in tasks:
             with graphs.agreement.attempt() as attempt:
-                example = self._example(task.layouts, graphs, inputs, known)
+                own = known if task.itself else dict[Layout, Example]()
+                example = self._example(task.layouts, graphs, inputs, own, itself=task.itself)
             if (failure := attempt.take()) is None:
                 taken.append(task)
                 trials.append(Trial(self._forward, graphs, task.budget, pool, example, limit, task.reorder))
                 with graphs.agreement.attempt() as attempt:
-                    if not task.must_run:
-                        trials[-1].check_indices()
+                    trials[-1].check_indices()
                 if (failure := attempt.take()) is not None:
                     failures.append(
                         (task, f"{task.budget}: a replay would fail, as its forward does: {failure.error!r}")
@@ -214,43 +226,50 @@ class Prover:
         known: dict[Layout, Example],
         by_module: bool = False,
         kind: Kind = "random",
+        itself: bool = True,
     ) -> Example:
         """Return a call of the first layout that the declared forward takes; `by_module` one that both take.
 
-        Its rows are of a kind, see `make_calls`, and so that the output is not NaN, which would equal any other NaN.
+        Its rows are of a kind, see `make_calls`, and so that the output is not NaN, if that can be: any NaN equals it.
 
         Raises:
             SpecError: The output holds other Python values than those that graphs return.
             Exception: The error of the first layout, if the forward takes none.
         """
-        first: Exception | None = None
+        layouts, first = [*layouts], None
         declared: Example | None = None
-        for layout in layouts:
-            tries = (
-                iter([known[layout]])
-                if layout in known
-                else map(self._try, make_calls(self._forward, layout, inputs, kind))
-            )
-            for tried in tries:
-                if isinstance(tried, Exception):
-                    first = first or tried
-                    continue
-                if layout not in known and is_nan(tried.output.tensors):
-                    first = first or VerificationError(BLIND)
-                    continue
-                check_constants(tried.output.constants, graphs.constants or [])
-                if by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
-                    declared = declared or tried
-                else:
-                    known[layout] = tried
-                    return tried
-        if declared is None:
+        blind: Example | None = None  # some output of it is NaN, but not all are
+        for numbers in [*self._numbers]:
+            for layout in layouts:
+                calls = make_calls(self._forward, layout, inputs, kind, numbers)
+                tries = iter([known[layout]]) if layout in known else map(partial(self._try, itself=itself), calls)
+                for tried in tries:
+                    if isinstance(tried, Exception):
+                        first = first or tried
+                        continue
+                    check_constants(tried.output.constants, graphs.constants or [])
+                    worst, best = nan_shares(tried.output.tensors)
+                    if layout not in known and worst > MOST_NAN:
+                        first = first if isinstance(first, _NanError) else _NanError(BLIND)
+                        blind = blind or (tried if best <= MOST_NAN else None)
+                    elif by_module and tried.against == DECLARATION and self._forward.answers_itself(tried.call):
+                        declared = declared or tried
+                    else:
+                        known[layout] = tried
+                        self._numbers = sorted(self._numbers, key=lambda one: one != numbers)
+                        self._are_taken = True
+                        return tried
+            if declared is not None or (self._are_taken and not isinstance(first, _NanError)):
+                break  # what the module refuses is not the numbers
+        if (other := declared or blind) is None:
             raise first or LookupError("there is no layout to try")
-        known[declared.layout] = declared
-        return declared
+        known[other.layout] = other
+        return other
 
-    def _try(self, call: Call) -> Example | Exception:
+    def _try(self, call: Call, itself: bool) -> Example | Exception:
         """Return a call with the output of the module itself, or of the forward if it cannot run with these arguments.
+
+        Without `itself`, of the forward in any case.
 
         The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
         function in the declaration.
@@ -261,7 +280,7 @@ class Prover:
             with references():
                 output = run(partial(self._forward.exact, call))
                 form = flatten(output, self._spec.declared)
-                if self._forward.answers_itself(call):
+                if itself and self._forward.answers_itself(call):
                     with suppress(Exception):  # it may need more than these arguments
                         own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
                         return Example(call, layout, own, MODULE, form, mode.has_indices)

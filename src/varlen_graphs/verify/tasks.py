@@ -6,7 +6,13 @@ from typing import NamedTuple
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.verify.made_up_layouts import edge_layouts, longest_layouts, mixed_layouts, small_layouts
+from varlen_graphs.verify.made_up_layouts import (
+    edge_layouts,
+    full_layouts,
+    longest_layouts,
+    mixed_layouts,
+    small_layouts,
+)
 
 
 class Task(NamedTuple):
@@ -17,12 +23,15 @@ class Task(NamedTuple):
         layouts: Made-up layouts; it replays the first one that the module takes.
         reorder: If True, also some of its items in another order.
         must_run: If False, the module may refuse them all.
+        itself: If False, the declared forward tells what is right, not the module itself: they differ, if they do, in
+            smaller layouts too, and modules may run many segments one by one.
     """
 
     budget: Budget
     layouts: Iterable[Layout]
     reorder: bool = False
     must_run: bool = True
+    itself: bool = True
 
 
 def tasks_of_each(spec: BufferSpec, budgets: Sequence[Budget]) -> list[Task]:
@@ -40,6 +49,7 @@ def tasks_of_a_set(spec: BufferSpec, budgets: Sequence[Budget]) -> list[Task]:
     mixed = spec.needs.load(next(mixed_layouts(spec, largest)))
     ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
     edges = [Task(smallest, [layout], must_run=False) for layout in edge_layouts(spec, smallest)]
+    edges += [Task(smallest, [layout], must_run=False, itself=False) for layout in full_layouts(spec, smallest)]
     edges += [Task(largest, [layout], must_run=False) for layout in longest_layouts(spec, largest)]
     richest = dict.fromkeys([largest, ordered])
     return [*(Task(budget, mixed_layouts(spec, budget), reorder=budget is ordered) for budget in richest), *edges]

@@ -129,12 +129,16 @@ class Trial:
         return right
 
     def check_indices(self) -> None:
-        """Run the forward eager at the budget if it takes indices on a GPU, where replays do not check them. Syncs.
+        """Run the forward eager if it takes indices on a GPU, and the example uses up something of the budget. Syncs.
+
+        Behind the last item, indices may be out of range then, which replays do not check.
 
         Raises:
-            Exception: An index is out of range, which in a replay would end the use of CUDA in the process.
+            Exception: One is, which in a replay would end the use of CUDA in the process.
         """
-        if self.example.has_indices and self._graphs.agreement.alone:
+        rows, items, segments, _ = self._forward.spec.needs.load(self.example.layout)
+        is_full = rows == self.budget.rows or items == self.budget.items or segments == self.budget.segments
+        if self.example.has_indices and is_full and self._graphs.agreement.alone:
             self._load(self.example.call, clean=True)
             arena = self._graphs.arena
             arena.source.copy(self.budget.rows)
@@ -201,7 +205,7 @@ class Trial:
         return flatten(graphs.rebuild(tensors), self._forward.spec.declared)
 
     def _load(self, call: Call, clean: bool) -> tuple[HostItems, Sequence[tuple[Span, Span]]]:
-        """Load a call; return its items, and their places in it and in the replay."""
+        """Load a call over padding as in `_replay`; return its items, and their places in it and in the replay."""
         arena, spec = self._graphs.arena, self._forward.spec
         for memory in self._pool:
             memory.fill_(0 if clean else 0xFF)
@@ -216,6 +220,7 @@ class Trial:
         arena.load_inputs(call, spans, self.budget)
         if source is NOWHERE:
             arena.load_rows(call, spans, self.budget)
+        arena.keeps_padding = False
         return items, spans
 
     def _cause(self, limit: float | None) -> str:

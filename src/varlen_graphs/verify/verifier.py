@@ -155,7 +155,10 @@ class Verifier:
     def _over_nan(self, call: Call, packs: Packs) -> Parts:
         """Replay with NaN in all padding and in the pool."""
         self._store.poison()
-        return self._replay(call, packs)
+        output = self._replay(call, packs)
+        for arena in self._store.capturer.arenas.values():  # those of rows of other shapes
+            arena.keeps_padding = False
+        return output
 
     def _over_rows(self, call: Call, packs: Packs) -> Parts:
         """Replay with rows of the largest call in all padding, over what a replay of it left in the pool."""
