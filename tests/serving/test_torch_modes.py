@@ -157,7 +157,10 @@ def test_tensors_of_a_subclass_act_as_they_do():
     for own in ((rows.as_subclass(Shifted), scale), (rows, scale.as_subclass(Shifted))):
         out = encoder(own[0], lengths=LENGTHS, scale=own[1])
         assert torch.equal(out.as_subclass(torch.Tensor), rows * 2 + 1)
-    assert encoder.stats.eager == {"a tensor of a subclass of torch.Tensor": 2}
+    with encoder.stage(LENGTHS, scale=scale.as_subclass(Shifted)) as stage:
+        stage.rows.copy_(rows)
+    assert torch.equal(stage.output.as_subclass(torch.Tensor), rows * 2 + 1)
+    assert encoder.stats.eager == {"a tensor of a subclass of torch.Tensor": 3}
 
 
 @pytest.mark.parametrize("outer", ["cpu", "cuda"])

@@ -53,7 +53,7 @@ def test_a_module_that_returns_nan_for_all_made_up_rows_is_not_trusted():
             return (x - 100).sqrt()
 
     encoder, rows = encoder_of(Far()), torch.rand(9, 8) + 100
-    with pytest.warns(UserWarning, match="all floating outputs are NaN for random rows"):
+    with pytest.warns(UserWarning, match="all floating outputs are NaN for all made-up rows"):
         assert torch.equal(encoder(rows, lengths=[9]), (rows - 100).sqrt())
 
 

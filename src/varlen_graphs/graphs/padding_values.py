@@ -1,4 +1,4 @@
-"""What replays that are checked find in floating padding: NaN, numbers that modules may look for, or other rows."""
+"""Overwrite floating padding, for replays that are checked: with NaN and rare numbers, or with other rows."""
 
 from collections.abc import Sequence
 

@@ -64,7 +64,7 @@ class RowSource:
         self._rows = rows
         self._static = range(rows.data_ptr(), rows.data_ptr() + rows.nbytes)
         self._row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
-        self._extent = extent
+        self._gaps = extent.gaps
         self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
     def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> Source:
@@ -109,5 +109,5 @@ class RowSource:
         rows = self._rows[:most]
         if self._copies:
             copy_rows(self._memory, self._places, rows)
-        elif rows.is_floating_point() and not self._extent.gaps:  # of an odd width
+        elif rows.is_floating_point() and not self._gaps:  # of an odd width
             rows.copy_(filled(rows, torch.arange(most, device=rows.device) >= self._memory[3], 0))

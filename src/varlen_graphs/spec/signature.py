@@ -183,9 +183,10 @@ class Signature:
         for name, value in arguments.items():
             asks_other = value is not None and name in self._others and bool(value) is self._others[name]
             reason = f"{name}={value}" if asks_other else f"argument {name!r}"
-            if name in self._declared or (name in self._produced and not self._original_takes(name)):
+            original = self._original_takes(name)
+            if name in self._declared or (name in self._produced and not original):
                 raise InputError(f"argument {name!r} is not a static argument: it is computed, or comes with each call")
-            takes, original = self.takes(name) and name not in self._produced, self._original_takes(name)
+            takes = self.takes(name) and name not in self._produced
             known = original and name in self._module_takes | self._produced | HANDED_ON
             if (takes or not known) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 declaration = declaration_of(self._spec, name, value, rows, description or {})

@@ -23,7 +23,7 @@ Kind = Literal["random", "repeated", "uneven"]
 """Kind of the numbers in made-up rows, see `make_calls`."""
 
 Numbers = Literal["normal", "between 0 and 1", "above 1"]
-"""Where random floating numbers lie: some modules take logarithms or roots."""
+"""Range of random floating numbers: modules that take logarithms or roots need positive ones."""
 
 FEW_IDS = 2
 """Number of integers in calls where these come again: a module may compare those of items."""
@@ -42,7 +42,7 @@ def make_calls(
         inputs: The static arguments, the shape of rows, and the device.
         kind: If `"repeated"`, integers of the first call are few, which come again in every item. If `"uneven"`, rows
             are larger in the first third of the items than in others, and half of the items consist of one row.
-        numbers: Where floating numbers lie.
+        numbers: Range of floating numbers.
     """
     make = partial(_call, forward, layout, inputs, numbers=numbers, uneven=kind == "uneven")
     yield make(_repeated if kind == "repeated" else _random)
@@ -65,7 +65,7 @@ def _dtypes(forward: Forward) -> list[torch.dtype]:
 
 
 def _moved(normal: Tensor, numbers: Numbers) -> Tensor:
-    """Return normally distributed numbers, moved to where they shall lie."""
+    """Return normally distributed numbers, moved into a range."""
     if numbers == "normal":
         return normal
     if numbers == "above 1":

@@ -36,8 +36,8 @@ DECLARATION = (
     "means, such as per='item' or per='frame', was not proven"
 )
 BLIND = (
-    "all floating outputs are NaN for random rows, and for those between 0 and 1 and above 1, which shows nothing. "
-    "Pass verify=vg.Verify(prove=False), and prove graphs on your own calls with encoder.verify(calls)"
+    "all floating outputs are NaN for all made-up rows, which shows nothing; pass verify=vg.Verify(prove=False), and "
+    "prove graphs on your own calls with encoder.verify(calls)"
 )
 
 
@@ -52,9 +52,10 @@ class Prover:
     replays items of several sizes and numbers of frames (and the longest item that it holds, if an attention mask is
     declared), the smallest one that holds these all and some of them in another order, and the smallest one the edges
     of its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
-    those of the module itself, run eager without padding, and must not change with the padding. A graph that fails is
-    refused: its calls run eager. If all graphs of a new set fail, all budgets are refused. The declared forward also
-    runs eager, on items that may be more and larger than graphs hold, and without what calls may leave out.
+    those of the module itself, run eager without padding, or of the declared forward where all of a budget is used up,
+    and must not change with the padding. A graph that fails is refused: its calls run eager. If all graphs of a new set
+    fail, all budgets are refused. The declared forward also runs eager, on items that may be more and larger than those
+    of graphs, of other magnitudes, and without what calls may leave out.
 
     Where the module cannot run with the arguments of a call, because it needs the declared buffers, the declared
     forward runs in its place, with the references of all kernels.
@@ -74,8 +75,8 @@ class Prover:
         self._pool = pool
         self._budgets = budgets
         self._options = options
-        self._are_taken = False  # the first of these
         self._numbers: list[Numbers] = ["normal", "between 0 and 1", "above 1"] if has_floats(forward) else ["normal"]
+        self._takes_first = False  # True once the module took numbers of the first range
 
     def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
         """Prove the graphs of these budgets, and refuse those that fail. Syncs; leaves NaN in the padding.
@@ -257,9 +258,9 @@ class Prover:
                     else:
                         known[layout] = tried
                         self._numbers = sorted(self._numbers, key=lambda one: one != numbers)
-                        self._are_taken = True
+                        self._takes_first = True
                         return tried
-            if declared is not None or (self._are_taken and not isinstance(first, _NanError)):
+            if declared is not None or (self._takes_first and not isinstance(first, _NanError)):
                 break  # what the module refuses is not the numbers
         if (other := declared or blind) is None:
             raise first or LookupError("there is no layout to try")

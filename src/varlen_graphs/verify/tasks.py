@@ -1,4 +1,4 @@
-"""What graphs replay in the proof."""
+"""Tasks of the proof: layouts for its graphs to replay."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from varlen_graphs.verify.made_up_layouts import (
 
 
 class Task(NamedTuple):
-    """What one graph replays.
+    """Layouts for one graph to replay.
 
     Attributes:
         budget: The budget of the graph.
