@@ -9,6 +9,7 @@ from torch import nn
 
 from varlen_graphs.capture.mode import BackendName, Mode
 from varlen_graphs.capture.options import Capture
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
@@ -169,6 +170,7 @@ class GraphedEncoder(OperatedEncoder):
             self._warm_start.load(capture.warmup)
         weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
+    @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
         if self._forward_hooks or self._forward_pre_hooks or self.executor.forward.is_running:
@@ -176,8 +178,7 @@ class GraphedEncoder(OperatedEncoder):
         self.executor.begin()  # as `forward`, a frame less
         return self.executor.answer(self.executor.bind(args, kwargs))
 
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
-
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the items of one call.
 
@@ -259,10 +260,8 @@ class GraphedEncoder(OperatedEncoder):
         calls = [*calls]
         if odd := [type(call).__name__ for call in calls if not isinstance(call, Mapping)]:
             raise InputError(f"verify came with a {odd[0]} as a call: expected a dict of its arguments by name")
-        pairs = [
-            (self._example(arguments), self._example(with_other_rows(arguments, self.spec))) for arguments in calls
-        ]
-        store = self.executor.store
+        store, example = self.executor.store, self._example
+        pairs = [(example(arguments), example(with_other_rows(arguments, self.spec))) for arguments in calls]
         for one, _ in pairs:  # first, because a memory limit may leave fewer budgets
             with self.pool.exclusive(), self.pool.order:
                 if self._budgets.enabled:

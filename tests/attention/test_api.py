@@ -277,6 +277,8 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
             {"schedule": vg.attention.tile_schedule(boundaries([12]), 12, rows=12, heads=2, head_dim=8)},
             "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and its segments would be used",
         ),
+        ({"max_seqlen": -1}, "max_seqlen=-1, max_seqlen_k=-1: expected integers of at least 0"),
+        ({"max_seqlen": True}, "max_seqlen=True"),
         ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'hopper', 'torch', 'reference')"),
         (
             {"backend": "torch"},
@@ -308,6 +310,16 @@ def test_bad_arguments_say_what_was_expected(change, message):
     arguments = {"q": q, "k": k, "v": v, "cu_seqlens": boundaries([12]), "max_seqlen": 12}
     with pytest.raises(vg.InputError, match=re.escape(message)):
         vg.varlen_attention(**(arguments | change))
+
+
+def test_autocast_casts_as_it_does_for_attention_of_torch():
+    q, k, v = random_qkv([12])
+    with torch.autocast("cpu", torch.bfloat16):
+        out = vg.varlen_attention(q, k.bfloat16(), v, boundaries([12]), 12)
+        wide = vg.varlen_attention(q.double(), k.double(), v.double(), boundaries([12]), 12)
+    assert out.dtype == torch.bfloat16
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(out.double(), wide, rtol=0.05, atol=0.05)
 
 
 def test_a_schedule_without_the_keys_is_not_taken_for_cross_attention():

@@ -256,6 +256,38 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
 
 
 @pytest.mark.parametrize(
+    ("per", "options", "other", "message"),
+    [
+        ("frame", {"any_segments": False}, None, "declare CuSeqlens(per='frame'), or leave out any_segments=False"),
+        ("item", {"any_segments": False}, None, "declare CuSeqlens(per='item'), or leave out any_segments=False"),
+        ("frame", {"any_segments": False}, "item", "cu_seqlens('frame'): budgets have no room for such segments"),
+        (vg.Windows(2), {}, None, "declare CuSeqlens(per=Windows(side=2))"),
+        ("frame", {}, None, None),
+        ("item", {"any_segments": False}, "frame", None),
+        ("frame", {"any_segments": False}, vg.Windows(2), None),
+        (vg.Windows(2), {"any_segments": False}, vg.Windows(2), None),
+    ],
+)
+def test_segments_that_nothing_counts_are_refused(per, options, other, message):
+    class Counts(nn.Module):
+        def forward(self, x, own, other=None):
+            segment = torch.searchsorted(own, torch.arange(len(x), dtype=torch.int32), right=True)
+            return x * (own[segment] - own[segment - 1])[:, None]
+
+    def boundaries(table):
+        return table.cu_seqlens(per)
+
+    buffers = [vg.DeviceBuffer("own", boundaries, **options)] + ([vg.CuSeqlens("other", per=other)] if other else [])
+    encoder = vg.GraphedEncoder(Counts().eval(), [64], vg.BufferSpec("x", vg.GridTHW(), buffers), backend="tape")
+    rows, grid = torch.ones(24, 3), [(6, 2, 2)]
+    if message is not None:
+        with pytest.raises(vg.SpecError, match=re.escape(message)):
+            encoder(rows, grid_thw=grid)
+    else:
+        assert torch.equal(encoder(rows, grid_thw=grid), rows * (24 if per == "item" else 4))
+
+
+@pytest.mark.parametrize(
     ("values", "came"),
     [
         (torch.tensor([[6, 10], [4, 14]]), "int64 [2, 2]"),

@@ -285,6 +285,27 @@ def test_towers_of_a_pickled_model_share_a_pool_of_their_own():
     assert first.pool is not next(iter(vg.encoders(model).values())).pool
 
 
+def test_an_outer_compiler_sees_nothing_of_a_first_call(plain):
+    wrapped(plain)
+    inputs = prompt(plain, IMAGES)
+    seen = []
+
+    def features(rows, grid):
+        return pooled(plain.model.visual(rows * 1.0, grid_thw=grid)) * 2
+
+    def counted(graph, _):
+        seen.append(graph)
+        return graph
+
+    call = inputs["pixel_values"], inputs["image_grid_thw"]
+    compiled = torch.compile(features, backend=counted)
+    first = compiled(*call)
+    assert len(seen) == 2  # what comes before the tower, and after it
+    assert torch.equal(first, compiled(*call))
+    assert torch.equal(first, features(*call))
+    assert vg.encoders(plain)["model.visual"].stats.replays.total() == 3
+
+
 def test_an_outer_compiler_breaks_at_our_boundary(plain):
     wrapped(plain)
     inputs = prompt(plain, IMAGES)
@@ -325,6 +346,43 @@ def test_autocast_is_fixed_at_the_first_use(plain):
     with torch.autocast("cpu", torch.bfloat16):
         expected = pooled(plain.model.visual(**call))
     torch.testing.assert_close(graphed, expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["glm_ocr", "glm5_next"])
+def test_norms_under_autocast_leave_queries_and_keys_in_another_dtype(name):
+    if name not in WHOLE:
+        pytest.skip(f"this version of transformers has no {name}")
+    model = whole_model(name).requires_grad_(False)
+    inputs, original = prompt(model, IMAGES), copy.deepcopy(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = original(**inputs).logits
+    for captured in (False, True):
+        wrapped(model)
+        if captured:
+            model(**inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert distance(model(**inputs).logits, expected) < 0.02
+        (encoder,) = vg.encoders(model).values()
+        assert encoder.stats.replays.total() == 1
+        assert encoder.stats.eager == ({"autocast differs from construction": 1} if captured else {})
+        vg.unwrap(model)
+
+
+def test_a_tower_in_training_mode_keeps_its_dropout_after_a_capture():
+    config = transformers.PixtralVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, patch_size=4, image_size=32,
+        attention_dropout=0.5,
+    )  # fmt: skip
+    tower = transformers.PixtralVisionModel(config).eval().requires_grad_(False)
+    rows = torch.randn(1, 3, 16, 16)
+    vg.wrap(tower, backend="tape")
+    evaluated = tower(rows).last_hidden_state
+    tower.train()
+    dropped = [tower(rows).last_hidden_state for _ in range(2)]
+    assert distance(*dropped) > 1e-3
+    (encoder,) = vg.encoders(tower).values()
+    assert encoder.stats.eager == {"training mode differs from construction": 2}
+    assert torch.equal(tower.eval()(rows).last_hidden_state, evaluated)
 
 
 def test_checkpointing_flags_change_nothing(plain):

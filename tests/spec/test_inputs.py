@@ -205,6 +205,42 @@ def test_numbers_come_without_loss():
             encoder(torch.zeros(3, 2), exact=[0.1, 1 / 3], small=wrong, lengths=[1, 2])
 
 
+@pytest.mark.parametrize("value", [999, torch.tensor([999.0]), torch.tensor([999.0], dtype=torch.float64)])
+def test_what_the_dtype_of_the_module_would_round_is_not_cast_unless_that_is_declared(value):
+    class Waves(nn.Linear):
+        def forward(self, x, t):
+            return super().forward(x) + (t.float() * 0.5).cos().to(x.dtype)[:, None]
+
+    torch.manual_seed(0)
+    module, rows = Waves(4, 4).bfloat16(), torch.zeros(3, 4, dtype=torch.bfloat16)
+
+    def encoder_of(dtype):
+        inputs = [vg.PerItem("t", dtype=dtype, per_row=True)]
+        spec = vg.BufferSpec("x", vg.Lengths(), inputs=inputs)
+        return vg.GraphedEncoder(module.eval(), [16], spec, backend="tape")
+
+    t = [value] if isinstance(value, int) else value
+    with pytest.raises(
+        vg.InputError, match=r"t is torch.*would round them: declare PerItem\('t', dtype=torch.float32\)"
+    ):
+        encoder_of(None)(rows, t=t, lengths=[3])
+    assert encoder_of(None)(rows, t=torch.ones(1, dtype=torch.bfloat16), lengths=[3]).shape == rows.shape
+    expected = module(rows, torch.full((3,), 999.0))
+    assert torch.equal(encoder_of(torch.float32)(rows, t=t, lengths=[3]), expected)
+    assert not torch.equal(encoder_of(torch.bfloat16)(rows, t=t, lengths=[3]), expected)
+
+
+@pytest.mark.parametrize("name", ["kinds", "t", "prompt", "lengths"])
+def test_freed_ones_are_refused_by_name(name):
+    encoder, call = encoder_for("packed").capture(), call_of("packed", [5, 9])
+    before = encoder(**call)
+    freed = torch.tensor(call[name]) if name == "lengths" else call[name].clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(vg.InputError, match=f"the memory of {name} was freed"):
+        encoder(**(call | {name: freed}))
+    assert equal_bits(encoder(**call), before)
+
+
 WRONG = [
     ({"t": [0.5]}, vg.LayoutError, r"t has \[1\] entries, but the call has 2 items"),
     (

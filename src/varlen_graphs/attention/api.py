@@ -72,6 +72,7 @@ def varlen_attention(
     inference: there are no gradients on CUDA.
 
     Rows after `cu_seqlens[-1]` are padding. They may hold anything, NaN included, and change no other row by a bit.
+    Under autocast, `q`, `k` and `v` are cast to its dtype, as by `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
         q: Queries, `[rows, heads, head_dim]`, floating.
@@ -117,10 +118,11 @@ def varlen_attention(
         raise InputError(f"attention backend {backend!r}: expected one of {get_args(AttentionBackend)}")
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    q, k, v = _as_autocast(q, k, v)
     _check_shapes(q, k, v)
     _check_boundaries(cu_seqlens, cu_seqlens_k, q.device)
-    if not isinstance(max_seqlen, int | torch.SymInt) or not isinstance(max_seqlen_k, int | torch.SymInt):
-        raise InputError(f"max_seqlen={max_seqlen!r}, max_seqlen_k={max_seqlen_k!r}: expected integers")
+    if not (_is_size(max_seqlen) and _is_size(max_seqlen_k)):
+        raise InputError(f"max_seqlen={max_seqlen!r}, max_seqlen_k={max_seqlen_k!r}: expected integers of at least 0")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     left, right = window
     if causal:
@@ -141,6 +143,22 @@ def varlen_attention(
     bias = None if bias is None else bias.contiguous()
     out: Tensor = op.attention(q, k, v, *segments, *tiles, max_seqlen, max_seqlen_k, scale, left, right, backend, bias)
     return out
+
+
+def _is_size(value: object) -> bool:
+    """Return True for a number of rows; torch.compile would guard on a comparison of its own numbers."""
+    return isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+def _as_autocast(*tensors: Tensor) -> list[Tensor]:
+    """Return the tensors, in the dtype of autocast if that is on; as elsewhere in torch, float64 is not cast."""
+    cast = []
+    for x in tensors:
+        if isinstance(x, Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type):
+            eligible = x.is_floating_point() and x.dtype is not torch.float64
+            x = x.to(torch.get_autocast_dtype(x.device.type)) if eligible else x
+        cast.append(x)
+    return cast
 
 
 def _check_tensor(name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.padding_values import poison_floating, repeat_entries
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes, check_not_freed
+from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
@@ -20,6 +20,7 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
 from varlen_graphs.layout.samples import sample_item, sample_layout
 from varlen_graphs.layout.span import Span
+from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 
@@ -136,7 +137,7 @@ class Arena:
             capacity = buffer.capacity(budget)
             given[buffer.name] = self._host[buffer.name][: math.prod(capacity)].view(capacity)
         given |= self._inputs.view(budget)
-        return self._at(budget), ItemTable(self.table[: budget.items], budget, self._spec.layout), given
+        return self._at(budget), self._spec.item_table(self.table[: budget.items], budget), given
 
     def call(self, layout: Layout, budget: Budget, statics: dict[str, Any]) -> Call:
         """Return a call of the first rows at a budget, where these and the tensors beside them lie."""
@@ -270,7 +271,7 @@ class Arena:
             shape = (*self._extent.shape(budget), *self.rows.shape[1:])
             probe_rows = torch.full(shape, self._pad, dtype=self.rows.dtype, device=self.rows.device)
             host |= self._inputs.pads(budget)
-            probes.append((probe_rows, ItemTable(values, budget, spec.layout), host))
+            probes.append((probe_rows, spec.item_table(values, budget), host))
         return probes
 
     def load_sample(self, budget: Budget) -> None:

@@ -14,6 +14,7 @@ from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
+from varlen_graphs.graphs.shared_arguments import check_shared
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, clear_gaps
 from varlen_graphs.watch.attributes import AttributeSnapshot
@@ -75,7 +76,7 @@ class BoundForward:
         Rows and items come in two proportions: a wrong declaration fits one of them at most.
 
         Raises:
-            SpecError: The output is not as declared.
+            SpecError: The output is not as declared, or the module writes to memory that two arguments share.
             CaptureError: The module keeps something that depends on the rows.
         """
         probe, *others = arena.probes()
@@ -84,6 +85,10 @@ class BoundForward:
         for parts in (first, *map(self._probe, others)):
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
+        for rows, table, given in arena.probes():
+            with self._mode.autocast(rows.device.type):
+                arguments = self._forward.arguments(rows, table, given, self._statics)
+                check_shared(arguments, partial(self._forward.run, arguments))
         return first.constants
 
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:

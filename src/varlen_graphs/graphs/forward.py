@@ -23,7 +23,7 @@ from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.declared_outputs import extents
-from varlen_graphs.spec.entries import Extent, filled
+from varlen_graphs.spec.entries import filled
 from varlen_graphs.spec.inputs import Input
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
 from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten, with_padding
@@ -65,11 +65,9 @@ class Forward:
         self.module = module
         self.module_forward = module.forward
         self._threads: set[int] = set()  # those that run the function
-        self.function = function
-        self.spec = spec
+        self.function, self.spec = function, spec
         self._signature = signature
-        self.wrong = False
-        self.differs_without = False
+        self.wrong = self.differs_without = False
         self.proven: dict[StaticKey, bool] | None = None
         self.compiled = CompiledForward(self._run) if compile else None
 
@@ -96,9 +94,8 @@ class Forward:
     @property
     def beside(self) -> dict[str, Any]:
         """Callables and objects that run beside the module, by name."""
-        buffers: dict[str, Any] = {buffer.name: buffer for buffer in self.spec.buffers}
         others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
-        return buffers | others | {"forward": self.function}
+        return {buffer.name: buffer for buffer in self.spec.buffers} | others | {"forward": self.function}
 
     def __call__(
         self,
@@ -109,9 +106,15 @@ class Forward:
         compiled: bool = False,
         positional: int = 0,
     ) -> Any:
-        """Run rows, `[rows, ...]` or `[batch, length, ...]`, at the capacity of `table.budget`, padding included.
+        """Run rows at the capacity of `table.budget`, padding included; `positional` is as in `Call`."""
+        return self.run(self.arguments(rows, table, given, statics), table.budget if compiled else None, positional)
 
-        `given` holds the host buffers and the tensors beside the rows, by name; `positional` is as in `Call`.
+    def arguments(
+        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the arguments for rows, `[rows, ...]` or `[batch, length, ...]`, with all buffers computed.
+
+        `given` holds the host buffers and the tensors beside the rows, by name.
         """
         spec, takes = self.spec, self._signature.takes
         rows = spec.row_extent.clear(rows, table, spec.packed.pad)
@@ -125,8 +128,11 @@ class Forward:
         if spec.layout.has_argument and not spec.layout.packs and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
-        arguments |= {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
-        captured = partial(self.compiled, table.budget) if compiled and self.compiled else None
+        return arguments | {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
+
+    def run(self, arguments: dict[str, Any], budget: Budget | None = None, positional: int = 0) -> Any:
+        """Run the module, or the function in its place; with a budget what torch's compiler made of it, if it did."""
+        captured = partial(self.compiled, budget) if budget and self.compiled else None
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
             return (captured or self.itself)(*args, **arguments)
@@ -156,7 +162,9 @@ class Forward:
         with torch.set_grad_enabled(grad), on_device(device):
             items = exact_table(spec, layout, device)
             given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
-            given |= {one.name: self._exact_input(one, extent, call, budget) for one, extent in spec.input_extents}
+            for one, extent in spec.input_extents:
+                sizes, dtype = extent.shape(budget), self.input_dtype(one)
+                given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
             # As with graphs, the caller's tensors are neither written to nor returned.
             rows = call.rows.to(self.row_dtype, copy=True)
             output = self(rows, items, given, call.statics, positional=call.positional)
@@ -181,17 +189,17 @@ class Forward:
             check_hidden_states(parts)
         return parts
 
-    def eager(self, call: Call, hooked: bool, trusts: bool = True) -> Any:
+    def eager(self, call: Call, hooked: bool, trusts: bool = True, changed: bool = False) -> Any:
         """Run a call eager: by the original module if the function in its place would miss something, or is wrong.
 
-        Until that is known, the original runs if it can, unless the caller trusts the declared forward.
+        Until that is known, and where the state of the module is `changed` since, the original runs if it can, unless
+        the caller trusts the declared forward.
         """
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
-        is_right = self._is_right(call.key)
-        if is_right is False and not call.beyond:
+        if (is_right := self._is_right(call.key)) is False and not call.beyond:
             return self.reference(call)
-        if is_right is None and not trusts and not call.beyond and self.answers_itself(call):
+        if (is_right is None or changed) and not trusts and not call.beyond and self.answers_itself(call):
             with suppress(Exception):  # it may need more than these arguments
                 return self.reference(call)
         if hooked and self.function is not None:
@@ -267,14 +275,6 @@ class Forward:
         args, arguments = self._signature.as_passed(call.positional, arguments)
         with torch.set_grad_enabled(grad):
             return self.itself(*args, **arguments)
-
-    def _exact_input(self, one: Input, extent: Extent, call: Call, budget: Budget) -> Tensor:
-        """Return a copy of a tensor beside the rows, or its default."""
-        dtype, device = self.input_dtype(one), call.rows.device
-        if one.name in call.inputs:
-            return call.inputs[one.name].to(device, dtype, copy=True)
-        assert one.default is not None  # noqa: S101 - else the call would have been refused
-        return torch.full((*extent.shape(budget), *one.shape), one.default, dtype=dtype, device=device)
 
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)

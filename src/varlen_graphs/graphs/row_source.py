@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import InputError
 from varlen_graphs.kernels.copy_rows.op import copy_rows
 from varlen_graphs.layout.packed_batch import has_padding
 from varlen_graphs.layout.span import Span
+from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent, filled
 from varlen_graphs.watch.owners import PLAIN_TENSORS
@@ -22,18 +22,6 @@ Source = tuple[int, int, int]
 
 NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
-
-
-def check_not_freed(tensor: Tensor, name: str) -> None:
-    """Check that there is memory behind a tensor, an argument of this name.
-
-    Raises:
-        InputError: It was freed.
-    """
-    if type(tensor) not in PLAIN_TENSORS or not tensor.numel() or tensor._is_zerotensor():
-        return
-    if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
-        raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
 
 
 def address_of_sizes(sizes: Tensor) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
@@ -123,6 +124,7 @@ class Installed:
             encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
             return encoder
 
+    @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
         if self.tower.method is not None:
@@ -158,8 +160,6 @@ class Installed:
     def _count(self, reason: str) -> None:
         if self._encoder is not None:
             self._encoder.stats.count_eager(reason)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
 
     def remove(self) -> None:
         """Restore what was replaced, and free the graphs."""

@@ -1,5 +1,6 @@
 """Items on the device: one small table, and the tensors computed from it."""
 
+from collections.abc import Collection
 from functools import cached_property
 from typing import cast, get_args
 
@@ -31,12 +32,15 @@ class ItemTable:
             column. If items are grouped, one more column at the end holds 1 for items that start a group, else 0.
         budget: Capacities, which fix every shape below.
         layout: Layout argument that describes the items.
+        counted: The kinds of segments that budgets have room for, by the declaration; `None` if that is not known.
 
     Raises:
         InputError: `values` is not such a table.
     """
 
-    def __init__(self, values: Tensor, budget: Budget, layout: LayoutArgument) -> None:
+    def __init__(
+        self, values: Tensor, budget: Budget, layout: LayoutArgument, counted: Collection[Per] | None = None
+    ) -> None:
         columns = 3 + len(layout.columns) + layout.grouped
         if not isinstance(values, Tensor) or values.dtype != torch.int64 or values.shape[1:] != (columns,):
             came = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -47,6 +51,7 @@ class ItemTable:
         self.values = values
         self.budget = budget
         self.layout = layout
+        self.counted = counted
         self._positions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._cu_seqlens: dict[Per, Tensor] = {}
         self._query_seqlens: dict[int, Tensor] = {}
@@ -204,11 +209,12 @@ class ItemTable:
 
         Raises:
             SpecError: The layout has no segments of this kind, or prefix rows, which only items have; or the rows are
-                a padded batch.
+                a padded batch; or no buffer counts such segments, of which a budget may then have too few.
         """
         per = "item" if per == "clip" else per
         if per not in self._cu_seqlens:
             self._check_packed("cu_seqlens")
+            self._check_counted(per)
             if self.layout.prefix and per != "item":
                 raise SpecError(
                     f"cu_seqlens({per!r}): expected 'item', because {self.layout.name!r} declares prefix rows, which "
@@ -220,6 +226,19 @@ class ItemTable:
                 starts = starts + self.layout.prefix * before.minimum((self.item_rows > 0).sum(dtype=torch.int32))
             self._cu_seqlens[per] = starts
         return self._cu_seqlens[per]
+
+    def _check_counted(self, per: Per) -> None:
+        """Check that budgets have room for such segments: an item has one frame or more, and a frame one window."""
+        counted = () if self.counted is None else self.counted
+        if self.counted is None or per in counted:
+            return
+        cut = any(isinstance(kind, Windows) for kind in counted)
+        if isinstance(per, Windows) or not (cut if per == "frame" else counted):
+            instead = "" if isinstance(per, Windows) else ", or leave out any_segments=False"
+            raise SpecError(
+                f"cu_seqlens({per!r}): budgets have no room for such segments, because no buffer counts them: declare "
+                f"CuSeqlens(per={per!r}){instead}"
+            )
 
     def query_seqlens(self, queries: int) -> Tensor:
         """Return cumulative query counts, `queries` per segment up to `items * queries`: int32 `[segments + 1]`."""

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import LayoutError, counted
+from varlen_graphs.errors import InputError, LayoutError, counted
+from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 INT64_MAX = 2**63 - 1
 
@@ -31,6 +32,18 @@ def is_integers(value: Any, dims: int) -> bool:
 def is_dense(tensor: Tensor) -> bool:
     """Return True unless the tensor is sparse, nested or on the meta device."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+
+
+def check_not_freed(tensor: Tensor, name: str) -> None:
+    """Check that there is memory behind a tensor, an argument of this name.
+
+    Raises:
+        InputError: It was freed.
+    """
+    if type(tensor) not in PLAIN_TENSORS or not tensor.numel() or tensor._is_zerotensor():
+        return
+    if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
+        raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
 
 
 _SMALL = (list, tuple, int)
@@ -71,6 +84,7 @@ def as_list(name: str, value: Any, expected: str) -> list[Any]:
 
     Raises:
         LayoutError: `value` is empty, a non-integer, sparse, nested or meta tensor, or neither a list nor an array.
+        InputError: The memory of `value` was freed.
     """
     value = stacked(name, value)
     if isinstance(value, Tensor):
@@ -80,6 +94,7 @@ def as_list(name: str, value: Any, expected: str) -> list[Any]:
             raise LayoutError(
                 f"{name} is a sparse, nested or meta tensor: expected integers, {expected}, in a dense one"
             )
+        check_not_freed(value, name)
         value = value.tolist()
     elif hasattr(value, "tolist"):
         value = value.tolist()

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 
 ROWS, MASK = "input_features", "input_features_mask"
@@ -50,6 +51,7 @@ class ChunkedClips(TowerEncoder):
     The tower itself answers calls with a mask that does not mark the first frames of each clip.
     """
 
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the clips of one call.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
@@ -87,6 +88,7 @@ class PatchesEncoder(TowerEncoder):
         super().__init__(tower, budgets, spec, **options)
         self._names = [*inspect.signature(tower.forward).parameters]
 
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the images of one call.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
@@ -54,6 +55,7 @@ class MergedOrWhole(TwoEncoders):
         """Encoder of calls that merge no windows."""
         return self._second[0]
 
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode slices of images.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
@@ -35,6 +36,7 @@ class SpeechEncoder(TowerEncoder):
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the clips of one call.
 

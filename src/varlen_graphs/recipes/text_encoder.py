@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layout.padded import shifted
 from varlen_graphs.recipes.read_around import READS_AROUND, ReadAround
@@ -49,6 +50,7 @@ class TextEncoder(TowerEncoder):
         self._around = around
         self._pad = text.pad
 
+    @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode the texts of one call.
 

@@ -249,7 +249,8 @@ class Executor:
 
     def run_eager(self, call: Call, trusts: bool = True) -> Any:
         """Return the output of a call run eager; see `Forward.eager`."""
-        return self.forward.eager(call, self.mode.has_hooks(), trusts)
+        changed = not trusts and self.mode.change(call.rows.device.type) is not None
+        return self.forward.eager(call, self.mode.has_hooks(), trusts, changed)
 
     def check_usable(self) -> None:
         """Check that the encoder may be used here; see `Pool.check_usable`."""
@@ -264,10 +265,8 @@ class Executor:
         """
         self.pool.check_usable(self._module)
         checks = self.store.capturer.checks
-        if checks is not None and checks.calls:  # else there is nothing to find
-            found = checks.poll()
-            if found:
-                self.stats.count_wrong_layouts(found)
+        if checks is not None and checks.calls and (found := checks.poll()):  # else there is nothing to find
+            self.stats.count_wrong_layouts(found)
 
     def capture_inputs(self, statics: dict[str, Any]) -> CaptureInputs | None:
         """Return the inputs to capture for calls with these static arguments; `None` if nothing is captured here.

@@ -5,7 +5,11 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.call import Call
+
+PRECISE = 4
+"""Bytes of a floating number that is not cast to fewer unless that is declared: it may be a time, or a position."""
 
 
 def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> None:
@@ -38,19 +42,26 @@ def check_beside(store: GraphStore, call: Call) -> None:
     """Check that the tensors beside the rows of a call have the device and dtype that the module takes.
 
     Raises:
-        InputError: One is on another GPU, or of a dtype that is not cast.
+        InputError: One is on another GPU, of a dtype that is not cast, or its memory was freed.
     """
     forward, here = store.forward, call.rows.device
     for one in forward.spec.inputs:
         tensor, wanted = call.inputs.get(one.name), forward.input_dtype(one)
         if tensor is None:
             continue
+        check_not_freed(tensor, one.name)
         if tensor.device != here and tensor.device.type != "cpu":
             raise InputError(f"{one.name} is on {tensor.device}: expected it on {here}, like the rows, or on the CPU")
         if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
             raise InputError(
                 f"{one.name} is {tensor.dtype}: expected {wanted}; floating tensors are cast, others are not: convert "
                 f"it, or declare {type(one).__name__}({one.name!r}, dtype={tensor.dtype})"
+            )
+        if one.dtype is None and wanted.itemsize < PRECISE <= tensor.dtype.itemsize:
+            raise InputError(
+                f"{one.name} is {tensor.dtype}, or numbers, and the module {wanted}, which would round them: declare "
+                f"{type(one).__name__}({one.name!r}, dtype=torch.float32) for the module to get them as they are, or "
+                f"dtype={wanted} to have them cast"
             )
 
 

@@ -13,6 +13,7 @@ from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSe
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.entry_counts import EntryCounts
+from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
 from varlen_graphs.layout.padded import PackedMask, Padded, PaddedMask
@@ -235,6 +236,10 @@ class BufferSpec:
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
             kinds |= {"group"} if self.layout.grouped else set()
         return Needs(self.layout, kinds)
+
+    def item_table(self, values: Tensor, budget: Budget) -> ItemTable:
+        """Return the table of items at a budget."""
+        return ItemTable(values, budget, self.layout, self.needs.kinds)
 
     @cached_property
     def row_multiple(self) -> int:

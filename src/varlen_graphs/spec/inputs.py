@@ -22,8 +22,8 @@ class Input(ABC):
         name: Name of the argument.
         shape: Shape of one entry.
         dtype: Dtype in which the module receives the tensor; floating ones of another dtype are cast. `None` for that
-            of its first floating matrix. Other dtypes than floating ones must be declared, and calls must bring
-            them.
+            of its first floating matrix, to which float32, float64 and numbers are not cast if it has fewer bits than
+            32. Other dtypes than floating ones must be declared, and calls must bring them.
         default: Value of all entries in calls that do not bring the argument; `None`: calls must bring it.
 
     Raises:
@@ -63,6 +63,15 @@ class Input(ABC):
 
         If `clears`, floating padding of packed rows holds the pad, too.
         """
+
+    def copied(
+        self, tensor: Tensor | None, entries: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return a copy of what a call brought, or its default, for a run of so many entries without padding."""
+        if tensor is not None:
+            return tensor.to(device, dtype, copy=True)
+        assert self.default is not None  # noqa: S101 - else the call would have been refused
+        return torch.full((*entries, *self.shape), self.default, dtype=dtype, device=device)
 
     def entries_first(self, argument: Tensor) -> Tensor:
         """Return a view of the argument with its entries first, `[entries, *shape]`."""

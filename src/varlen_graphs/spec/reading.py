@@ -196,4 +196,4 @@ def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
 def exact_table(spec: BufferSpec, layout: Layout, device: torch.device) -> ItemTable:
     """Return the table of items that run without padding."""
     values = torch.tensor(layout.items, dtype=torch.int64, device=device)
-    return ItemTable(values, spec.exact_budget(layout), spec.layout)
+    return spec.item_table(values, spec.exact_budget(layout))

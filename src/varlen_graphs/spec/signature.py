@@ -56,7 +56,8 @@ class Signature:
         self._module = module
         self._off = off
         self._who = type(module).__name__
-        own = parameters_of(getattr(module, "_orig_mod", module).forward, f"{self._who}.forward")  # under torch.compile
+        compiled = getattr(module, "_orig_mod", None)  # by torch.compile
+        own = parameters_of((module if compiled is None else compiled).forward, f"{self._who}.forward")
         self._replaced = forward is not None
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)

@@ -151,12 +151,17 @@ def limit_of(given: float | None, forward: Forward, device: torch.device) -> flo
     """Return the given tolerance, or that of the dtype of the computation, which autocast may choose."""
     if given is not None:
         return given
-    if any(parameter.dtype.itemsize == 1 for parameter in forward.module.parameters()):
+    if any(map(_is_quantised, forward.module.parameters())):
         return TOLERANCES[torch.bfloat16]
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else forward.module_dtype
     if dtype == torch.float32 and device.type == "cuda" and _rounds_to_tf32(forward.module):
         return TOLERANCES[torch.float16]
     return TOLERANCES.get(dtype, TOLERANCES[torch.float32])
+
+
+def _is_quantised(weight: Tensor) -> bool:
+    """Return True for a matrix of numbers of one byte; flags are none."""
+    return weight.dtype.itemsize == 1 and weight.dtype is not torch.bool and weight.dim() > 1
 
 
 def _rounds_to_tf32(module: nn.Module) -> bool:

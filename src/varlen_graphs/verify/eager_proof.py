@@ -1,12 +1,17 @@
 """The part of the proof that needs no graph: the declared forward, run eager on items that no budget needs to hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import accumulate
 
-from varlen_graphs.errors import VerificationError
+from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.declared_outputs import extents
+from varlen_graphs.spec.entries import CountedEntries
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, few
@@ -36,7 +41,7 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
     Raises:
         VerificationError: It does not; the message says where.
     """
-    call, layout, expected, against, output, _ = example
+    call, layout, expected, against, output, by_references, _ = example
     found = expected.furthest(output, layout, range(len(layout)), call.padded)
     if found.error > limit and found.error > example.allowed(forward, limit, output):
         what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
@@ -46,22 +51,61 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         order, alone = permuted(forward.spec, call, layout, part)
         own = read_layout(forward.spec, alone)
         try:
-            with references():
+            with references() if by_references else nullcontext():
                 parts = run_made_up(partial(forward.exact, alone), call.rows.device)
         except Exception as error:
             if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
-                raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{COUNTS}") from error
-            raise
+                raise _miscounted(forward, alone, own, error) from error
+            if forward.spec.layout.padded:
+                raise
+            raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{TOGETHER}") from error
         found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
-            raise VerificationError(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
+            kind = _kind(forward, call) if _counts_entries(forward) else VerificationError
+            raise kind(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
 
 
-def in_two(layout: Layout) -> list[list[range]]:
-    """Return the groups of items in two parts, which are no halves: their numbers have few divisors in common."""
-    third = len(layout.groups) // 3
-    return [layout.groups[:third], layout.groups[third:]]
+def in_two(layout: Layout, unit: int = 1) -> list[list[range]]:
+    """Return the groups of items in two parts, which are no halves: their numbers have few divisors in common.
+
+    If possible, the units of rows of the first part are no multiple of any small number: a module may see all rows in
+    groups of so many.
+    """
+    third, units = max(1, len(layout.groups) // 3), [rows // unit for rows in accumulate(layout.group_rows)]
+    splits = (at for at, count in enumerate(units, start=1) if at >= third and all(count % n for n in range(2, 33)))
+    split = min(next(splits, third), len(units) - 1)
+    return [layout.groups[:split], layout.groups[split:]]
+
+
+def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
+    """Check that the declared forward takes items of any length, where the declaration counts their entries.
+
+    Raises:
+        VerificationError, SpecError: It does not; the message names the item.
+    """
+    for call in calls:
+        try:
+            run_made_up(partial(forward.exact, call), call.rows.device)
+        except SpecError:
+            raise
+        except Exception as error:
+            raise _miscounted(forward, call, read_layout(forward.spec, call), error) from error
+
+
+def _miscounted(forward: Forward, call: Call, layout: Layout, error: Exception) -> Exception:
+    """Return the error for a number of entries that is wrong."""
+    return _kind(forward, call)(f"wrong for items {few(layout)}: alone, they raise {error!r}\n{COUNTS}")
+
+
+def _counts_entries(forward: Forward) -> bool:
+    """Return True if a function of the items tells how many entries of an output calls get."""
+    return any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared))
+
+
+def _kind(forward: Forward, call: Call) -> type[VerificationError | SpecError]:
+    """Return the kind of error for a wrong number of entries: one that ends the call if nothing else can answer it."""
+    return VerificationError if forward.answers_itself(call) else SpecError
 
 
 def check_left_out(forward: Forward, example: Example, limit: float) -> None:
@@ -78,8 +122,7 @@ def check_left_out(forward: Forward, example: Example, limit: float) -> None:
         own = run_made_up(partial(forward.without, call), device)
     except Exception:  # it needs what the encoder adds
         return
-    with references():
-        output = run_made_up(partial(forward.exact, call), device)
+    output = run_made_up(partial(forward.exact, call), device)
     layout = read_layout(forward.spec, call)
     expected = Expected(own, layout, call.padded)
     found = expected.furthest(flatten(output, forward.spec.declared), layout, range(len(layout)), call.padded)

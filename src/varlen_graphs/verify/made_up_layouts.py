@@ -41,8 +41,14 @@ RICH: Sequence[Sizes] = [
 ]
 """Items larger than windows and tiles; the sides of the first are even, those of the second are divisible by 6."""
 
-CROWD: Sizes = [((1, 8), (1, 24), (1, 16), (1, 16))[at % 4] for at in range(65)]
-"""More items and rows than a module may have in mind that treats them in groups, or as one from some number on."""
+ODD = {5: 9, 40: 15}
+"""Rows of two items in `CROWD`."""
+
+CROWD: Sizes = [(1, ODD.get(at, (8, 24, 16, 16)[at % 4])) for at in range(65)]
+"""More items than a module may have in mind that treats them in groups, or as one from some number on.
+
+They have 1,024 rows, so that modules run which see all rows in groups, and two of them odd numbers, which shows that.
+"""
 
 LENGTHS: Sizes = [(1, 1 + 7 * at % 32) for at in range(65)]
 """Every length up to 32, for modules that treat some of them in another way."""
@@ -93,16 +99,29 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
 
 
 def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row."""
+    """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row.
+
+    A module may see all rows in groups of some size: one of the numbers of rows is a multiple of that.
+    """
     if not spec.layout.one_row:
         if not (spec.layout.has_frames or spec.layout.has_sides) and spec.row_multiple == 1:
             yield from _varied(spec, LENGTHS)
+            if not spec.layout.padded:
+                for rows in range(1, 33):
+                    yield _layout(spec, [*LENGTHS, (1, rows)])
         yield from _varied(spec, CROWD)
 
 
 def uneven_layouts(spec: BufferSpec) -> Iterator[Layout]:
     """Yield a layout of items whose rows are to differ in magnitude."""
     yield _layout(spec, [(1, 1)] * len(UNEVEN) if spec.layout.one_row else UNEVEN)
+
+
+def single_layouts(spec: BufferSpec) -> Iterator[Layout]:
+    """Yield single items of successive lengths: numbers of entries that are wrong for one length may repeat by 16."""
+    shortest = max(17, spec.shortest)
+    for rows in range(shortest, shortest + 16):
+        yield _exact_layout(spec, [(1, rows * spec.row_multiple)])
 
 
 def even_layouts(spec: BufferSpec) -> Iterator[Layout]:

@@ -1,7 +1,7 @@
 """The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 import torch
@@ -22,19 +22,20 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import MOST_NAN, Expected, limit_of, nan_shares
-from varlen_graphs.verify.eager_proof import check_eager, check_left_out, in_two
+from varlen_graphs.verify.eager_proof import check_eager, check_left_out, check_lengths, in_two
 from varlen_graphs.verify.made_up_calls import Kind, Numbers, has_floats, has_integers, make_calls
-from varlen_graphs.verify.made_up_layouts import crowded_layouts, even_layouts, rich_layouts, uneven_layouts
+from varlen_graphs.verify.made_up_layouts import (
+    crowded_layouts,
+    even_layouts,
+    rich_layouts,
+    single_layouts,
+    uneven_layouts,
+)
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.tasks import Task, tasks_of_a_set, tasks_of_each
-from varlen_graphs.verify.trial import Example, Trial
+from varlen_graphs.verify.trial import DECLARATION, MODULE, Example, Trial
 from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
 
-MODULE = "the module itself"
-DECLARATION = (
-    "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
-    "means, such as per='item' or per='frame', was not proven"
-)
 BLIND = (
     "all floating outputs are NaN for all made-up rows, which shows nothing; pass verify=vg.Verify(prove=False), and "
     "prove graphs on your own calls with encoder.verify(calls)"
@@ -123,22 +124,28 @@ class Prover:
         right = partial(check_eager, forward, limit=limit)
 
         def in_parts(example: Example) -> None:
-            right(example, parts=in_two(example.layout))
+            right(example, parts=in_two(example.layout, spec.row_multiple))
 
-        checks: list[tuple[Iterator[Layout], Callable[[Example], None], Kind]] = [
-            (rich_layouts(spec, max(self._budgets.enabled)), right, "random"),
-            (crowded_layouts(spec), in_parts, "random"),
-            (uneven_layouts(spec), in_parts, "uneven"),
+        def run(check: Callable[[Example], None], layouts: Iterator[Layout], kind: Kind = "random") -> None:
+            own = known if kind == "random" else {}
+            itself = kind != "uneven"  # whose items are compared with each other
+            check(self._example(layouts, graphs, inputs, own, by_module=itself, kind=kind, itself=itself))
+
+        checks: list[Callable[[], None]] = [
+            partial(run, right, rich_layouts(spec, max(self._budgets.enabled))),
+            partial(run, in_parts, crowded_layouts(spec)),
+            partial(run, in_parts, uneven_layouts(spec), "uneven"),
         ]
         if has_integers(forward):
-            checks.append((even_layouts(spec), right, "repeated"))
+            checks.append(partial(run, right, even_layouts(spec), "repeated"))
         if forward.may_leave_out:
-            checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), "random"))
-        for layouts, check, kind in checks:
+            checks.append(partial(run, partial(check_left_out, forward, limit=limit), even_layouts(spec)))
+        if spec.counts_rows:
+            calls = (next(make_calls(forward, layout, inputs)) for layout in single_layouts(spec))
+            checks.append(partial(check_lengths, forward, calls))
+        for check in checks:
             with graphs.agreement.attempt() as attempt:
-                own = known if kind == "random" else {}
-                itself = kind != "uneven"  # whose items are compared with each other
-                check(self._example(layouts, graphs, inputs, own, by_module=itself, kind=kind, itself=itself))
+                check()
             failure = attempt.take()
             if failure is not None and isinstance(failure.error, VerificationError):
                 return [str(failure.error)]
@@ -243,7 +250,8 @@ class Prover:
         for numbers in [*self._numbers]:
             for layout in layouts:
                 calls = make_calls(self._forward, layout, inputs, kind, numbers)
-                tries = iter([known[layout]]) if layout in known else map(partial(self._try, itself=itself), calls)
+                attempt = partial(self._try, itself=itself, alone=kind == "uneven")
+                tries = iter([known[layout]]) if layout in known else map(attempt, calls)
                 for tried in tries:
                     if isinstance(tried, Exception):
                         first = first or tried
@@ -267,25 +275,27 @@ class Prover:
         known[other.layout] = other
         return other
 
-    def _try(self, call: Call, itself: bool) -> Example | Exception:
+    def _try(self, call: Call, itself: bool, alone: bool = False) -> Example | Exception:
         """Return a call with the output of the module itself, or of the forward if it cannot run with these arguments.
 
-        Without `itself`, of the forward in any case.
+        Without `itself`, of the forward in any case: with the references of all kernels, unless nothing but the forward
+        is compared with it `alone`.
 
         The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
         function in the declaration.
         """
         try:
-            layout = read_layout(self._spec, call)
+            layout, own = read_layout(self._spec, call), None
             run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
-            with references():
+            if itself and self._forward.answers_itself(call):
+                with suppress(Exception):  # it may need more than these arguments
+                    own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
+            by_references = own is None and not alone
+            with references() if by_references else nullcontext():
                 output = run(partial(self._forward.exact, call))
-                form = flatten(output, self._spec.declared)
-                if itself and self._forward.answers_itself(call):
-                    with suppress(Exception):  # it may need more than these arguments
-                        own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
-                        return Example(call, layout, own, MODULE, form, mode.has_indices)
-            against = MODULE if self._forward.is_module else DECLARATION
-            return Example(call, layout, Expected(output, layout, call.padded), against, form, mode.has_indices)
+            form = flatten(output, self._spec.declared)
+            against = DECLARATION if own is None and not self._forward.is_module else MODULE
+            own = own or Expected(output, layout, call.padded)
+            return Example(call, layout, own, against, form, by_references, mode.has_indices)
         except Exception as error:
             return error

@@ -27,6 +27,11 @@ from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.operations import random_draw
 from varlen_graphs.watch.made_up_run import run_made_up
 
+MODULE = "the module itself"
+DECLARATION = (
+    "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
+    "means, such as per='item' or per='frame', was not proven"
+)
 TOGETHER = (
     "The items of a call act on each other, so an item would change with the others that share its replay. Compute "
     "what they share outside of the module, or let items that belong together form a group."
@@ -56,6 +61,7 @@ class Example(NamedTuple):
         expected: The expected output.
         against: What computed that, in words.
         output: The output of the declared forward, run eager without padding.
+        by_references: True if the references of kernels computed that.
         has_indices: True on a GPU if some operator took indices there.
     """
 
@@ -64,7 +70,8 @@ class Example(NamedTuple):
     expected: Expected
     against: str
     output: Parts
-    has_indices: bool = False
+    by_references: bool
+    has_indices: bool
 
     def allowed(self, forward: Forward, limit: float, form: Parts) -> float:
         """Return the largest error that is allowed here: more than `limit` if changes by a rounding error cause more.
@@ -158,7 +165,7 @@ class Trial:
 
         Torch's convolution of bfloat16 on the CPU, for example, reads memory that nobody wrote at some small sizes.
         """
-        call, layout, expected, _, output, _ = self.example
+        call, layout, expected, _, output, *_ = self.example
         again = (Expected(self._forward.reference(call), layout, call.padded) for _ in range(3))
         return all(expected.differs_from(one, output) <= self._limit for one in again)
 
