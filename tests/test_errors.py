@@ -106,11 +106,11 @@ def test_bad_calls_raise_named_errors_and_leave_the_encoder_working(encoder, tow
     assert distance(encoder(ROWS, grid_thw=GRID), expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["cu_seqlens", "num_items_in_batch"])
+@pytest.mark.parametrize("name", ["cu_seqlens", "num_items_in_batch", "cache_position"])
 @pytest.mark.parametrize("trained", [False, True])
 def test_tensors_that_graphs_do_not_take_reach_a_tower_that_takes_them(encoder, tower, name, trained):
-    """Those that the graph computes, which models of transformers hand on, and what `Trainer` gives any model."""
-    value = {"cu_seqlens": torch.tensor([0, 32], dtype=torch.int32), "num_items_in_batch": torch.tensor(3)}[name]
+    """Those that the graph computes, which models of transformers hand on, and what callers give any model."""
+    value = torch.tensor([0, 32], dtype=torch.int32) if name == "cu_seqlens" else torch.tensor(3)
     grid, before = torch.tensor([(1, 4, 8)]), encoder.stats.eager[f"argument {name!r}"]
     with torch.set_grad_enabled(trained):
         expected = tower.train(trained)(ROWS, grid_thw=grid).pooler_output

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from transformers import vision_utils
 from transformers.exporters.utils import precompute_export_inputs
 
@@ -271,7 +272,8 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
 def test_segments_that_nothing_counts_are_refused(per, options, other, message):
     class Counts(nn.Module):
         def forward(self, x, own, other=None):
-            segment = torch.searchsorted(own, torch.arange(len(x), dtype=torch.int32), right=True)
+            rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+            segment = torch.searchsorted(own, rows, right=True).clamp(max=len(own) - 1)
             return x * (own[segment] - own[segment - 1])[:, None]
 
     def boundaries(table):

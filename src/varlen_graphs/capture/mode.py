@@ -28,6 +28,8 @@ OBSERVED: ContextVar[bool] = ContextVar("observed", default=False)
 IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules. They do nothing unless asked to record outputs."""
 
+GRADIENT_HOOK = "enable_input_require_grads.<locals>.make_inputs_require_grads"
+
 SHARDING_HOOKS = "torch.distributed.tensor."
 """`parallelize_module` registers hooks from here: they are part of what the module computes."""
 
@@ -177,8 +179,9 @@ class Mode:
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
         if registered == self._hooks_seen:
             return False
-        if any(map(_acts, self.parts.hooks())):
-            return True
+        acting = [hook for hook in self.parts.hooks() if _acts(hook)]
+        if acting:
+            return torch.is_grad_enabled() or not all(map(_asks_for_gradients, acting))
         self._hooks_seen = registered
         return False
 
@@ -201,3 +204,8 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 def _acts(hook: Any) -> bool:
     defined_in = str(getattr(hook, "__module__", None))
     return defined_in != IDLE_HOOKS and not defined_in.startswith(SHARDING_HOOKS)
+
+
+def _asks_for_gradients(hook: Any) -> bool:
+    """Return True for a hook that transformers adds for gradient checkpointing, and leaves there."""
+    return str(getattr(hook, "__qualname__", None)).endswith(GRADIENT_HOOK)

@@ -62,7 +62,8 @@ class BoundForward:
         torch.clear_autocast_cache()
         try:
             with self._mode.autocast(device), _named(rows, table), self._state.run():
-                output = self._forward(rows, table, given, self._statics, compiled and device == "cuda")
+                arguments = self._forward.arguments(rows, table, given, self._statics)
+                output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
         finally:
             torch.clear_autocast_cache()
         self._attributes.drop_changed()

@@ -98,16 +98,10 @@ class Forward:
         return {buffer.name: buffer for buffer in self.spec.buffers} | others | {"forward": self.function}
 
     def __call__(
-        self,
-        rows: Tensor,
-        table: ItemTable,
-        given: dict[str, Tensor],
-        statics: dict[str, Any],
-        compiled: bool = False,
-        positional: int = 0,
+        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any], compiled: bool = False
     ) -> Any:
-        """Run rows at the capacity of `table.budget`, padding included; `positional` is as in `Call`."""
-        return self.run(self.arguments(rows, table, given, statics), table.budget if compiled else None, positional)
+        """Run rows at the capacity of `table.budget`, padding included: what torch's compiler made of it, if asked."""
+        return self.run(self.arguments(rows, table, given, statics), table.budget if compiled else None)
 
     def arguments(
         self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]
@@ -131,7 +125,10 @@ class Forward:
         return arguments | {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
 
     def run(self, arguments: dict[str, Any], budget: Budget | None = None, positional: int = 0) -> Any:
-        """Run the module, or the function in its place; with a budget what torch's compiler made of it, if it did."""
+        """Run the module, or the function in its place; with a budget, what torch's compiler made of it if it did.
+
+        `positional` is as in `Call`.
+        """
         captured = partial(self.compiled, budget) if budget and self.compiled else None
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
@@ -167,7 +164,7 @@ class Forward:
                 given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
             # As with graphs, the caller's tensors are neither written to nor returned.
             rows = call.rows.to(self.row_dtype, copy=True)
-            output = self(rows, items, given, call.statics, positional=call.positional)
+            output = self.run(self.arguments(rows, items, given, call.statics), positional=call.positional)
             if call.beyond:
                 return output
             parts = self.take_apart(output, call.statics, budget)

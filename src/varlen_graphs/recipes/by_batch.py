@@ -1,7 +1,6 @@
 """Recipe for any module that takes a batch of inputs of one size: its own forward, declared by running it."""
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, option
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -273,4 +273,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
     error = (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
-    return error.item() <= math.sqrt(torch.finfo(other.dtype).eps) or torch.equal(one, other)
+    return error.item() <= rounding(other.dtype, other.device) or torch.equal(one, other)

@@ -14,6 +14,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedLengths
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_parts
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -160,5 +161,5 @@ def _check(tower: Any, spec: BufferSpec, pixels: int) -> None:
             got = encoder.eager(**_split(patches, None)).last_hidden_state
     except RUN_ERRORS as error:
         raise SpecError(f"{type(tower).__name__} does not run on a small batch of patches: {error!r}") from error
-    if not torch.allclose(got, own, rtol=0, atol=torch.finfo(own.dtype).eps ** 0.5 * own.abs().max().item()):
+    if not torch.allclose(got, own, rtol=0, atol=rounding(own.dtype, own.device) * own.abs().max().item()):
         raise SpecError(f"{type(tower).__name__} gives something else for {PATCHES} with an {MASK} than without")

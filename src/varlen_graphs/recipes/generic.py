@@ -1,6 +1,5 @@
 """Recipe for any tower of transformers that takes precomputed tensors: its own forward, declared by inspection."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
@@ -148,7 +148,7 @@ def _compare(outputs: list[Tensor], expected: list[Tensor], layout: Layout) -> N
     """Check that the outputs with declared buffers equal those of the tower alone up to rounding."""
     for a, b in zip(outputs, expected, strict=True):
         error = ((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)).item()
-        if not error <= math.sqrt(torch.finfo(b.dtype).eps):
+        if not error <= rounding(b.dtype, b.device):
             raise SpecError(
                 f"with declared buffers its output for the items {layout.items} differs (relative L2 {error:.1e}): its "
                 "forward depends on the items in more ways than the tensors it requests"

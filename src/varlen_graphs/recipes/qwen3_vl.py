@@ -76,6 +76,7 @@ def qwen3_vl(
         output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
+        patches = patch_convolution(hidden_states, tower.patch_embed.proj)
         x = interpolate_positions(
             tower.pos_embed.weight,
             table,
@@ -83,8 +84,8 @@ def qwen3_vl(
             align_corners=getattr(tower, "interpolation_align_corners", True),
             order="merge_block",
             accum_dtype=accum_dtype,
-            add=patch_convolution(hidden_states, tower.patch_embed.proj),
-        ).to(tower.patch_embed.proj.weight.dtype)  # the table may be of another one
+            add=patches,
+        ).to(patches.dtype)  # the table may be of another one
         deepstack = []
         # Read the indexes from the tower: torch.compile makes the numbers of a closure symbolic, which torch 2.11
         # rejects here.

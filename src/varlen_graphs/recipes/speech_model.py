@@ -1,7 +1,6 @@
 """A speech encoder of transformers, and small batches of clips to check a declaration of it with."""
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,6 +16,7 @@ from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.padded import real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.alone import Alone, FrameCount
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Entries, Items
@@ -179,7 +179,7 @@ class SpeechModel:
             frames = slice(None if count is None else count(rows))
             one, other = got[at][frames].double(), expected[at][frames].double()
             error = (one - other).norm() / other.norm().clamp(min=1e-30)
-            if not error <= math.sqrt(torch.finfo(self._dtype).eps):
+            if not error <= rounding(self._dtype, expected.device):
                 raise SpecError(
                     f"its {name or 'output'} for a clip of {rows} rows depends on the padding or on other clips, in a "
                     f"batch of {list(lengths)} rows (relative L2 {error:.1e})"

@@ -17,6 +17,7 @@ from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.padded import real_rows, shifted
 from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
 from varlen_graphs.spec.entries import Items, Rows
@@ -253,7 +254,7 @@ class TextModel:
             came = None if got is None else list(got.shape)
             raise SpecError(f"its {name} is {came} for texts of {lengths} tokens: expected {list(expected.shape)}")
         error = ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
-        if not error <= math.sqrt(torch.finfo(expected.dtype).eps):
+        if not error <= rounding(expected.dtype, expected.device):
             raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
 
 

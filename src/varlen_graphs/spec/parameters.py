@@ -9,7 +9,7 @@ from varlen_graphs.errors import SpecError
 WITHOUT_EFFECT = ("use_cache",)
 """Arguments that transformers hands on from `generate` to towers, and that mean nothing to an encoder."""
 
-HANDED_ON = frozenset({"num_items_in_batch", "seq_idx", "cu_seqlens", "position_ids", "max_seqlen"})
+HANDED_ON = frozenset({"num_items_in_batch", "seq_idx", "cu_seqlens", "position_ids", "cache_position", "max_seqlen"})
 """Tensors that models of transformers, and their `Trainer`, hand on to towers, which compute or ignore them."""
 
 

@@ -80,7 +80,8 @@ class Expected:
             expected = at(self.output, path)
             if isinstance(expected, Tensor):
                 sizes = extent.size(Span.of(self._layout))
-                if not self._padded and expected.shape[extent.rows_dim :][: len(sizes)] != sizes:
+                other_form = not self._padded and expected.shape[extent.rows_dim :][: len(sizes)] != sizes
+                if other_form or tensor.dtype != expected.dtype:
                     yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
                     continue
                 expected = _packed(expected, extent, self._layout, self._padded)

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 
+from varlen_graphs.capture.agreement import Failure
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
@@ -27,6 +28,17 @@ COUNTS = (
 
 APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
+
+
+def evidence_of(failure: Failure | None) -> str | None:
+    """Return the evidence against a declaration that a failure is, or `None`.
+
+    Raises:
+        SpecError: The failure says that the declaration does not match the module.
+    """
+    if failure is not None and isinstance(failure.error, SpecError):
+        raise failure.error
+    return str(failure.error) if failure is not None and isinstance(failure.error, VerificationError) else None
 
 
 def check_eager(forward: Forward, example: Example, limit: float, parts: Sequence[Sequence[range]] = ()) -> None:

@@ -22,7 +22,7 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import MOST_NAN, Expected, limit_of, nan_shares
-from varlen_graphs.verify.eager_proof import check_eager, check_left_out, check_lengths, in_two
+from varlen_graphs.verify.eager_proof import check_eager, check_left_out, check_lengths, evidence_of, in_two
 from varlen_graphs.verify.made_up_calls import Kind, Numbers, has_floats, has_integers, make_calls
 from varlen_graphs.verify.made_up_layouts import (
     crowded_layouts,
@@ -126,32 +126,27 @@ class Prover:
         def in_parts(example: Example) -> None:
             right(example, parts=in_two(example.layout, spec.row_multiple))
 
-        def run(check: Callable[[Example], None], layouts: Iterator[Layout], kind: Kind = "random") -> None:
-            own = known if kind == "random" else {}
-            itself = kind != "uneven"  # whose items are compared with each other
-            check(self._example(layouts, graphs, inputs, own, by_module=itself, kind=kind, itself=itself))
-
-        checks: list[Callable[[], None]] = [
-            partial(run, right, rich_layouts(spec, max(self._budgets.enabled))),
-            partial(run, in_parts, crowded_layouts(spec)),
-            partial(run, in_parts, uneven_layouts(spec), "uneven"),
+        checks: list[tuple[Iterator[Layout], Callable[[Example], None], Kind]] = [
+            (rich_layouts(spec, max(self._budgets.enabled)), right, "random"),
+            (crowded_layouts(spec), in_parts, "random"),
+            (uneven_layouts(spec), in_parts, "uneven"),
         ]
         if has_integers(forward):
-            checks.append(partial(run, right, even_layouts(spec), "repeated"))
+            checks.append((even_layouts(spec), right, "repeated"))
         if forward.may_leave_out:
-            checks.append(partial(run, partial(check_left_out, forward, limit=limit), even_layouts(spec)))
-        if spec.counts_rows:
-            calls = (next(make_calls(forward, layout, inputs)) for layout in single_layouts(spec))
-            checks.append(partial(check_lengths, forward, calls))
-        for check in checks:
+            checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), "random"))
+        for layouts, check, kind in checks:
             with graphs.agreement.attempt() as attempt:
-                check()
-            failure = attempt.take()
-            if failure is not None and isinstance(failure.error, VerificationError):
-                return [str(failure.error)]
-            if failure is not None and isinstance(failure.error, SpecError):
-                raise failure.error
-        return []
+                own = known if kind == "random" else {}
+                itself = kind != "uneven"  # whose items are compared with each other
+                check(self._example(layouts, graphs, inputs, own, by_module=itself, kind=kind, itself=itself))
+            if (evidence := evidence_of(attempt.take())) is not None:
+                return [evidence]
+        with graphs.agreement.attempt() as attempt:
+            lengths = single_layouts(spec) if spec.counts_rows else ()
+            check_lengths(forward, (next(make_calls(forward, layout, inputs)) for layout in lengths))
+        evidence = evidence_of(attempt.take())
+        return [] if evidence is None else [evidence]
 
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
