@@ -131,5 +131,5 @@ def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
     for budget in reversed(encoder.budgets):
         arena.load_sample(budget)
         with torch.no_grad():
-            forward(*arena.view(budget), {}, compiled=True)
+            forward.run(forward.arguments(*arena.view(budget), {}), budget)
     assert graphs.frame_count == 1

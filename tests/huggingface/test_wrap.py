@@ -394,6 +394,24 @@ def test_checkpointing_flags_change_nothing(plain):
     assert not vg.encoders(plain)["model.visual"].stats.eager
 
 
+def test_hooks_of_gradient_checkpointing_act_in_grad_mode_alone():
+    config = transformers.SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    tower = transformers.SiglipVisionModel(config).eval().requires_grad_(False)
+    rows = torch.randn(2, 3, 16, 16)
+    expected = tower(rows).last_hidden_state
+    vg.wrap(tower, backend="tape")
+    tower.gradient_checkpointing_enable()
+    tower.enable_input_require_grads()
+    assert distance(tower(rows).last_hidden_state, expected) < 1e-5
+    (encoder,) = vg.encoders(tower).values()
+    assert encoder.stats.replays.total() == 1
+    with torch.enable_grad():
+        assert distance(tower(rows).last_hidden_state, expected) < 1e-5
+    assert encoder.stats.eager == {"forward hooks": 1}
+
+
 @pytest.mark.filterwarnings("ignore:.*outputs in evaluation mode carry no gradient")
 def test_a_wrapped_tower_learns_in_training_mode_alone(plain):
     inputs = prompt(plain, IMAGES)

@@ -104,6 +104,16 @@ def test_without_a_mask_all_tokens_are_real(name):
     assert not encoder.stats.eager
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+def test_texts_are_packed_under_autocast(name):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        encoder = text_encoder(name)
+        call = texts(encoder.module, [9, 30, 4])
+        assert error_of(encoder(**call), encoder.module(**call), call["attention_mask"]) < 0.02
+    assert packs(encoder)
+    assert not encoder.stats.eager
+
+
 def test_token_types_come_by_name_and_by_place():
     encoder = text_encoder("bert")
     call = texts(encoder.module, [9, 30, 4])

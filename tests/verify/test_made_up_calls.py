@@ -250,3 +250,21 @@ def test_derivatives_in_forward_mode_are_refused_by_name():
 
     with pytest.raises(vg.CaptureError, match=r"torch.func.jvp.*run the module without graphs"):
         encoder_of(Jvp())(torch.randn(5, 8), lengths=[5])
+
+
+@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_of_another_dtype_are_refused(dtype):
+    class Takes(nn.Linear):
+        def forward(self, x, lengths=None):
+            return super().forward(x)
+
+    module = Takes(8, 8).eval()
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module(x).to(dtype), backend="tape")
+    for lengths in ([4, 5], [7]):
+        rows = torch.randn(sum(lengths), 8)
+        output = encoder(rows, lengths=lengths)
+        assert output.dtype == torch.float32
+        assert distance(output, module(rows)) < 1e-6
+    assert encoder.stats.eager == ({} if dtype == torch.float32 else {REFUSED: 2})

@@ -97,12 +97,6 @@ class Forward:
         others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
         return {buffer.name: buffer for buffer in self.spec.buffers} | others | {"forward": self.function}
 
-    def __call__(
-        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any], compiled: bool = False
-    ) -> Any:
-        """Run rows at the capacity of `table.budget`, padding included: what torch's compiler made of it, if asked."""
-        return self.run(self.arguments(rows, table, given, statics), table.budget if compiled else None)
-
     def arguments(
         self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]
     ) -> dict[str, Any]:
