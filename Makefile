@@ -23,7 +23,7 @@ KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
 
-# One process a core, where pytest-xdist is installed; the tests of a file run in one of them, and share what they start.
+# One process a core and one more, where pytest-xdist is installed; the tests of a file run in one of them, and share what they start.
 test: $(DEV_ENV)
 	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo --numprocesses=auto --dist=loadfile) $(ARGS)
 

@@ -97,6 +97,10 @@ class Forward:
         others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
         return {buffer.name: buffer for buffer in self.spec.buffers} | others | {"forward": self.function}
 
+    def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]) -> Any:
+        """Run rows at the capacity of `table.budget`, padding included; see `arguments`."""
+        return self.run(self.arguments(rows, table, given, statics))
+
     def arguments(
         self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]
     ) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class Trial:
             self._load(self.example.call, clean=True)
             arena = self._graphs.arena
             arena.source.copy(self.budget.rows)
-            view, statics, forward = arena.view(self.budget), self.example.call.statics, self._forward
-            run_made_up(lambda: forward.run(forward.arguments(*view, statics)), arena.rows.device)
+            forward = partial(self._forward, *arena.view(self.budget), self.example.call.statics)
+            run_made_up(forward, arena.rows.device)
 
     def _orders(self) -> list[list[range]]:
         """Return the groups to replay from the last to the first: all, and some without the first and the extremes."""
