@@ -29,7 +29,8 @@ class DiT(torch.nn.Module):
 
     def forward(self, latents, timestep, label, rotary, cu_seqlens, max_seqlen):
         angles = timestep[:, None] * 2.0 ** -torch.arange(8, device=timestep.device)
-        condition = self.time(torch.cat([angles.cos(), angles.sin()], -1)) + self.classes(label)
+        waves = torch.cat([angles.cos(), angles.sin()], -1).to(latents.dtype)
+        condition = self.time(waves) + self.classes(label)
         x = self.embed(latents)
         for block in self.blocks:
             x = block(x, condition, rotary, cu_seqlens, max_seqlen)
@@ -39,7 +40,10 @@ class DiT(torch.nn.Module):
 spec = vg.BufferSpec(
     rows=vg.PackedRows("latents", shape=(16,)),
     layout=vg.GridHW("sizes"),
-    inputs=[vg.PerItem("timestep", per_row=True), vg.PerItem("label", dtype=torch.int64, per_row=True)],
+    inputs=[  # timesteps stay float32 in a model of 16 bits, which would round them
+        vg.PerItem("timestep", dtype=torch.float32, per_row=True),
+        vg.PerItem("label", dtype=torch.int64, per_row=True),
+    ],
     buffers=[vg.RotaryTable("rotary", inv_freq="inv_freq"), vg.CuSeqlens(), vg.MaxSeqlen()],
 )
 

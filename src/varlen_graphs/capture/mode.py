@@ -29,6 +29,7 @@ IDLE_HOOKS = "transformers.utils.output_capturing"
 """Transformers leaves hooks from here on its modules. They do nothing unless asked to record outputs."""
 
 GRADIENT_HOOK = "enable_input_require_grads.<locals>.make_inputs_require_grads"
+"""Transformers leaves this hook on embeddings after gradient checkpointing. It does nothing where there is no grad."""
 
 SHARDING_HOOKS = "torch.distributed.tensor."
 """`parallelize_module` registers hooks from here: they are part of what the module computes."""

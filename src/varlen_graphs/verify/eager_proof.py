@@ -5,6 +5,8 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 
+import torch
+
 from varlen_graphs.capture.agreement import Failure
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
@@ -68,7 +70,7 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         except Exception as error:
             if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
                 raise _miscounted(forward, alone, own, error) from error
-            if forward.spec.layout.padded:
+            if forward.spec.layout.padded or isinstance(error, SpecError | torch.OutOfMemoryError):
                 raise
             raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{TOGETHER}") from error
         found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
@@ -99,7 +101,7 @@ def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
     for call in calls:
         try:
             run_made_up(partial(forward.exact, call), call.rows.device)
-        except SpecError:
+        except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise _miscounted(forward, call, read_layout(forward.spec, call), error) from error
