@@ -278,7 +278,6 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
             "the schedule was computed from other tensors than cu_seqlens and cu_seqlens_k, and its segments would be used",
         ),
         ({"max_seqlen": -1}, "max_seqlen=-1, max_seqlen_k=-1: expected integers of at least 0"),
-        ({"max_seqlen": True}, "max_seqlen=True"),
         ({"backend": "flash"}, "attention backend 'flash': expected one of ('auto', 'triton', 'hopper', 'torch', 'reference')"),
         (
             {"backend": "torch"},

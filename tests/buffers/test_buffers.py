@@ -280,13 +280,28 @@ def test_segments_that_nothing_counts_are_refused(per, options, other, message):
         return table.cu_seqlens(per)
 
     buffers = [vg.DeviceBuffer("own", boundaries, **options)] + ([vg.CuSeqlens("other", per=other)] if other else [])
-    encoder = vg.GraphedEncoder(Counts().eval(), [64], vg.BufferSpec("x", vg.GridTHW(), buffers), backend="tape")
+    spec = vg.BufferSpec("x", vg.GridTHW(), buffers)
+    encoder = vg.GraphedEncoder(Counts().eval(), [vg.Budget(64, items=8, segments=16)], spec, backend="tape")
     rows, grid = torch.ones(24, 3), [(6, 2, 2)]
     if message is not None:
         with pytest.raises(vg.SpecError, match=re.escape(message)):
             encoder(rows, grid_thw=grid)
     else:
         assert torch.equal(encoder(rows, grid_thw=grid), rows * (24 if per == "item" else 4))
+
+
+@pytest.mark.parametrize("options", [{}, {"any_segments": False}])
+@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.GridHW("sizes")])
+def test_frames_are_items_where_items_have_none(layout, options):
+    class Counts(nn.Module):
+        def forward(self, x, own, most):
+            return x * own[-1]
+
+    buffers = [vg.DeviceBuffer("own", lambda table: table.cu_seqlens("frame"), **options), vg.MaxSeqlen("most", "item")]
+    spec = vg.BufferSpec("x", layout, buffers)
+    encoder = vg.GraphedEncoder(Counts().eval(), [64], spec, backend="tape", verify=vg.Verify(prove=False))
+    sizes = [6] if isinstance(layout, vg.Lengths) else [(2, 3)]
+    assert torch.equal(encoder(torch.ones(6, 4), sizes=sizes), torch.full((6, 4), 6.0))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,13 @@ class Reads(nn.Module):
         return (x * one[:, None]).sum(1) + other // 2
 
 
+class WritesBoth(nn.Module):
+    def forward(self, x, one, other):
+        one += 1
+        other *= 2
+        return (x * one[:, None]).sum(1) + other
+
+
 def encoder_of(module, one, other):
     buffers = [vg.DeviceBuffer(name, lambda table, of=of: of(table)) for name, of in (("one", one), ("other", other))]
     spec = vg.BufferSpec("x", vg.Lengths("sizes"), buffers=buffers)
@@ -36,7 +43,7 @@ def length(table):
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_module_that_writes_to_one_of_two_buffers_that_are_the_same_is_refused(inference):
     encoder = encoder_of(Writes(), place, place)
-    message = "writes in place to an argument out of 'one', 'other', which are the same memory"
+    message = "writes in place to 'one' or 'other', which are the same memory"
     with torch.inference_mode(inference), pytest.raises(vg.SpecError, match=message):
         encoder(torch.ones(6, 4), sizes=[2, 4])
 
@@ -66,5 +73,29 @@ def test_boundaries_of_queries_and_keys_are_the_same_too():
 
     spec = attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens("keys"), vg.MaxSeqlen()])
     encoder = vg.GraphedEncoder(Halved().eval(), [64], spec, backend="tape")
-    with pytest.raises(vg.SpecError, match="'cu_seqlens', 'keys', which are the same memory"):
+    with pytest.raises(vg.SpecError, match="'cu_seqlens' or 'keys', which are the same memory"):
         encoder(torch.ones(6, 4), lengths=[6])
+
+
+def test_views_that_lie_between_each_other_are_no_shared_memory():
+    at = [lambda table, i=i: table.positions("raster")[i] for i in (1, 2)]
+    buffers = [vg.DeviceBuffer(name, of) for name, of in zip(("one", "other"), at, strict=True)]
+    module = WritesBoth().eval()
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.GridHW("sizes"), buffers=buffers), backend="tape")
+    h, w = torch.arange(2).repeat_interleave(3), torch.arange(3).repeat(2)
+    assert torch.equal(encoder(torch.ones(6, 4), sizes=[(2, 3)]), module(torch.ones(6, 4), h, w))
+    assert not encoder.stats.eager
+
+
+def test_nan_in_shared_memory_is_no_change():
+    class Ignores(nn.Module):
+        def forward(self, x, one, other):
+            return x * 2
+
+    kept = {}
+
+    def ratio(table):
+        return kept.setdefault(id(table), table.row_in_item / 0.0)
+
+    encoder, rows = encoder_of(Ignores(), ratio, ratio), torch.ones(6, 4)
+    assert torch.equal(encoder(rows, sizes=[2, 4]), rows * 2)

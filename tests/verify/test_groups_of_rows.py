@@ -106,6 +106,26 @@ def test_numbers_of_entries_that_are_wrong_for_some_lengths_end_calls(wrong):
             encoder(torch.randn(1, length, 8), lengths=[length])
 
 
+@pytest.mark.parametrize("positions", [8, 32])
+def test_a_module_that_takes_no_longer_items_than_its_budgets_is_proven(positions):
+    class Positions(Conformer):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Embedding(positions, 8)
+
+        def forward(self, x, mask):
+            x = self.convolution(x.mT).mT
+            return self.layer(x + self.positions.weight[: x.shape[1]], src_key_padding_mask=mask)
+
+    layout = vg.PaddedLengths("lengths")
+    buffers = [vg.KeyPaddingMask("mask", real=False, of_item=half)]
+    budgets = [vg.Budget.padded(batch=4, length=2 * positions)]
+    encoder = encoder_of(Positions(), budgets, layout, buffers=buffers, outputs=vg.Entries(half))
+    rows = torch.randn(1, 13, 8)
+    expected = encoder.module(rows, torch.zeros(1, 7, dtype=torch.bool))
+    assert distance(encoder(rows, lengths=[13]), expected) < 1e-5
+
+
 def test_numbers_of_entries_that_are_right_are_proven():
     encoder, rows = conformer(half), torch.randn(2, 13, 8)
     rows[1, 9:] = 0

@@ -262,9 +262,11 @@ def test_outputs_of_another_dtype_are_refused(dtype):
     module = Takes(8, 8).eval()
     spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
     encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module(x).to(dtype), backend="tape")
+    message = f"({dtype} instead of torch.float32)"
     for lengths in ([4, 5], [7]):
         rows = torch.randn(sum(lengths), 8)
         output = encoder(rows, lengths=lengths)
+        assert (message in encoder.report()) == (dtype != torch.float32)
         assert output.dtype == torch.float32
         assert distance(output, module(rows)) < 1e-6
     assert encoder.stats.eager == ({} if dtype == torch.float32 else {REFUSED: 2})

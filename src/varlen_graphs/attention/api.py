@@ -147,7 +147,7 @@ def varlen_attention(
 
 def _is_size(value: object) -> bool:
     """Return True for a number of rows; torch.compile would guard on a comparison of its own numbers."""
-    return isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    return isinstance(value, torch.SymInt) or (isinstance(value, int) and value >= 0)
 
 
 def _as_autocast(*tensors: Tensor) -> list[Tensor]:

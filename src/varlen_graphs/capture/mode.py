@@ -80,7 +80,7 @@ class Mode:
 
     def why_eager(self, device: torch.device) -> str | None:
         """Return the reason why no graph can answer a call made now with rows on a device, or `None`."""
-        if RemovableHandle.next_id != self._hooks_seen and self.has_hooks():
+        if (RemovableHandle.next_id != self._hooks_seen or self._hooks_ask) and self.has_hooks():
             return "forward hooks"
         if OBSERVED.get():
             return "the module around it is diagnosed"
@@ -165,7 +165,7 @@ class Mode:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
         self.parts = ModuleParts(self._module, self._also, self._expected)
         self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(OF_ADAPTED)]
-        self._hooks_seen = -1
+        self._hooks_seen, self._hooks_ask = -1, False
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module in training mode."""
@@ -178,13 +178,12 @@ class Mode:
     def has_hooks(self) -> bool:
         """Return True if a forward hook would see this call, which no replay runs."""
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
-        if registered == self._hooks_seen:
-            return False
-        acting = [hook for hook in self.parts.hooks() if _acts(hook)]
-        if acting:
-            return torch.is_grad_enabled() or not all(map(_asks_for_gradients, acting))
-        self._hooks_seen = registered
-        return False
+        if registered != self._hooks_seen:
+            acting = [hook for hook in self.parts.hooks() if _acts(hook)]
+            if not all(map(_asks_for_gradients, acting)):
+                return True
+            self._hooks_seen, self._hooks_ask = registered, bool(acting)
+        return self._hooks_ask and torch.is_grad_enabled()
 
     def autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""

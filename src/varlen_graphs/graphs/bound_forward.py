@@ -87,7 +87,7 @@ class BoundForward:
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
         for rows, table, given in arena.probes():
-            with self._mode.autocast(rows.device.type):
+            with self._mode.autocast(rows.device.type), self._state.run():
                 arguments = self._forward.arguments(rows, table, given, self._statics)
                 check_shared(arguments, partial(self._forward.run, arguments))
         return first.constants

@@ -1,13 +1,15 @@
 """Check that a module writes to no argument whose memory is that of another one, too."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.watch.kept_state import same_bits
 
 
 def check_shared(arguments: Mapping[str, Any], run: Callable[[], Any]) -> None:
@@ -22,26 +24,31 @@ def check_shared(arguments: Mapping[str, Any], run: Callable[[], Any]) -> None:
     Raises:
         SpecError: It writes there.
     """
-    names: defaultdict[int, list[str]] = defaultdict(list)
+    owners: defaultdict[int, list[str]] = defaultdict(list)
     for name, value in arguments.items():
         if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():
-            names[value.untyped_storage().data_ptr()].append(name)
-    together = [own for own in names.values() if len(own) > 1]
-    before = {name: (arguments[name].clone(), _writes(arguments[name])) for own in together for name in own}
+            owners[value.untyped_storage().data_ptr()].append(name)
+    pairs = [pair for names in owners.values() for pair in combinations(names, 2)]
+    pairs = [(one, other) for one, other in pairs if _places(arguments[one]) & _places(arguments[other])]
+    before = {name: (arguments[name].clone(), _writes(arguments[name])) for pair in pairs for name in pair}
     if not before:
         return
     run()
-    for own in together:
-        changed = [name for name in own if not torch.equal(arguments[name], before[name][0])]
-        written = [name for name in own if _writes(arguments[name]) != before[name][1]]
-        begins = Counter(arguments[name].data_ptr() for name in written)  # others may lie beside each other
-        written = [name for name in written if begins[arguments[name].data_ptr()] > 1]
-        if len(found := changed if len(changed) > 1 else written) > 1:
+    for one, other in pairs:
+        found = ((arguments[name], *before[name]) for name in (one, other))
+        if any(not same_bits(now, content) or _writes(now) != writes for now, content, writes in found):
             raise SpecError(
-                f"the module writes in place to an argument out of {', '.join(map(repr, found))}, which are the same "
-                f"memory: declare a copy of one, such as DeviceBuffer({found[-1]!r}, lambda table: ....clone()), or "
-                "let the module make one"
+                f"the module writes in place to {one!r} or {other!r}, which are the same memory: declare a copy of "
+                f"one, such as DeviceBuffer({other!r}, lambda table: ....clone()), or let the module make one"
             )
+
+
+def _places(tensor: Tensor) -> set[int]:
+    """Return the addresses of all entries."""
+    place = torch.zeros((), dtype=torch.int64, device="cpu")
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        place = place[..., None] + step * torch.arange(size, device="cpu")
+    return {tensor.data_ptr() + tensor.itemsize * own for own in place.flatten().tolist()}
 
 
 def _writes(tensor: Tensor) -> int:

@@ -229,6 +229,7 @@ class ItemTable:
 
     def _check_counted(self, per: Per) -> None:
         """Check that budgets have room for such segments: an item has one frame or more, and a frame one window."""
+        per = "item" if per == "frame" and not self.layout.has_frames else per
         counted = () if self.counted is None else self.counted
         if self.counted is None or per in counted:
             return

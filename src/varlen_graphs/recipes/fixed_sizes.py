@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.spec.inputs import PerItem
 
 Shape = tuple[int, ...]
@@ -53,7 +54,7 @@ def optional_inputs(tower: nn.Module, shape: Shape) -> list[PerItem]:
     makes_booleans = hasattr(sys.modules[type(tower).__module__], "create_bidirectional_mask")
     if makes_booleans and getattr(config, "_attn_implementation", None) == "sdpa":
         return [PerItem("attention_mask", (1, frames, frames), torch.bool, default=True)]
-    return [PerItem("attention_mask", (1, frames, frames), default=0.0)]
+    return [PerItem("attention_mask", (1, frames, frames), module_dtype(tower), default=0.0)]
 
 
 def _pictures(tower: nn.Module, config: Any) -> Iterator[Shape]:

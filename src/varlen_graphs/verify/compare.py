@@ -60,9 +60,17 @@ class Expected:
         # count as equal; other ones, and other shapes, are an infinite error.
         found = [Difference(0.0, item, "output") for item in items]
         for path, errors in self._errors(actual, layout, items, padded):
-            wheres = [f"{name_of(path)} of item {item}, {self._layout.items[item]}," for item in items]
+            name = self._name(path, actual)
+            wheres = [f"{name} of item {item}, {self._layout.items[item]}," for item in items]
             found = [max(pair) for pair in zip(found, map(Difference, errors.tolist(), items, wheres), strict=True)]
         return found
+
+    def _name(self, path: Path, actual: Parts) -> str:
+        """Return the name of a tensor for messages, with its dtype if that is another one than expected."""
+        expected, tensors = at(self.output, path), dict(zip(actual.paths, actual.tensors, strict=True))
+        if path not in tensors or not isinstance(expected, Tensor) or tensors[path].dtype == expected.dtype:
+            return name_of(path)
+        return f"{name_of(path)} ({tensors[path].dtype} instead of {expected.dtype})"
 
     def largest(self, actual: Parts, layout: Layout, items: Sequence[int]) -> Tensor:
         """Return the largest error of a run of these items, float64 `[]`. No sync."""

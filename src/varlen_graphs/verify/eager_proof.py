@@ -25,8 +25,17 @@ from varlen_graphs.watch.made_up_run import run_made_up
 
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
-    "function of its rows for all outputs and masks that have as many; if it takes multiples only, as Rows(every=...)."
+    "function of its rows for all outputs and masks that have as many; if it takes multiples only, as Rows(every=...). "
+    "If it takes only some lengths for another reason, and no others come, pass verify=vg.Verify(prove=False)."
 )
+
+SOME_ROWS = (
+    "Among others they do not, so the module takes some numbers of rows only, in which items may act on each other "
+    "wherever they begin. Declare a multiple that each item has, such as by merge= or Rows(every=...); or, if all that "
+    "come have one, pass verify=vg.Verify(prove=False), and prove graphs on your own calls with encoder.verify(calls)."
+)
+
+COUNTED = "Or functions of the declaration count other numbers of entries than items have."
 
 APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
@@ -72,12 +81,15 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
                 raise _miscounted(forward, alone, own, error) from error
             if forward.spec.layout.padded or isinstance(error, SpecError | torch.OutOfMemoryError):
                 raise
-            raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{TOGETHER}") from error
+            raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{SOME_ROWS}") from error
         found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
-            kind = _kind(forward, call) if _counts_entries(forward) else VerificationError
-            raise kind(f"wrong for items {few(layout)}: {what}\n{TOGETHER}")
+            kind: type[Exception] = VerificationError
+            why = TOGETHER
+            if any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared)):
+                kind, why = _kind(forward, call), f"{TOGETHER} {COUNTED}"
+            raise kind(f"wrong for items {few(layout)}: {what}\n{why}")
 
 
 def in_two(layout: Layout, unit: int = 1) -> list[list[range]]:
@@ -95,16 +107,23 @@ def in_two(layout: Layout, unit: int = 1) -> list[list[range]]:
 def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
     """Check that the declared forward takes items of any length, where the declaration counts their entries.
 
+    Args:
+        forward: The forward.
+        calls: Calls of one item each, the longest first: the module may have a limit, and take none that is as long.
+
     Raises:
         VerificationError, SpecError: It does not; the message names the item.
     """
+    takes_longer = False
     for call in calls:
         try:
             run_made_up(partial(forward.exact, call), call.rows.device)
+            takes_longer = True
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise _miscounted(forward, call, read_layout(forward.spec, call), error) from error
+            if takes_longer:
+                raise _miscounted(forward, call, read_layout(forward.spec, call), error) from error
 
 
 def _miscounted(forward: Forward, call: Call, layout: Layout, error: Exception) -> Exception:
@@ -112,12 +131,7 @@ def _miscounted(forward: Forward, call: Call, layout: Layout, error: Exception) 
     return _kind(forward, call)(f"wrong for items {few(layout)}: alone, they raise {error!r}\n{COUNTS}")
 
 
-def _counts_entries(forward: Forward) -> bool:
-    """Return True if a function of the items tells how many entries of an output calls get."""
-    return any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared))
-
-
-def _kind(forward: Forward, call: Call) -> type[VerificationError | SpecError]:
+def _kind(forward: Forward, call: Call) -> type[Exception]:
     """Return the kind of error for a wrong number of entries: one that ends the call if nothing else can answer it."""
     return VerificationError if forward.answers_itself(call) else SpecError
 

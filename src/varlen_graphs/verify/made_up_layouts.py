@@ -117,11 +117,13 @@ def uneven_layouts(spec: BufferSpec) -> Iterator[Layout]:
     yield _layout(spec, [(1, 1)] * len(UNEVEN) if spec.layout.one_row else UNEVEN)
 
 
-def single_layouts(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield single items of successive lengths: numbers of entries that are wrong for one length may repeat by 16."""
-    shortest = max(17, spec.shortest)
-    for rows in range(shortest, shortest + 16):
-        yield _exact_layout(spec, [(1, rows * spec.row_multiple)])
+def single_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
+    """Yield single items of successive lengths, the longest first: errors in the number of entries may repeat by 16."""
+    unit = spec.row_multiple
+    longest = largest.max_seqlen // unit
+    first = max(-(-spec.shortest // unit), min(17, longest - 15), 1)
+    layouts = [_exact_layout(spec, [(1, units * unit)]) for units in range(first, min(first + 15, longest) + 1)]
+    yield from (layout for layout in reversed(layouts) if _fits(spec, layout, largest))
 
 
 def even_layouts(spec: BufferSpec) -> Iterator[Layout]:

@@ -143,8 +143,9 @@ class Prover:
             if (evidence := evidence_of(attempt.take())) is not None:
                 return [evidence]
         with graphs.agreement.attempt() as attempt:
-            lengths = single_layouts(spec) if spec.counts_rows else ()
-            check_lengths(forward, (next(make_calls(forward, layout, inputs)) for layout in lengths))
+            lengths = single_layouts(spec, max(self._budgets.enabled)) if spec.counts_rows else ()
+            make = partial(make_calls, inputs=inputs, numbers=self._numbers[0])
+            check_lengths(forward, (next(make(forward, layout)) for layout in lengths))
         evidence = evidence_of(attempt.take())
         return [] if evidence is None else [evidence]
 
