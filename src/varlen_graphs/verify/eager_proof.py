@@ -63,6 +63,7 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
 
     Raises:
         VerificationError: It does not; the message says where.
+        SpecError: The same, where entries may be counted wrongly and nothing else can answer calls.
     """
     call, layout, expected, against, output, by_references, _ = example
     found = expected.furthest(output, layout, range(len(layout)), call.padded)
