@@ -87,10 +87,14 @@ class BoundForward:
             check_entries(entries(parts), entries(first))
             check_constants(parts.constants, first.constants)
         for rows, table, given in arena.probes():
-            with self._mode.autocast(rows.device.type), self._state.run():
+            with self._mode.autocast(rows.device.type):
                 arguments = self._forward.arguments(rows, table, given, self._statics)
-                check_shared(arguments, partial(self._forward.run, arguments))
+                check_shared(arguments, partial(self._run, arguments))
         return first.constants
+
+    def _run(self, arguments: dict[str, Any]) -> None:
+        with self._state.run():
+            self._forward.run(arguments)
 
     def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
