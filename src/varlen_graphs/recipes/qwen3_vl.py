@@ -86,6 +86,7 @@ def qwen3_vl(
             accum_dtype=accum_dtype,
             add=patches,
         ).to(patches.dtype)  # the table may be of another one
+        del patches  # the blocks reuse its memory
         deepstack = []
         # Read the indexes from the tower: torch.compile makes the numbers of a closure symbolic, which torch 2.11
         # rejects here.
