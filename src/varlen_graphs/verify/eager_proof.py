@@ -86,10 +86,9 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
         found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
-            kind: type[Exception] = VerificationError
-            why = TOGETHER
-            if any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared)):
-                kind, why = _kind(forward, call), f"{TOGETHER} {COUNTED}"
+            counts = any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared))
+            kind = _kind(forward, call) if counts else VerificationError
+            why = f"{TOGETHER} {COUNTED}" if counts else TOGETHER
             raise kind(f"wrong for items {few(layout)}: {what}\n{why}")
 
 
