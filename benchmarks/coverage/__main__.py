@@ -1,8 +1,10 @@
 """Wrap every multimodal, speech, vision and text class of the installed transformers, and write the table.
 
 Run with `python -m benchmarks.coverage`, or with names of classes. Each model is built tiny with random weights in a
-process of its own, called at six layouts through its own functions for features, wrapped by `vg.wrap` on the tape, and
-called again with NaN in all padding.
+process of its own, called at six layouts through its own functions for features (`get_audio_features`, or the model
+itself where it has none) with items of unequal sizes, wrapped by `vg.wrap` on the tape, and called again with NaN in
+all padding. A function that no call is known of has a row of its own. The JSON tells the version of transformers; to
+run another one than is installed, put its folder in `PYTHONPATH`.
 """
 
 import argparse
@@ -82,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names of classes; all by default")
     parser.add_argument("--json", type=Path, help="file to write; rows of other models that it has stay")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="models at a time, each in one thread")
     options = parser.parse_args()
     every = {name: group for group in (MULTIMODAL, ENCODERS) for name in classes(group)}
     found: dict[str, list[Row]] = {}

@@ -3,12 +3,14 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
+from varlen_graphs.recipes.automatic import SOUND
 from varlen_graphs.recipes.flattened_patches import PATCHES
 from varlen_graphs.recipes.speech import CLIP_MASK, ClipMask
 
@@ -27,23 +29,31 @@ class Form(NamedTuple):
 
 
 def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[Form]]]:
-    """Yield, by the modality, the forms in which a model may take its inputs."""
+    """Yield, by the modality, the forms in which a model may take its inputs: first its own functions for features.
+
+    A model of sound without one is called itself.
+    """
     first = next(iter(parameters(model.forward)), "")
     if encoder:
-        make = texts if first == "input_ids" else sounds if first in ("input_features", "input_values") else images
+        make = texts if first == "input_ids" else sounds if first in SOUND else images
         yield "encoder", [Form("", calls) for calls in make(model, model.forward, first)]
         return
-    for kind, make in (("image", images), ("video", videos), ("audio", sounds)):
+    called = False
+    for kind, make in KINDS.items():
         path = f"get_{kind}_features"
         function = find(model, path)
         if function is not None:
+            called |= kind != "text"
             rows = next(iter(parameters(function)), "")
             yield kind, [Form(path, calls) for calls in make(model, function, rows)]
-    if find(model, "get_image_features") is None and find(model, "get_audio_features") is None:
+    if first in (*SOUND, "inputs") or PATCHES in parameters(model.forward):
+        make = pages if PATCHES in parameters(model.forward) else sounds
+        yield "the model", [Form("", calls) for calls in make(model, model.forward, first)]
+    elif not called:
         for path in towers(model):
             module = find(model, path)
             first = next(iter(inspect.signature(module.forward).parameters), "")
-            make = sounds if first.startswith("input_f") else images
+            make = sounds if first.startswith("input_f") else pages if first == PATCHES else images
             yield path, [Form(path, calls) for calls in make(model, module.forward, first)]
 
 
@@ -94,13 +104,15 @@ def required(one: vg.PerItem, count: int) -> Tensor:
     return torch.full((count, *one.shape), one.default if one.default is not None else 1, dtype=one.dtype)
 
 
-def batches(rows: str, mask: str) -> list[dict[str, Any]]:
+def batches(rows: str, mask: str, pad: int = 1, end: int | None = None) -> list[dict[str, Any]]:
     """Batches of texts of mixed lengths, and their masks."""
     calls = []
     for seed, lengths in enumerate(LENGTHS):
         real = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
         ids = torch.randint(5, 190, real.shape, generator=torch.Generator().manual_seed(seed))
-        calls.append({rows: ids * real + (1 - real), mask: real})
+        if end is not None:
+            ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
+        calls.append({rows: ids * real + pad * (1 - real), mask: real})
     return calls
 
 
@@ -120,8 +132,12 @@ def find(model: nn.Module, path: str) -> Any:
 
 def texts(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the calls of a text encoder: batches of mixed lengths, with and without their masks."""
-    calls = batches(rows, "attention_mask")
-    yield calls
+    ids = [config_value(model, (name,), ("text_config", ""), None) for name in ("pad_token_id", "eos_token_id")]
+    pad, end = (one if isinstance(one, int) and one >= 0 else None for one in ids)
+    limit = config_value(model, ("max_position_embeddings",), ("text_config", ""), 64)
+    for calls in (batches(rows, "attention_mask", 1 if pad is None else pad, end), batches(rows, "attention_mask")):
+        calls = [{name: value[:, :limit] for name, value in call.items()} for call in calls]
+        yield calls
     yield [{rows: call[rows]} for call in calls]
 
 
@@ -139,7 +155,9 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def config_value(model: Any, names: tuple[str, ...], inside: tuple[str, ...], default: Any) -> Any:
     """The first of these settings in the configuration of a tower."""
     for part in inside:
-        config = getattr(model.config, part, None) if part else model.config
+        config = model.config
+        for inner in filter(None, part.split(".")):
+            config = getattr(config, inner, None)
         for name in names:
             value = getattr(config, name, None)
             if value is not None:
@@ -147,7 +165,17 @@ def config_value(model: Any, names: tuple[str, ...], inside: tuple[str, ...], de
     return default
 
 
-VISION = ("vision_config", "visual_config", "", "vision", "perception_config", "backbone_config", "thinker_config")
+def all_values(model: Any, names: tuple[str, ...], inside: tuple[str, ...]) -> list[int]:
+    """All of these settings in the configuration of a tower, without those that repeat."""
+    found = [config_value(model, (name,), (part,), None) for part in inside for name in names]
+    return [*dict.fromkeys(one for one in found if isinstance(one, int))]
+
+
+VISION = (
+    "vision_config", "visual_config", "", "vision", "perception_config", "backbone_config", "thinker_config",
+    "vq_config", "encoder.vision_config",
+)  # fmt: skip
+BINS = ("num_mel_bins", "n_mels", "n_mel_bins", "input_dim", "feature_size", "input_size")
 AUDIO = (
     "audio_config",
     "",
@@ -160,7 +188,7 @@ AUDIO = (
 
 def side(model: Any) -> int:
     """Pixels a side of the images of a model."""
-    size = config_value(model, ("image_size", "input_size"), VISION, 224)
+    size = config_value(model, ("image_size", "input_size", "resolution"), VISION, 224)
     return int(size[0] if isinstance(size, list | tuple) else size)
 
 
@@ -180,13 +208,20 @@ def row_shapes(model: nn.Module) -> list[tuple[int, ...]]:
             shapes[tuple(module.weight.shape[1:])] = None
         elif isinstance(module, nn.Linear) and "patch" in name and "text" not in name:
             shapes[(module.in_features,)] = None
+    channels = config_value(model, ("num_channels",), VISION, 3)
+    size = config_value(model, ("patch_size",), VISION, 16)
+    if isinstance(size, int):  # as Inkling takes them, in blocks of merged patches, or of some frames
+        merged = size * config_value(model, ("spatial_merge_size",), VISION, 2)
+        frames = config_value(model, ("temporal_patch_size",), VISION, 2)
+        return [*[*shapes][:6], (merged, merged, channels), (frames, size, size, channels)]
     return [*shapes][:6]
 
 
 def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the calls of a function of images in every form that its arguments allow."""
+    """Yield the calls of a function of images in every form that its arguments allow, of several sizes first."""
     takes = parameters(function)
-    grid = next((n for n in takes if n.endswith(("grid_thw", "grid_hw", "spatial_shapes", "target_sizes"))), None)
+    rows = next((name for name in takes if name.startswith("pixel_values")), rows)
+    grid = next((n for n in takes if n.endswith(GRID_NAMES)), None)
     if grid == "spatial_shapes" and "pixel_attention_mask" in takes:
         patch = 3 * config_value(model, ("patch_size",), VISION, 16) ** 2
         yield [masked(rows, grid, own, patch, seed) for seed, own in enumerate(GRIDS)]
@@ -195,23 +230,41 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     size = side(model)
     others = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
     fixed = {n: v for n, v in others.items() if n in takes and takes[n].default is inspect.Parameter.empty}
+    mask = next((name for name in takes if name in ("pixel_mask", "pixel_attention_mask")), None)
+    if mask is not None:
+        patch = config_value(model, ("patch_size",), VISION, 16)
+        for tiles in ((3,), ()):
+            yield [in_frames(rows, mask, n, tiles, size, patch) for n in COUNTS]
+        tiled = [torch.arange(3) < torch.tensor([2, 3, 1])[torch.arange(n) % 3, None] for n in COUNTS]
+        yield [{rows: seeded(len(real), 3, 3, size, size, seed=len(real)), mask: real} for real in tiled]
+    if "image_sizes" in takes:
+        patch = config_value(model, ("patch_size",), VISION, 14) * config_value(
+            model, ("spatial_merge_size",), ("",), 1
+        )
+        yield [of_sizes(rows, n, size, patch) | fixed for n in COUNTS]
     for channels_first in (True, False):
         shape = (3, size, size) if channels_first else (size, size, 3)
         one = [{rows: seeded(n, *shape, seed=n)} | fixed for n in COUNTS]
         if "image_sizes" in takes:
             yield [call | {"image_sizes": torch.tensor([[size, size]] * len(call[rows]))} for call in one]
         yield one
-    tiled = [{rows: seeded(n, 3, 3, size, size, seed=n)} | fixed for n in COUNTS]
-    if "image_sizes" in takes:
-        yield [call | {"image_sizes": torch.tensor([[size, 2 * size]] * len(call[rows]))} for call in tiled]
-    if "pixel_attention_mask" in takes:
-        yield [call | {"pixel_attention_mask": torch.ones(*call[rows].shape[:2], size, size).bool()} for call in tiled]
-    if "qformer_input_ids" in takes:
-        yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
-    if "high_res_pixel_values" in takes:
-        config: Any = model.config
-        fine = config.high_res_vision_config.image_size
-        yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, fine, fine)} for call in one]
+        if "input_ids" in takes:
+            yield [call | {"input_ids": torch.randint(5, 190, (len(call[rows]), 7))} for call in one]
+        if "qformer_input_ids" in takes:
+            yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
+        if "high_res_pixel_values" in takes:
+            config: Any = model.config
+            fine = config.high_res_vision_config.image_size
+            yield [call | {"high_res_pixel_values": seeded(len(call[rows]), 3, fine, fine)} for call in one]
+    for count in (3, 2, 5):
+        tiled = [{rows: seeded(n, count, 3, size, size, seed=n)} | fixed for n in COUNTS]
+        if "image_sizes" in takes:
+            for high, wide in ((1, 2), (1, 1), (2, 2)):
+                whole = [size * high, size * wide]
+                yield [call | {"image_sizes": torch.tensor([whole] * len(call[rows]))} for call in tiled]
+        if mask is not None:
+            yield [call | {mask: torch.ones(*call[rows].shape[:2], size, size).bool()} for call in tiled]
+        yield tiled
     if "image_token_pooling" in takes:
         yield [pooled(model, n) for n in COUNTS]
     if "image_position_ids" in takes:
@@ -219,9 +272,51 @@ def images(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
         yield [placed(rows, "image_position_ids", own, (patch,), seed) for seed, own in enumerate(GRIDS)]
     if "aspect_ratio_ids" in takes:
         yield [aspects(model, n, size) for n in COUNTS]
-    yield tiled
     frames = config_value(model, ("num_frames",), VISION, 8)
     yield [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+    if parameters(function).keys() == {rows}:  # blocks of patches of some frames
+        for shape in row_shapes(model):
+            yield [{rows: seeded(8 * n, *shape, seed=n)} for n in COUNTS]
+
+
+def in_frames(rows: str, mask: str, count: int, tiles: tuple[int, ...], size: int, patch: int) -> dict[str, Any]:
+    """A call with pictures of several sizes, each in the corner of a square, and the mask of their pixels."""
+    real = torch.zeros(count, *tiles, size, size, dtype=torch.bool)
+    for seed, one in enumerate(real.view(-1, size, size)):
+        one[: size - seed % 3 * patch, : size - (seed + 1) % 2 * patch] = True
+    return {rows: seeded(count, *tiles, 3, size, size, seed=count) * real.unsqueeze(-3), mask: real}
+
+
+def of_sizes(rows: str, count: int, size: int, patch: int) -> dict[str, Any]:
+    """A call with pictures of several sizes, each in the corner of a square, and their sizes."""
+    sizes = [(size - seed % 3 * patch, size - (seed + 1) % 2 * patch) for seed in range(count)]
+    sizes[0] = size, size
+    pixels = torch.zeros(count, 3, size, size)
+    for one, (h, w) in zip(pixels, sizes, strict=True):
+        one[:, :h, :w] = seeded(3, h, w, seed=count)
+    return {rows: pixels, "image_sizes": torch.tensor(sizes)}
+
+
+def pages(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of a function of flattened patches: pages of several sizes, and the mask of their patches."""
+    config: Any = model.config
+    calls, pixels = [], 3 * config_value(model, ("patch_size",), VISION, 16) ** 2
+    for seed, own in enumerate(GRIDS):
+        batch = flattened(own, pixels, seed)
+        call: dict[str, Any] = {PATCHES: batch}
+        takes = parameters(function)
+        places = "image_embeds_position_mask"
+        if "decoder_input_ids" in takes:
+            call["decoder_input_ids"] = torch.ones(len(own), 3, dtype=torch.long)
+        if places in takes:
+            call[places] = (
+                (torch.arange(config.latent_query_num + 3) < config.latent_query_num).long().repeat(len(own), 1)
+            )
+            call["input_ids"] = call[places] + 1
+        else:
+            call["attention_mask"] = (batch[..., 0] > 0).float()
+        calls.append(call)
+    yield calls
 
 
 def masked(rows: str, grid: str, sizes: list[tuple[int, int]], width: int, seed: int) -> dict[str, Any]:
@@ -265,6 +360,10 @@ def aspects(model: nn.Module, count: int, size: int) -> dict[str, Tensor]:
     }
 
 
+GRID_NAMES = ("grid_thw", "grid_hw", "spatial_shapes", "target_sizes", "target_sizes_videos")
+"""Ends of names of arguments that hold the sizes of items."""
+
+
 def patches(
     model: nn.Module, rows: str, grid: str, takes: dict[str, Any], frames: int
 ) -> Iterator[list[dict[str, Any]]]:
@@ -277,7 +376,7 @@ def patches(
             call = {rows: seeded(count, *shape, seed=seed), grid: torch.tensor(items)}
             merge = next((name for name in takes if name.endswith("merge_sizes")), None)
             calls.append(call | ({merge: torch.full((len(items),), frames)} if merge else {}))
-        if grid.endswith("target_sizes") and len(shape) == 3:  # side by side, as MiniCPM-V takes them
+        if "target_sizes" in grid and len(shape) == 3:  # side by side, as MiniCPM-V takes them
             yield [{**call, rows: call[rows].permute(1, 2, 0, 3).flatten(2)[None]} for call in calls]
         yield calls
         yield [{**call, rows: call[rows][None]} for call in calls]
@@ -296,29 +395,88 @@ def padded(x: Tensor, sizes: Tensor, rows: str, grid: str) -> dict[str, Tensor]:
 def videos(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the calls of a function of videos."""
     takes = parameters(function)
+    rows = next((name for name in takes if name.startswith("pixel_values")), rows)
     grid = next((n for n in takes if n.endswith("grid_thw")), None)
     if grid is not None:
-        yield from patches(model, rows, grid, takes, 2)
+        for frames in (2, 1):
+            yield from patches(model, rows, grid, takes, frames)
     size = side(model)
-    yield [{rows: seeded(n, 2, 3, size, size, seed=n)} for n in COUNTS]
+    if "target_sizes_videos" in takes:  # the frames of one video, of one size
+        patch = config_value(model, ("patch_size",), VISION, 14)
+        sizes = torch.tensor([[8, 8]])
+        yield [{rows: seeded(n, 3, patch, 64 * patch, seed=n), "target_sizes_videos": sizes} for n in COUNTS]
+    if "num_frames_per_video" in takes:
+        patch = 3 * config_value(model, ("patch_size",), VISION, 16) ** 2
+        calls = [placed(rows, "video_position_ids", own, (patch,), n) for n, own in enumerate(GRIDS)]
+        yield [call | {"num_frames_per_video": torch.tensor([len(call[rows])])} for call in calls]
+    if "video_token_pooling" in takes:
+        names = {"pixel_values": rows, "image_token_pooling": "video_token_pooling"}
+        calls = [{names.get(name, name): value for name, value in pooled(model, n).items()} for n in COUNTS]
+        for call, n in zip(calls, COUNTS, strict=True):
+            call["video_grids"] = call.pop("image_grids")[:, 1:] + torch.tensor([1, 0, 0])
+            call["video_grids"] = call["video_grids"][:n]
+        yield calls
+    for frames in dict.fromkeys([config_value(model, ("num_frames",), VISION, 2), 2, 4]):
+        one = [{rows: seeded(n, frames, 3, size, size, seed=n)} for n in COUNTS]
+        yield one
+        if "qformer_input_ids" in takes:
+            yield [call | {"qformer_input_ids": torch.ones(len(call[rows]), 5, dtype=torch.long)} for call in one]
     yield [{rows: seeded(n, 3, 2, size, size, seed=n)} for n in COUNTS]
+    yield [{rows: seeded(n, 3, size, size, seed=n)} for n in COUNTS]
 
 
 def sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the calls of a function of sound: spectrograms, batches with a mask, or waveforms."""
+    """Yield the calls of a function of sound: spectrograms, batches with a mask, or waveforms.
+
+    Decoders get two tokens.
+    """
+    for calls in _sounds(model, function, rows):
+        if "decoder_input_ids" in parameters(function):
+            calls = [c | {"decoder_input_ids": torch.ones(batch_of(c), 2, dtype=torch.long)} for c in calls]
+        yield calls
+
+
+def batch_of(call: dict[str, Any]) -> int:
+    """The clips of a call."""
+    return len(next(iter(call.values())))
+
+
+def _sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterator[list[dict[str, Any]]]:
     takes = parameters(function)
-    rows = next((n for n in takes if n.startswith("input_")), rows)
-    mels = config_value(model, ("num_mel_bins", "n_mels", "input_dim", "feature_size", "input_size"), AUDIO, 128)
+    rows = next((n for n in takes if n.startswith("input_") and "mask" not in n), rows)
+    bins = all_values(model, BINS, AUDIO) or [128]
+    mels = bins[0]
     whole = config_value(model, ("max_length",), ("",), 0) or 2 * config_value(
         model, ("max_source_positions",), AUDIO, 1500
     )
-    mask = next((n for n in takes if n.endswith("mask")), None)
-    if mask and getattr(model.config, "feat_extract_norm", None) != "group":  # for which processors make no mask
-        yield [clips(rows, mask, own, (mels,)) for own in CLIPS]
+    masks = [n for n in takes if n.endswith("mask") and not n.startswith(("output", "decoder", "head", "cross"))]
+    mask = masks[0] if masks else None
+    of_group = getattr(model.config, "feat_extract_norm", None) == "group"  # for which processors make no mask
+    if len(masks) > 1:  # of chunks, all of one length
+        calls = []
+        for count in COUNTS:
+            real = torch.arange(whole) < whole - 100 * (torch.arange(count) % 3)[:, None]
+            calls.append({rows: seeded(count, mels, whole, seed=count)} | dict.fromkeys(masks, real.long()))
+        yield calls
+    if mask and not of_group:
+        unit = config_value(model, ("samples_per_token",), AUDIO, 64)
+        for width in bins:
+            yield [clips(rows, mask, own, (width,)) for own in CLIPS]
         yield [clips(rows, mask, [64 * length for length in own], ()) for own in CLIPS]
-    for length in dict.fromkeys([whole, 3000, 200]):
-        for form in (lambda n, length=length: (n, mels, length), lambda n, length=length: (n, length, mels)):
-            calls = [{rows: seeded(*form(n), seed=n)} for n in COUNTS]
+        if unit != 64:
+            yield [clips(rows, mask, [unit * length // 8 for length in own], (), unit) for own in CLIPS]
+    if "chunk_sample_lengths" in takes:
+        yield [chunked(model, rows, own) for own in CLIPS]
+    if rows.endswith("_ids"):
+        for width in bins:
+            calls = [clips(rows, mask, own, (width,)) for own in CLIPS]
+            yield [call | {rows: call[rows].abs().long().clamp(max=3)} for call in calls]
+    longest = config_value(model, ("max_length",), ("",), 0)
+    if longest:
+        yield [{rows: seeded(n, longest, mels, seed=n)} for n in COUNTS]
+    for length, width in product(dict.fromkeys([whole, 3000, 200]), bins):
+        for shape in ((width, length), (length, width)):
+            calls = [{rows: seeded(n, *shape, seed=n)} for n in COUNTS]
             if mask:
                 yield [call | {mask: torch.ones(len(call[rows]), length).long()} for call in calls]
             yield calls
@@ -331,8 +489,24 @@ def sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterato
     yield [{rows: seeded(n, 1, 3840, seed=n)} for n in COUNTS]
 
 
-def clips(rows: str, mask: str | None, lengths: list[int], shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """A batch of clips of some lengths, padded with zeros to a multiple of 8, and its mask."""
-    real = torch.arange(-(-max(lengths) // 8) * 8) < torch.tensor(lengths)[:, None]
+def chunked(model: nn.Module, rows: str, lengths: list[int]) -> dict[str, Any]:
+    """A call of dots3.note: chunks of sound, and the samples of each."""
+    mels = config_value(model, ("num_mel_bins",), AUDIO, 128)
+    whole = 2 * config_value(model, ("max_source_positions",), AUDIO, 1500)
+    return {
+        rows: seeded(len(lengths), mels, whole, seed=sum(lengths)),
+        "chunk_sample_lengths": torch.tensor(lengths) * 160,
+    }
+
+
+def clips(
+    rows: str, mask: str | None, lengths: list[int], shape: tuple[int, ...], multiple: int = 8
+) -> dict[str, Tensor]:
+    """A batch of clips of some lengths, padded with zeros to a multiple, and its mask."""
+    real = torch.arange(-(-max(lengths) // multiple) * multiple) < torch.tensor(lengths)[:, None]
     batch = seeded(*real.shape, *shape, seed=sum(lengths)) * real.view(*real.shape, *[1] * len(shape))
     return {rows: batch, mask: real.long()} if mask else {rows: batch}
+
+
+KINDS = {"image": images, "video": videos, "audio": sounds, "text": texts, "multimodal": images}
+"""What makes the calls of a function for features, by what it is of."""

@@ -8,6 +8,7 @@ TASKS = {
     MULTIMODAL: (
         "MULTIMODAL_LM", "IMAGE_TEXT_TO_TEXT", "VISION_2_SEQ", "VISUAL_QUESTION_ANSWERING", "RETRIEVAL",
         "ZERO_SHOT_IMAGE_CLASSIFICATION", "MASK_GENERATION", "SPEECH_SEQ_2_SEQ", "CTC", "RNNT", "TDT",
+        "AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR",
     ),
     ENCODERS: ("IMAGE", "TEXT_ENCODING"),
 }  # fmt: skip
@@ -38,8 +39,15 @@ def of_task(task: str) -> set[str]:
     return {name for value in values for name in (value if isinstance(value, tuple | list) else [value])}
 
 
+def of_sound(task: str) -> set[str]:
+    """The classes of a task whose encoders are those of classes that transcribe."""
+    stems = tuple(name.removesuffix("ForCTC") for name in of_task("CTC"))
+    return {name for name in of_task(task) if name.removesuffix("ForPreTraining") in stems}
+
+
 def classes(group: str) -> list[str]:
     """The classes of a group, in the order of their names."""
     known = {name for names in KNOWN.values() for name in names} if group == ENCODERS else set()
     others = set(classes(MULTIMODAL)) if group == ENCODERS else set()
+    known |= of_sound("PRETRAINING") if group == MULTIMODAL else set()
     return sorted(known.union(*map(of_task, TASKS[group])) - others, key=str.lower)

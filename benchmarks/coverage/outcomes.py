@@ -13,6 +13,8 @@ def state(row: Row) -> str:
     """What became of a row of the table."""
     if not row.get("built", True):
         return "not built"
+    if not row.get("called", True):
+        return "not called"
     if not row["found"]:
         return "no tower" if "has no tower:" in row["why"] else "refused"
     if not row["error"] < TOLERANCE:

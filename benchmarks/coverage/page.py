@@ -13,7 +13,7 @@ from benchmarks.coverage.outcomes import Row, outcome, state
 LONGEST = 220
 """Characters of a reason that a table shows; the JSON has all."""
 
-OUTCOMES = ("replayed", "replayed in part", "eager", "refused", "wrong", "no tower", "not built")
+OUTCOMES = ("replayed", "replayed in part", "eager", "refused", "wrong", "not called", "no tower", "not built")
 
 
 def models(result: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -40,7 +40,8 @@ def rows(result: dict[str, Any]) -> str:
         for row in result["rows"]
         if row["found"] or row["why"]
     ]
-    return table(("model", "called by, or tower", "found by", "outcome", "error", "why"), lines)
+    name = f"model of transformers {result['transformers']}"
+    return table((name, "called by, or tower", "found by", "outcome", "error", "why"), lines)
 
 
 def _how(row: Row) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -40,19 +40,57 @@ def error(came: Any, expected: Any) -> float:
     return worst
 
 
-def real(output: Any, call: dict[str, Any], spec: vg.BufferSpec | None) -> Any:
-    """An output without the rows that pad texts, or clips for a tower: what a model leaves there means nothing."""
-    mask = next((value for name, value in call.items() if name.endswith("mask")), None)
-    if mask is None or mask.dim() != 2 or not ("input_ids" in call or "spatial_shapes" in call or spec is not None):
-        return output
-    fields = spec.outputs.fields if spec is not None and isinstance(spec.outputs, vg.Outputs) else {}
-    usual = next((one.of_item for one in fields.values() if isinstance(one, vg.Entries)), int)
-    parts: list[Tensor] = []
-    for name, part in output.items() if isinstance(output, dict) else [("", output)]:
-        count = getattr(fields.get(name), "of_item", usual)
-        for x in tensors(part):
-            lengths = mask.sum(1).tolist()
-            parts += [one[: count(n)] for one, n in zip(x, lengths, strict=True)] if x.dim() == 3 else [x]
+Sizes = list[list[tuple[int, ...]]]
+"""Shapes of the tensors of an output for each item of a call, when it comes alone and without padding."""
+
+
+def alone(function: Any, call: dict[str, Any]) -> Sizes | None:
+    """The shapes for each item of a call with a mask that has padding; `None` if the model takes none alone."""
+    mask = next((value for name, value in call.items() if _is_mask(name, value)), None)
+    if mask is None or (len(mask) == 1 and mask.all()):
+        return None
+    batch, length = mask.shape
+    sizes = []
+    for at, count in enumerate(mask.bool().sum(1).tolist()):
+        one = {}
+        for name, value in call.items():
+            if isinstance(value, Tensor) and len(value) == batch:
+                value = value[at : at + 1]
+                if value.shape[1:2] == (length,):
+                    value = value[:, :count]
+                elif value.dim() > 2 and value.shape[-1] == length:
+                    value = value[..., :count]
+            one[name] = value
+        try:
+            sizes.append([tuple(x.shape) for x in tensors(function(**one))])
+        except Exception:  # it is too short by itself
+            return None
+    return sizes
+
+
+def _is_mask(name: str, value: Any) -> bool:
+    return name.endswith("mask") and isinstance(value, Tensor) and value.dim() == 2
+
+
+def real(output: Any, call: dict[str, Any], sizes: Sizes | None) -> list[Tensor]:
+    """The tensors of an output; those of a batch without what pads items, of which models may make anything.
+
+    Of pictures in frames, those that the model itself goes on with.
+    """
+    framed = any("mask" in name and isinstance(value, Tensor) and value.dim() > 2 for name, value in call.items())
+    if framed and isinstance(output, dict) and output.get("pooler_output") is not None:
+        output = output["pooler_output"]
+    found = [*tensors(output)]
+    if sizes is None or any(len(own) != len(found) for own in sizes):
+        return found
+    parts = []
+    for at, x in enumerate(found):
+        shapes = [own[at] for own in sizes]
+        of_batch = x.dim() > 1 and len(x) == len(shapes) and all(len(own) == x.dim() for own in shapes)
+        if of_batch and all(own[0] == 1 for own in shapes):
+            parts += [one[tuple(map(slice, own[1:]))] for one, own in zip(x, shapes, strict=True)]
+        else:
+            parts.append(x)
     return parts
 
 
@@ -66,16 +104,26 @@ def budgets_for(spec: vg.BufferSpec) -> Any:
     return [2, 8] if spec.layout.one_row else PADDED if spec.layout.padded else PACKED
 
 
-def accepted(model: nn.Module, candidates: list[Form]) -> tuple[Form, list[Any]] | str:
-    """The first form that a model takes, with its outputs; or why it takes none."""
+class Accepted(NamedTuple):
+    """A form that a model takes, its outputs, and their sizes for each item alone."""
+
+    form: Form
+    outputs: list[Any]
+    sizes: list[Sizes | None]
+
+
+def accepted(model: nn.Module, candidates: list[Form]) -> Accepted | str:
+    """The first form that a model takes; or why it takes none."""
     reasons = []
     for form in candidates:
         function = find(model, form.function)
         try:
-            return form, [function(**call) for call in form.calls]
+            outputs = [function(**call) for call in form.calls]
         except Exception as caught:
-            reasons.append(f"{type(caught).__name__}: {caught}")
-    return "; ".join(dict.fromkeys(reasons))[:300]
+            reasons.append(f"{type(caught).__name__}: {caught}"[:150])
+        else:
+            return Accepted(form, outputs, [alone(function, call) for call in form.calls])
+    return "; ".join(dict.fromkeys(reasons))[:600]
 
 
 def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
@@ -107,32 +155,33 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
     vg.wrap(model, {path: budgets_for(spec) for path, spec in specs.items()}, backend="tape")
     used: set[str] = set()
     for kind, result in found.items():
-        if not isinstance(result, str):
-            compared = compare(model, *result)
+        if isinstance(result, str):
+            why = f"no call of it is known here: {result}"
+            yield row | {"modality": kind, "found": None, "called": False, "why": why}
+        else:
+            compared = compare(model, result)
             used |= {*compared["found"]}
             yield row | {"modality": kind} | compared
     for path, result in direct.items():
         if path not in used and not isinstance(result, str):
-            yield row | {"modality": f"{path} itself"} | compare(model, *result, path)
+            yield row | {"modality": f"{path} itself"} | compare(model, result, path)
         elif path not in used:
             yield row | {"modality": f"{path} itself", "found": None, "why": f"no call of it is known here: {result}"}
     for path, reason in stays.items():
         yield row | {"modality": path, "found": None, "why": reason}
 
 
-def compare(model: Any, form: Form, expected: list[Any], path: str | None = None) -> dict[str, Any]:
+def compare(model: Any, accepted: Accepted, path: str | None = None) -> dict[str, Any]:
     """Call a wrapped model, or its tower at a path, at each layout, twice, the second time with NaN in all padding."""
-    function = find(model, form.function) if path is None else model.get_submodule(path)
+    function = find(model, accepted.form.function) if path is None else model.get_submodule(path)
     encoders = vg.encoders(model)
     before = {path: (replays(encoder), eager_calls(encoder)) for path, encoder in encoders.items()}
-    specs = [e.spec for at, e in encoders.items() if at in ("", path) or isinstance(e.spec.layout, ClipMask)]
-    spec = next((one for one in specs if one.layout.padded), None)
     worst = 0.0
-    for call, output in zip(form.calls, expected, strict=True):
+    for call, output, sizes in zip(accepted.form.calls, accepted.outputs, accepted.sizes, strict=True):
         function(**call)
         for encoder in encoders.values():
             encoder.poison()
-        worst = max(worst, error(real(function(**call), call, spec), real(output, call, spec)))
+        worst = max(worst, error(real(function(**call), call, sizes), real(output, call, sizes)))
     used = {path: e for path, e in encoders.items() if before[path] != (replays(e), eager_calls(e))}
     return {
         "found": {path: f"{encoders.how[path]}, {type(e.spec.layout).__name__}" for path, e in used.items()},

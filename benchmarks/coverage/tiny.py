@@ -41,7 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "AyaVisionForConditionalGeneration": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "BigBirdModel": {"attention_type": "original_full"},
     "ChameleonForConditionalGeneration": {
-        "vocabulary_map": {"<image>": 9}, "vq_config.resolution": 64, "vq_config.base_channels": 32,
+        "vocabulary_map": {"<image>": 9, **{f"IMGIMG{one}{two}Z": 10 for one in "ABCDEFGHIJ" for two in "ABCDEFGHIJ"}},
+        "vq_config.resolution": 64, "vq_config.base_channels": 32, "vq_config.num_embeddings": 100,
     },
     "CohereCompassForConditionalGeneration": {
         "text_config.rope_parameters": {
@@ -52,6 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "text_config.mlp_layer_types": ["dense"] * DEPTH, "vision_config.sam_config.image_size": 256,
         "vision_config.sam_config.mlp_dim": 256, "vision_config.sam_config.downsample_channels": [64, 256],
     },
+    "Dots3NoteForConditionalGeneration": {"audio_config.adapter_input_size": 128},
     "DeepseekVLHybridForConditionalGeneration": {
         "high_res_vision_config.image_size": 256, "high_res_vision_config.mlp_dim": 256,
     },
@@ -70,9 +72,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
     "GraniteDoclingForConditionalGeneration": {"vision_config.image_size": 128, "vision_config.patch_size": 16},
     "Granite4VisionForConditionalGeneration": {
-        "deepstack_layer_map": [(1, 0)], "spatial_target_layers": [1], "downsample_rate": "4/8",
-        "vision_config.image_size": 512,
+        "image_grid_pinpoints": [[512, 1024], [1024, 512], [1024, 1024]], "deepstack_layer_map": [(1, 0)],
+        "spatial_target_layers": [1], "downsample_rate": "4/8", "vision_config.image_size": 512,
     },
+    "GraniteSpeechForConditionalGeneration": {"projector_config.encoder_hidden_size": 256},
+    "GraniteSpeechPlusForConditionalGeneration": {"projector_config.encoder_hidden_size": 256},
     "GotOcr2ForConditionalGeneration": {"vision_config.image_size": 256, "vision_config.mlp_dim": 256},
     "HunYuanVLForConditionalGeneration": {
         "text_config.head_dim": 128,
@@ -101,6 +105,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "MllamaVisionModel": {"intermediate_layers_indices": [0, 1], "image_size": 112, "num_global_layers": 2},
     "Molmo2ForConditionalGeneration": {"adapter_config.vision_feature_layer": [-1, -2]},
+    "MuseGlimmerForConditionalGeneration": {"out_hidden_size": 768},
+    "MuseSparkForConditionalGeneration": {"out_hidden_size": 768, "audio_config.num_hidden_layers": 4},
     "Phi4MultimodalForCausalLM": {"vision_config.image_size": 56, "vision_config.crop_size": 56},
     "Qwen3ASRForConditionalGeneration": {"audio_config.downsample_hidden_size": 32},
     "Qwen3OmniMoeForConditionalGeneration": {
@@ -133,6 +139,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "VideoPrismClipModel": {"vision_config.image_size": 36, "vision_config.num_frames": 4},
     "Wav2Vec2BertForCTC": {"vocab_size": 320},
     "Wav2Vec2ConformerForCTC": {"vocab_size": 320},
+    "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2, -2, 1, 0]},
     "XmodModel": {"default_language": "en_XX"},
 }  # fmt: skip
 """Settings by their paths, where the defaults of a class do not fit each other, or are large."""
