@@ -1,5 +1,7 @@
+import contextlib
 import copy
 import gc
+import io
 import itertools
 import math
 import pickle
@@ -319,21 +321,66 @@ def test_a_function_around_a_module_that_takes_no_items_runs_eager_under_hooks()
     assert encoder.stats.eager == {"forward hooks": 1}
 
 
-def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)  # a second goes by whenever somebody asks
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
-    encoder.capture()
-    assert not capsys.readouterr().err  # it is no terminal
-    encoder.release()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    encoder.capture()
-    shown = capsys.readouterr().err
-    assert re.search(rf"capturing: .* \d/{len(encoder.budgets)} \[", shown)
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def slow_terminal(monkeypatch):
+    """Make standard error a terminal; three seconds go by whenever somebody asks."""
+    monkeypatch.setattr("time.monotonic", itertools.count(step=3).__next__)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    return sys.stderr
+
+
+def shaped_encoder():
+    return attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+
+
+def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch):
+    terminal, encoder = slow_terminal(monkeypatch), shaped_encoder().capture()
+    shown = terminal.getvalue()
+    assert re.search(rf"capturing: \d/{len(encoder.budgets)} graphs", shown)
     assert not shown.rpartition("\r")[2].strip()  # and leaves nothing behind
     monkeypatch.setenv("TQDM_DISABLE", "1")
-    encoder.release()
-    encoder.capture()
-    assert not capsys.readouterr().err
+    shaped_encoder().capture()
+    monkeypatch.delenv("TQDM_DISABLE")
+    monkeypatch.setattr(Terminal, "isatty", lambda self: False)
+    shaped_encoder().capture()
+    assert terminal.getvalue() == shown
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
+def test_a_terminal_that_fails_or_an_interrupt_there_holds_up_no_capture(monkeypatch, error):
+    def write(self, text):
+        raise error
+
+    with monkeypatch.context() as patch:
+        slow_terminal(patch)
+        patch.setattr(Terminal, "write", write)
+        with pytest.raises(error) if error is KeyboardInterrupt else contextlib.nullcontext():
+            shaped_encoder().capture()
+    run_in_threads(lambda _: shaped_encoder().capture(), 2)
+
+
+def test_a_capture_takes_no_lock_that_others_may_hold_and_starts_no_thread():
+    """The lock of tqdm, which all bars of a process share, and its monitor."""
+    bars, threads = pytest.importorskip("tqdm").tqdm, set(threading.enumerate())
+    held, captured = threading.Event(), threading.Event()
+
+    def hold():
+        with bars.get_lock():
+            held.set()
+            captured.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    shaped_encoder().capture()
+    assert holder.is_alive()  # nobody waited for it
+    captured.set()
+    holder.join()
+    assert set(threading.enumerate()) <= threads
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 import torch
-import tqdm
 from torch.utils import _python_dispatch
 
 import varlen_graphs as vg
@@ -73,11 +72,7 @@ def one_encoder():
 
 @pytest.fixture
 def process_restored():
-    """The lock of tqdm is one of C: an interrupt in its own, which is Python, would leave that held."""
-    before = tqdm.tqdm.get_lock()
-    tqdm.tqdm.set_lock(threading.RLock())
     yield
-    tqdm.tqdm.set_lock(before)
     torch.compiler.set_stance("default")
 
 

@@ -1,13 +1,11 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import shorten
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
@@ -18,6 +16,7 @@ from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
+from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.kernels.launch import compiling_in_threads
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
@@ -151,9 +150,7 @@ class GraphSet:
     ) -> list[Budget]:
         waiting, others, tried = deque(sorted(budgets, reverse=True)), deque(sorted(spare, reverse=True)), []
         first: Exception | None = None
-        hidden = bool(os.environ.get("TQDM_DISABLE")) or None  # None: unless on a terminal
-        progress = tqdm(total=len(waiting), desc="capturing", unit="graph", delay=2, leave=False, disable=hidden)
-        with progress:
+        with Progress(len(waiting)) as progress:
             while waiting or (others and not self._graphs):
                 if first is None:
                     tried.append(budget := (waiting or others).popleft())
