@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -13,6 +14,8 @@ from varlen_graphs.prometheus import Metric, exposition
 @dataclass
 class Stats:
     """Counters of an encoder. Any thread may read or update them, and so may signal handlers and finalisers.
+
+    A copy, also a pickled one, has the numbers of one moment.
 
     Attributes:
         calls: Number of calls.
@@ -43,6 +46,13 @@ class Stats:
     evicted: Counter[Budget] = field(default_factory=Counter)
     wrong_layouts: int = 0
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: copy(value) for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
 
     def count_call(self, items: int) -> None:
         """Count a call."""

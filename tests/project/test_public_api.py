@@ -1,7 +1,13 @@
+import copy
+import pickle
 import subprocess
 import sys
 
+import pytest
+import torch
+
 import varlen_graphs as vg
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
 
 
 def test_everything_public_is_documented():
@@ -27,3 +33,42 @@ def test_the_errors_have_one_base():
     errors = [getattr(vg, name) for name in vg.__all__ if name.endswith("Error")]
     assert len(errors) == 11
     assert all(issubclass(error, vg.VarlenGraphsError) for error in errors)
+
+
+def sent(value):
+    """What another process gets."""
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("send", [sent, copy.deepcopy, copy.copy])
+def test_what_an_encoder_tells_may_be_sent_to_another_process_and_copied(send):
+    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+    encoder = attention_encoder(spec=spec, outputs="borrowed")
+    call = {"x": rows_for([6]), "lengths": [6]}
+    with encoder.record() as trace:
+        borrowed = encoder(**call)
+        stats, recorded, own = send(encoder.stats), send(trace), send(borrowed)
+        assert stats == encoder.stats
+        assert stats.prometheus() == encoder.stats.prometheus()
+        torch.testing.assert_close(own.output, borrowed.output)
+        encoder(**call)
+    assert own.valid
+    with pytest.raises(vg.StaleOutputError):
+        send(borrowed)
+    assert (stats.calls, len(recorded), len(send(trace))) == (1, 1, 2)  # as they were, whatever comes later
+    stats.count_call(1)
+    recorded.count(next(iter(recorded.calls)))
+    for value in (encoder.verify([call]), encoder.budgets, encoder.disabled, encoder.report(), spec.layout):
+        assert send(value) == value
+    assert attention_encoder(spec=send(spec))(**call).shape == (6, 8)
+    assert send(encoder.costs).as_json() == encoder.costs.as_json()
+    assert vg.traffic.plan(send(trace), max_graphs=1) == send(vg.traffic.plan(trace, max_graphs=1))
+    assert send(vg.diagnose(torch.nn.Linear(2, 2), {"input": torch.ones(2, 2)})).ok is not None
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.deepcopy, copy.copy])
+def test_what_belongs_to_a_process_says_so_when_it_is_copied(send):
+    encoder = attention_encoder()
+    for value in (encoder, encoder.pool):
+        with pytest.raises(TypeError, match=r"is neither copied nor pickled, because its .* to this process: "):
+            send(value)

@@ -76,6 +76,12 @@ class Pool:
         self._stream: torch.cuda.Stream | None = None
         self._forks = FORKS.count
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Pool is neither copied nor pickled, because its memory belongs to this process: make another one, such "
+            "as vg.Pool()"
+        )
+
     def bind(self, device: torch.device) -> None:
         """Set the device when the first encoder joins.
 

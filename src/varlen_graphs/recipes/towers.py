@@ -52,7 +52,11 @@ def attention_buffers(attn: Any, per: Per) -> list[Buffer]:
 
 def item_table() -> DeviceBuffer:
     """Return a buffer that passes the item table itself to the forward, as `table`."""
-    return DeviceBuffer("table", lambda table: table, any_segments=False)
+    return DeviceBuffer("table", _whole_table, any_segments=False)
+
+
+def _whole_table(table: ItemTable) -> ItemTable:
+    return table
 
 
 def block_places(table: ItemTable) -> Tensor:

@@ -126,6 +126,9 @@ class Borrowed:
         self._output = output
         self._raise_finding = raise_finding
 
+    def __reduce__(self) -> Any:
+        return Borrowed, (self.clone(),)  # a copy is the caller's own
+
     @property
     def valid(self) -> bool:
         """True while the output may be read."""

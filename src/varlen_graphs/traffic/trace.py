@@ -4,9 +4,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from threading import RLock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from varlen_graphs.errors import InputError, counted
 from varlen_graphs.files import DAMAGED, integer, write_whole
@@ -60,6 +61,13 @@ class Trace:
     def costs(self, costs: Costs | None) -> None:
         self._costs = costs
 
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {"calls": self.calls.copy(), "squares": self.squares, "_costs": self.costs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
+
     def count(self, size: Size, squares: int = 0) -> None:
         """Count a call. `squares` is the sum of its squared segment lengths."""
         with self._lock:
@@ -68,11 +76,7 @@ class Trace:
 
     def copy(self) -> "Trace":
         """Return a copy that later calls do not change."""
-        with self._lock:
-            now = Trace(self.costs)
-            now.calls.update(self.calls)
-            now.squares = self.squares
-        return now
+        return copy(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, with the costs measured so far. Replaces an existing file atomically.
