@@ -7,6 +7,13 @@ from pathlib import Path
 
 from varlen_graphs import __version__
 
+NEEDS = {
+    "demo": "transformers, pillow and scikit-image: try pip install 'transformers>=4.57' pillow scikit-image",
+    "plan": "matplotlib for a plot: try pip install matplotlib",
+    "serve": "transformers 5.23 and what its server needs: try pip install 'transformers[serving]'",
+}
+"""Packages that commands need beyond those of the library, and how to install them."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return the exit status."""
@@ -44,20 +51,31 @@ def main(arguments: list[str] | None = None) -> int:
     if others and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(others)}")
 
+    try:
+        return _run(options, others, commands.choices[options.command])
+    except ImportError as error:
+        if options.command not in NEEDS:
+            raise
+        print(f"{error}\n{options.command} needs {NEEDS[options.command]}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, others: list[str], command: argparse.ArgumentParser) -> int:
+    """Run a command and return the exit status."""
     if options.command == "doctor":
         from varlen_graphs.doctor.command import FactoryError, run_doctor
 
         try:
             return run_doctor(options.factory, options.json)
         except FactoryError as error:
-            doctor.error(str(error))
+            command.error(str(error))
     if options.command == "serve":
         from varlen_graphs.huggingface.serve import ServerError, run_serve
 
         try:
             return run_serve(others, options.backend)
         except ServerError as error:
-            serve.error(str(error))
+            command.error(str(error))
     if options.command == "plan":
         from varlen_graphs.traffic.command import run_plan
 

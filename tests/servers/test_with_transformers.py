@@ -1,7 +1,5 @@
 """The server of transformers, started with its models wrapped: chat requests with images over HTTP."""
 
-import sys
-
 import pytest
 import torch
 import transformers
@@ -54,13 +52,6 @@ def test_models_of_one_class_have_metrics_of_their_own_and_errors_are_printed(ca
         return "gets no more graphs: no room" in "".join(printed)
 
     wait_for(is_printed)
-
-
-def test_without_the_server_the_error_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "fastapi.responses", None)
-    with pytest.raises(SystemExit):
-        main(["serve", "a/model"])
-    assert "try pip install 'transformers[serving]'" in capsys.readouterr().err
 
 
 def test_other_commands_take_no_unknown_arguments(capsys):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 
@@ -134,17 +133,11 @@ def test_other_numbers_of_a_trace_are_checked(traces, capsys, name, value):
     assert f"{path} is not a trace" in printed(capsys, path)[1]
 
 
-def test_what_goes_wrong_is_said_in_a_line(traces, capsys, monkeypatch):
+def test_what_goes_wrong_is_said_in_a_line(traces, capsys):
     assert "No such file" in printed(capsys, traces / "none.json")[1]
     assert "is not a trace" in printed(capsys, __file__)[1]
     assert "expected a number of bytes" in printed(capsys, traces / "measured.json", "--max-memory", "much")[1]
     assert "the bytes per row were not measured" in printed(capsys, traces / "bare.json", "--max-memory", "1GiB")[1]
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "varlen_graphs.traffic.figure", raising=False)
-    assert (
-        "a plot needs matplotlib: pip install matplotlib"
-        in printed(capsys, traces / "measured.json", "--plot", "plan.png")[1]
-    )
 
 
 def test_an_amount_of_memory_that_is_none_names_its_unit(traces, capsys):

@@ -33,17 +33,14 @@ def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
         backend: `"cuda"` or `"tape"`, as for `GraphedEncoder`. With `"cuda"`, models on other devices stay as they are.
 
     Raises:
-        ServerError: transformers has no such server, or what it needs is not installed.
+        ImportError: transformers, or what its server needs, is not installed.
+        ServerError: The server of this transformers loads models in another way.
     """
-    try:
-        import transformers.cli.serving.model_manager as managers
-        import transformers.cli.serving.server as servers
-        from fastapi.responses import PlainTextResponse
-        from transformers.cli.transformers import main
-    except ImportError as error:
-        raise ServerError(
-            f"{error}: expected transformers 5.23 and what its server needs; try pip install 'transformers[serving]'"
-        ) from error
+    import transformers.cli.serving.model_manager as managers
+    import transformers.cli.serving.server as servers
+    from fastapi.responses import PlainTextResponse
+    from transformers.cli.transformers import main
+
     if not hasattr(managers.ModelManager, "_load_model"):
         raise ServerError("the server of this transformers loads models in another way: expected transformers 5.23")
 

@@ -21,9 +21,6 @@ def run_plan(path: Path, max_graphs: int, max_memory: str | None, costs_from: Pa
             from varlen_graphs.traffic.figure import draw
 
             draw(plans, figure)
-    except ModuleNotFoundError as error:
-        print(f"a plot needs matplotlib: pip install matplotlib ({error})", file=sys.stderr)
-        return 1
     except (VarlenGraphsError, OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
         print(error, file=sys.stderr)
         return 1
