@@ -102,7 +102,7 @@ class GraphedEncoder(OperatedEncoder):
     Raises:
         SpecError: The declaration does not match the module, or an option has a wrong value.
         BudgetError: A budget that no item could use, or `memory` is not an amount of memory.
-        InputError: The warm-up file is damaged, or another kind of file.
+        InputError: The warm-up file is damaged, or of something else, with `Capture(on_bad_warmup="error")`.
     """
 
     def __init__(
@@ -161,13 +161,12 @@ class GraphedEncoder(OperatedEncoder):
             else Executor(*parts, lends=lends, waits=waits)
         )
         executor.exact = wanted.exact
-        super().__init__(module, executor, wanted, (capture.compile, getattr(forward, "__qualname__", None)))
+        super().__init__(module, executor, wanted, (capture.compile, getattr(forward, "__qualname__", None)), capture)
         self._tolerance = verify.tolerance
         if verify.prove:
             runs.proven = {}
             store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
-        if capture.warmup is not None:
-            self._warm_start.load(capture.warmup)
+        self._warm_start.load()
         weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
     @not_compiled

@@ -1,4 +1,7 @@
-"""Warm-up files and traces come from disks: whatever is in one, it is read, or refused by an `InputError`."""
+"""Warm-up files and traces come from disks: whatever is in one, it is read, or refused by an `InputError`.
+
+A refused warm-up file stops no start: it is ignored with a warning, unless asked otherwise.
+"""
 
 import contextlib
 import json
@@ -40,7 +43,15 @@ def good_warmup():
     finally:
         timing.results.clear()
         timing.results.update(before)
-    return json.loads(path.read_text())
+    (section,) = json.loads(path.read_text())["encoders"]
+    return section  # a file of this alone is one of an earlier version
+
+
+def good_file():
+    """The same among sections of others."""
+    good = good_warmup()
+    other = good | {"name": "other", "identity": good["identity"] | {"weights": "other"}}
+    return {"encoders": [other, good]}
 
 
 def good_trace():
@@ -51,15 +62,16 @@ def good_trace():
     return json.loads(path.read_text())
 
 
-def load_warmup(text):
+def load_warmup(text, on_bad_warmup="error"):
     """Start an encoder from a file, and encode and plan with what it says."""
     path, before = FOLDER / "warmup.json", dict(timing.results)
     path.write_text(text)
     try:
-        encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, lazy=True))
+        options = vg.Capture(warmup=path, lazy=True, on_bad_warmup=on_bad_warmup)
+        encoder = attention_encoder(spec=SHAPED, capture=options)
         for lengths in ([20], [90, 30]):
             assert encoder(rows_for(lengths), lengths=lengths).isfinite().all()
-        encoder.capture_wanted()
+        encoder.capture_wanted(None)
         assert encoder(rows_for([20, 100]), lengths=[20, 100]).isfinite().all()
         encoder.save_warmup(path)
         encoder.report()
@@ -83,6 +95,7 @@ def load_trace(text):
 
 
 FORMATS = {"warmup": (good_warmup(), load_warmup), "trace": (good_trace(), load_trace)}
+SEVERAL = FORMATS | {"several": (good_file(), load_warmup)}
 
 EDGES = [
     0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**30, 10**400, 0.0, -0.0, 0.5, 1e-320, 5e-324, 1e15, 1e300, 1e308, float("inf"),
@@ -124,19 +137,21 @@ def mutated(draw, value):
 @st.composite
 def files(draw):
     """A format, and the text of a file: a valid one that was changed or cut, or any JSON."""
-    name = draw(st.sampled_from([*FORMATS]))
-    value = draw(st.one_of(mutated(FORMATS[name][0]), mutated(FORMATS[name][0]), anything))
+    name = draw(st.sampled_from([*SEVERAL]))
+    value = draw(st.one_of(mutated(SEVERAL[name][0]), mutated(SEVERAL[name][0]), anything))
     text = json.dumps(value)
     return name, text if draw(st.integers(0, 9)) else text[: draw(st.integers(0, len(text)))]
 
 
 def read(name, text):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a file of another setup is ignored with a warning
+        warnings.simplefilter("ignore")  # what only the file requested and cannot be captured is forgotten with one
         try:
-            FORMATS[name][1](text)
+            SEVERAL[name][1](text)
         except vg.InputError as error:
             assert len(str(error)) < 1500  # noqa: PT017 - not every change is damage
+            if name != "trace":
+                load_warmup(text, "ignore")
 
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
@@ -145,9 +160,9 @@ def test_whatever_is_in_a_file_is_read_or_refused_by_name(case):
     read(*case)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SEVERAL)
 def test_a_valid_file_is_read(name):
-    good, load = FORMATS[name]
+    good, load = SEVERAL[name]
     load(json.dumps(good))
 
 
@@ -198,3 +213,36 @@ def test_timings_by_lists_are_refused():
     entry = ["float32", [4, 2, 8], [4, 2, 8], [[4], 4, None, None], ["a", "b"], "b", 0.5]
     with pytest.raises(vg.InputError, match="is not a warm-up file"):
         load_warmup(json.dumps(FORMATS["warmup"][0] | {"attention": [entry]}))
+
+
+@pytest.mark.parametrize("place", ["folder", "file/inside", "a\0b", "long" * 2000])
+def test_a_path_that_is_no_file_stops_no_start(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = tmp_path / place
+    with pytest.raises(vg.InputError, match="is not a warm-up file"):
+        attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+    with pytest.warns(UserWarning, match="is not a warm-up file.*It is ignored, and everything is measured again"):
+        encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path))
+    assert encoder(rows_for([20]), lengths=[20]).shape == (20, 8)
+
+
+@pytest.mark.parametrize("scale", ["evil", None, [2.0], {"a": 1}])
+def test_what_a_file_alone_requests_and_fails_is_forgotten(tmp_path, scale):
+    """Arguments that the module cannot take, in a file that says it is of this encoder."""
+    path, value = tmp_path / "warmup.json", deepcopy(FORMATS["warmup"][0])
+    ((statics, _),) = value["used"]
+    statics["scale"] = scale
+    path.write_text(json.dumps(value))
+    encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, lazy=True))
+    asked = pytest.warns(
+        UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: TypeError"
+    )
+    with asked if scale in ("evil", None) else contextlib.nullcontext():  # JSON has no others, so they are left out
+        assert encoder.capture_wanted(None) == []
+    assert encoder.capture_wanted(None) == []
+    assert "nothing could be captured" not in encoder.report()
+    encoder(rows_for([20]), lengths=[20])
+    assert encoder.capture_wanted(None)
+    encoder(rows_for([20]), lengths=[20])
+    assert encoder.stats.replays.total() == 1

@@ -663,7 +663,7 @@ def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_r
         check(first, [20])
         first.save_warmup(path)
         value = json.loads(path.read_text())
-        value["used"][0][1][0][-1] = before
+        value["encoders"][0]["used"][0][1][0][-1] = before
         path.write_text(json.dumps(value))
         encoder = lazy_encoder(
             budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, capture=vg.Capture(lazy=True, warmup=path)
@@ -864,7 +864,7 @@ def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     assert second.capture_wanted(None) == [SMALL]  # which calls used
     check(second, [20])
     assert second.stats.replays == {SMALL: 1}
-    assert json.loads(path.read_text())["identity"]["torch"] == torch.__version__
+    assert json.loads(path.read_text())["encoders"][0]["identity"]["torch"] == torch.__version__
 
 
 def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_path):
@@ -925,14 +925,16 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
         ({"module": Attention(16), "spec": attention_spec()}, "weights is .*declaration is"),
         ({"spec": attention_spec()}, "declaration is"),
     ):
-        with pytest.warns(UserWarning, match=f"was written for another setup, so it is ignored.*{what}"):
+        with pytest.warns(UserWarning, match=f"was written for another setup: .*{what}.*It is ignored"):
             encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "capture": vg.Capture(warmup=path)} | changes))
         assert not encoder.costs.measured
-    value = json.loads(path.read_text())
+    (value,) = json.loads(path.read_text())["encoders"]
     del value["identity"]["format"]
     path.write_text(json.dumps(value | {"used": "of another kind"}))
-    with pytest.warns(UserWarning, match="so it is ignored and everything is measured again: format is None, not 2"):
+    with pytest.warns(UserWarning, match="for another setup: format is None, not 2. It is ignored, and everything is"):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
+    with pytest.raises(vg.InputError, match="was written for another setup: format is None, not 2"):
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
     value["identity"] |= {"format": "2", "device": "NVIDIA H200", "torch": "1.0"}
     path.write_text(json.dumps(value))
     with pytest.warns(UserWarning, match=r"torch is 1.0, not .*; device is NVIDIA H200, not cpu"):
@@ -950,7 +952,8 @@ def warm_file(tmp_path_factory):
     check(encoder, [20])
     encoder.save_warmup(path)
     timing.results.clear()
-    return path, path.read_text()
+    (section,) = json.loads(path.read_text())["encoders"]
+    return path, json.dumps(section)
 
 
 @settings(max_examples=30)
@@ -970,6 +973,8 @@ def test_a_damaged_file_raises_and_touches_nothing(warm_file, data):
     with pytest.raises(
         vg.InputError, match=r"warm.json is not a warm-up file .*: expected a file from `encoder.save_warmup`"
     ):
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+    with pytest.warns(UserWarning, match=r"warm.json is not a warm-up file .* It is ignored"):
         attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
     assert not timing.results
 
@@ -981,13 +986,13 @@ def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
     encoder = measured(attention_encoder(BUDGETS, spec=SHAPED))
     check(encoder, [20])
     encoder.save_warmup(path)
-    inside = value = json.loads(path.read_text())
+    (inside,) = (value,) = json.loads(path.read_text())["encoders"]
     for step in place[:-1]:
         inside = inside[step]
     inside[place[-1]] = number
     path.write_text(json.dumps(value))
     with pytest.raises(vg.InputError, match=rf"warm.json is not a warm-up file .* is {number!r}: expected"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
 
 
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):

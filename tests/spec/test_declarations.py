@@ -95,7 +95,7 @@ GOOD = {
     vg.buffers.AttentionSchedule: {"heads": 2, "head_dim": 8, "name": "schedule", "per": "item", "queries": None},
     vg.DeviceBuffer: {"name": "b", "function": ones, "any_segments": True},
     vg.HostBuffer: {"name": "b", "function": ones, "shape": ("rows",), "dtype": torch.int64, "pad": 0, "per": None},
-    vg.Capture: {"lazy": False, "compile": False, "on_change": "error", "warmup": None},
+    vg.Capture: {"lazy": False, "compile": False, "on_change": "error", "warmup": None, "section": None, "on_bad_warmup": "ignore"},
     vg.Verify: {"calls": 0, "strict": False, "tolerance": None},
     vg.routing.Memory: {"limit": 2**20, "policy": "least_useful"},
     vg.GpuLayouts: {"check": "reported", "min_segment_rows": 1},

@@ -25,12 +25,16 @@ class Capture:
             replay without padding, and give the bits of an eager run. They are captured between calls, by
             `capture_wanted` or `capture_in_background`, where `memory=` leaves room.
         warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
-            are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. A file
-            written for another device, version, module or declaration is ignored with a warning.
+            are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. It has a
+            section for each encoder that was saved there.
+        section: Name of the encoder's section in the warm-up file. By default the path of the tower in a wrapped model,
+            else the class of the module. Encoders of equal modules and declarations are told apart by it.
+        on_bad_warmup: What to do with a warm-up file that is damaged, no such file, or written for another device,
+            version, module or declaration. `"ignore"` warns and measures again; `"error"` raises `InputError`.
 
     Raises:
         SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, `exact` is no number of
-            graphs, or is given with `compile`, or `warmup` is no path.
+            graphs, or is given with `compile`, `warmup` is no path, or another option has a wrong value.
     """
 
     lazy: bool = False
@@ -38,6 +42,8 @@ class Capture:
     on_change: Literal["error", "recapture"] = "error"
     exact: int = 0
     warmup: str | os.PathLike[str] | None = None
+    section: str | None = None
+    on_bad_warmup: Literal["ignore", "error"] = "ignore"
 
     def __post_init__(self) -> None:
         if not isinstance(self.on_change, str) or self.on_change not in ("error", "recapture"):

@@ -1,10 +1,12 @@
 """The encoders of a wrapped model."""
 
+import os
 from collections.abc import Mapping
 
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Installed
+from varlen_graphs.serving.warmup_file import write_sections
 
 
 class Encoders(dict[str, GraphedEncoder]):
@@ -29,6 +31,14 @@ class Encoders(dict[str, GraphedEncoder]):
                 self.eager[path] = str(error)
             else:
                 self.how[path] = one.tower.recipe.__name__
+
+    def save_warmup(self, path: str | os.PathLike[str]) -> None:
+        """Write the measurements of all encoders to one file, for `wrap(model, capture=Capture(warmup=path))`.
+
+        It has a section for each tower, as `GraphedEncoder.save_warmup` writes one. Without a tower nothing is written.
+        """
+        if sections := [one for encoder in self.values() for one in encoder.warmup_sections()]:
+            write_sections(path, sections)
 
     def report(self) -> str:
         """Return how each tower was understood, what ran eager and why, and the report of each encoder."""

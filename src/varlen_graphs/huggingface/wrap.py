@@ -1,10 +1,12 @@
 """Wrapping of whole models: find their towers and graph each in place."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
 
+from varlen_graphs.capture.options import Capture
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
@@ -54,15 +56,24 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     _check_model(model)
     by_path: Mapping[str, Budgets] = budgets if isinstance(budgets, Mapping) else {}
     for_all = None if isinstance(budgets, Mapping) else budgets
-    towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), options)
+    towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), _capturing(options, warmup=None))
     if not towers:
         raise SpecError(_no_tower(model, refused))
     if unknown := sorted(by_path.keys() - towers.keys()):
         raise SpecError(f"budgets are for {unknown}, which are no towers: expected paths among {sorted(towers)}")
     shared = Shared(eager=refused)
     for path, tower in towers.items():
-        install(tower, by_path.get(path, for_all), options, shared)
+        install(tower, by_path.get(path, for_all), _capturing(options, path), shared)
     return model
+
+
+def _capturing(options: dict[str, Any], path: str = "", **changes: Any) -> dict[str, Any]:
+    """Return options with changes of their `capture`, and a section of its warm-up file for the tower at a path."""
+    capture = options.get("capture", Capture())
+    if not isinstance(capture, Capture):
+        return options
+    section = ".".join(filter(None, (capture.section, path))) or None
+    return options | {"capture": replace(capture, section=section, **changes)}
 
 
 def _no_tower(model: nn.Module, refused: Mapping[str, str]) -> str:

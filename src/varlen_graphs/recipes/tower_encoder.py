@@ -1,14 +1,13 @@
 """The parts that encoders of recipes share whose calls are not those of their graphs."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.serving.warmup_file import WarmupSection
 
 
 class TowerEncoder(GraphedEncoder):
@@ -63,6 +62,10 @@ class TwoEncoders(TowerEncoder):
         if self.second is not None:
             self.second.release()
 
+    def warmup_sections(self) -> list[WarmupSection]:
+        """Return those of both encoders; see `GraphedEncoder.save_warmup`."""
+        return super().warmup_sections() + ([] if self.second is None else self.second.warmup_sections())
+
     def poison(self) -> None:
         """Poison the padding of both encoders; see `GraphedEncoder.poison`."""
         super().poison()
@@ -71,7 +74,6 @@ class TwoEncoders(TowerEncoder):
 
 
 def options_of_second(encoder: GraphedEncoder, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a second encoder: those of the first, and its pool. A warm-up file is of one encoder."""
+    """Return the options of a second encoder: those of the first, and its pool."""
     own = {name: value for name, value in options.items() if name not in ("forward", "off")}
-    capture = dataclasses.replace(options.get("capture", Capture()), warmup=None)
-    return {"pool": encoder.pool} | own | {"capture": capture}
+    return {"pool": encoder.pool} | own

@@ -4,9 +4,13 @@ from collections.abc import Collection, Mapping
 from threading import Event, RLock
 from typing import Literal, NamedTuple
 
+from varlen_graphs.capture.memory import forget_frames
+from varlen_graphs.errors import warn
 from varlen_graphs.graphs.capturer import CaptureInputs, Key
+from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.eviction.recent import Recent
@@ -32,10 +36,12 @@ class _Request(NamedTuple):
     Attributes:
         inputs: The inputs to capture for.
         calls: Number of recent calls that requested each budget.
+        from_file: True if no call has requested any, but a warm-up file.
     """
 
     inputs: CaptureInputs
     calls: Recent
+    from_file: bool
 
 
 class Requests:
@@ -57,11 +63,13 @@ class Requests:
         self._requests: dict[Key, _Request] = {}
         self._lock = RLock()  # a signal handler may interrupt who holds it
 
-    def add(self, inputs: CaptureInputs, calls: Mapping[Budget, float]) -> None:
-        """Count that calls requested budgets just now."""
+    def add(self, inputs: CaptureInputs, calls: Mapping[Budget, float], from_file: bool = False) -> None:
+        """Count that calls requested budgets just now, or did in an earlier run, as a warm-up file says."""
         with self._lock:
             key = self.store.key(self.store.forward.spec.key(inputs.statics, inputs.row_shape))
-            self._requests.setdefault(key, _Request(inputs, Recent())).calls.count(calls, self._stats.calls)
+            request = self._requests.get(key) or _Request(inputs, Recent(), from_file)
+            self._requests[key] = request = request._replace(from_file=from_file and request.from_file)
+            request.calls.count(calls, self._stats.calls)
             if len(self._requests) > MOST_KEYS:  # drop what was requested least, and longest ago
                 del self._requests[min(self._requests, key=lambda key: sum(self._requests[key].calls.values()))]
         self._pending.set()
@@ -69,7 +77,8 @@ class Requests:
     def capture_next(self) -> Budget | None:
         """Capture the most requested budget, in the pool's turn; return it, or `None` if there is none.
 
-        Captures nothing that was requested in another mode of the module, or with other adapters, than it has now.
+        Captures nothing that was requested in another mode of the module, or with other adapters, than it has now. What
+        a warm-up file alone requested, and fails, is forgotten with a warning: the file may be of something else.
 
         Raises:
             InputError: This thread is inside a stage.
@@ -80,7 +89,18 @@ class Requests:
             graphs = self.store.find(key[0])
             missing = graphs is None or budget not in graphs
             if missing:
-                self.store.capture(inputs, [budget], calls)
+                try:
+                    self.store.capture(inputs, [budget], calls)
+                except Exception as error:
+                    if not self._forget_of_file(key):
+                        raise
+                    forget_frames(error)
+                    self.store.capturer.failure = None  # no call asked for it
+                    warn(
+                        f"what calls with {quoted(inputs.statics)} used, as the warm-up file says, cannot be captured, "
+                        f"and is forgotten: {reason_of(error)}"
+                    )
+                    continue
             self._forget(key, budget)
             if missing:
                 return budget
@@ -102,6 +122,15 @@ class Requests:
             if wanted and self.store.can_capture(key, inputs) and self.store.admits(budget, calls):
                 return key, inputs, budget, calls
         return None
+
+    def _forget_of_file(self, key: Key) -> bool:
+        """Remove a request that a warm-up file alone made; return True if it was one."""
+        with self._lock:
+            request = self._requests.get(key)
+            if request is None or not request.from_file:
+                return False
+            del self._requests[key]
+            return True
 
     def _forget(self, key: Key, budget: Budget) -> None:
         """Remove a budget that has a graph now, or cannot have one."""

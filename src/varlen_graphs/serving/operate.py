@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import BudgetError, SpecError
 from varlen_graphs.layout.budgets import Budget, resolve_budgets
@@ -21,6 +22,7 @@ from varlen_graphs.serving.report import report
 from varlen_graphs.serving.stand_in import StandIn
 from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
+from varlen_graphs.serving.warmup_file import WarmupSection, write_sections
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
 from varlen_graphs.spec.image_processor import read_images
@@ -38,13 +40,16 @@ class OperatedEncoder(StandIn):
         executor: The path of a call.
         wanted: Captures between calls.
         identity: Options that measurements depend on.
+        capture: Options of captures, among them the warm-up file.
 
     Attributes:
         module, executor: As given.
         spec, pool, stats: Those of the executor.
     """
 
-    def __init__(self, module: nn.Module, executor: Executor, wanted: Wanted, identity: tuple[object, ...]) -> None:
+    def __init__(
+        self, module: nn.Module, executor: Executor, wanted: Wanted, identity: tuple[object, ...], capture: Capture
+    ) -> None:
         super().__init__(module)
         self.executor = executor
         self.spec: BufferSpec = executor.spec
@@ -52,7 +57,7 @@ class OperatedEncoder(StandIn):
         self.stats: Stats = executor.stats
         self._budgets: EnabledBudgets = executor.store.budgets
         self._wanted = wanted
-        self._warm_start = WarmStart(executor, identity)
+        self._warm_start = WarmStart(executor, identity, capture)
 
     def read_images(self, images: Any) -> dict[str, Any]:
         """Resize decoded images as the processor of `normalize=vg.spec.Normalize.of(processor)`, or `Patches.of`.
@@ -250,10 +255,17 @@ class OperatedEncoder(StandIn):
     def save_warmup(self, path: str | os.PathLike[str]) -> None:
         """Write measurements of this run, and the budgets its calls used, for `Capture(warmup=path)` in the next run.
 
+        They are a section of the file: those of other encoders stay, if the same versions of torch, Triton and this
+        library wrote them. `vg.encoders(model).save_warmup(path)` writes those of all towers of a wrapped model.
+
         Budgets are saved for each set of static arguments that JSON holds: numbers, texts, booleans and `None`. Others
         are left out. Compiled kernels are not part of it: Triton and torch's compiler keep them in files of their own.
         """
-        self._warm_start.save(path)
+        write_sections(path, self.warmup_sections())
+
+    def warmup_sections(self) -> list[WarmupSection]:
+        """Return what `save_warmup` writes."""
+        return [self._warm_start.section()]
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return budgets, their measured times, replays, padding and eager runs as a table for people.

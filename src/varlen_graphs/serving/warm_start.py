@@ -1,15 +1,15 @@
 """Start from the measurements of an earlier run."""
 
-import os
 from typing import Any
 
 from varlen_graphs.attention import timing
-from varlen_graphs.errors import CaptureError, InputError, SpecError
+from varlen_graphs.capture.options import Capture
+from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.eviction.recent import share_of_each
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import Requests
-from varlen_graphs.serving.warmup_file import WarmupFile, identity_of
+from varlen_graphs.serving.warmup_file import WarmupSection, identity_of, read_section
 from varlen_graphs.spec.statics import json_statics
 
 
@@ -19,16 +19,30 @@ class WarmStart:
     Args:
         executor: The executor of the encoder.
         options: Options that measurements depend on.
+        capture: The warm-up file, and the section of the encoder there.
     """
 
-    def __init__(self, executor: Executor, options: tuple[object, ...]) -> None:
+    def __init__(self, executor: Executor, options: tuple[object, ...], capture: Capture) -> None:
         self._executor = executor
         self._options = options
+        self._capture = capture
         self._used: list[tuple[dict[str, Any], dict[Budget, float]]] = []
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Take in a file of an earlier run, if it is there and of this encoder."""
-        known = WarmupFile.load(path, self._identity())
+    def load(self) -> None:
+        """Take in the file of an earlier run, if there is one and it has something of this encoder.
+
+        Raises:
+            InputError: It has not, with `on_bad_warmup="error"`.
+        """
+        if self._capture.warmup is None:
+            return
+        try:
+            known = read_section(self._capture.warmup, self._name, self._identity())
+        except InputError as error:
+            if self._capture.on_bad_warmup == "error":
+                raise
+            warn(f"{error}. It is ignored, and everything is measured again")
+            return
         if known is None:
             return
         budgets, device = self._executor.store.budgets, self._executor.forward.device
@@ -40,14 +54,14 @@ class WarmStart:
         each = share_of_each(sum(sum(calls.values()) for _, calls in known.used))
         self._used = [(statics, {budget: n * each for budget, n in calls.items()}) for statics, calls in known.used]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the measurements of this run."""
+    def section(self) -> WarmupSection:
+        """Return the measurements of this run."""
         device, costs = self._executor.forward.device, self._executor.store.budgets.measured
         costs = costs if costs is not None and costs.measured else None
         timed = timing.as_json(device) if device is not None else []
         by_key = [(json_statics(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
         used = [(statics, replays) for statics, replays in by_key if statics is not None]
-        WarmupFile(self._identity(), costs, used, timed).save(path)
+        return WarmupSection(self._name, self._identity(), costs, used, timed)
 
     def request_used(self, requests: Requests) -> None:
         """Request the budgets that calls used in the earlier run, once."""
@@ -61,7 +75,11 @@ class WarmStart:
                 self._used.append((statics, calls))
                 continue
             if inputs is not None:
-                requests.add(inputs, calls)
+                requests.add(inputs, calls, from_file=True)
+
+    @property
+    def _name(self) -> str:
+        return self._capture.section or type(self._executor.forward.module).__name__
 
     def _identity(self) -> dict[str, str]:
         forward = self._executor.forward

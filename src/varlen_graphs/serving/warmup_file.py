@@ -1,22 +1,25 @@
-"""Save the measurements of an encoder's start for the next start."""
+"""Save the measurements of a start for the next start: a file with a section an encoder."""
 
 import hashlib
 import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import nn
 
 from varlen_graphs.attention import timing
-from varlen_graphs.errors import InputError, warn
+from varlen_graphs.errors import InputError
 from varlen_graphs.files import DAMAGED, integer, write_whole
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import extents
@@ -26,25 +29,36 @@ FORMAT = "2"
 """Version of the file format. Files of another version are ignored."""
 
 
+OF_SETUP = ("format", "varlen_graphs", "torch", "triton")
+"""Entries of an identity that all encoders of a process share."""
+
+_writing = threading.Lock()  # sections of others are read before they are written again
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 @dataclass
-class WarmupFile:
-    """Measurements of a start, and the setup that they hold for.
+class WarmupSection:
+    """Measurements of an encoder's start, and the setup that they hold for.
 
     Attributes:
+        name: Name of the encoder among those of the file.
         identity: Versions, device, module and declaration; see `identity_of`.
         costs: Costs of replays, if measured.
         used: Number of calls of each budget, by static arguments. Static arguments that JSON cannot hold are not saved.
         attention: Timings of attention backends, as `timing.as_json` returns them.
     """
 
+    name: str
     identity: dict[str, str]
     costs: Costs | None
     used: list[tuple[dict[str, Any], dict[Budget, int]]]
     attention: list[Any]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a JSON file atomically."""
-        value = {
+    def as_json(self) -> dict[str, Any]:
+        """Return the section as JSON holds it."""
+        return {
+            "name": self.name,
             "identity": self.identity,
             "costs": self.costs.as_json() if self.costs is not None else None,
             "used": [
@@ -53,33 +67,80 @@ class WarmupFile:
             ],
             "attention": self.attention,
         }
-        write_whole(path, json.dumps(value) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], identity: Mapping[str, str]) -> "WarmupFile | None":
-        """Read a file written by `save`; `None` if there is none, or, with a warning, if its identity differs.
+    def from_json(cls, value: Mapping[str, Any]) -> "WarmupSection":
+        """Return a section from what `as_json` returned; a damaged one raises one of `DAMAGED`."""
+        costs = None if value["costs"] is None else Costs.from_json(value["costs"])
+        used = [({**statics}, _counts(budgets)) for statics, budgets in value["used"]]
+        return cls(str(value.get("name")), _identity(value), costs, used, timing.checked(value["attention"]))
 
-        Raises:
-            InputError: The file is not a valid warm-up file.
-        """
+
+def read_section(path: str | os.PathLike[str], name: str, identity: Mapping[str, str]) -> WarmupSection | None:
+    """Return the section of an encoder; `None` if there is no file.
+
+    It is found by its identity, and of those that several alike encoders wrote by its name: so an encoder finds its own
+    in the file of a whole model, and one that was written alone.
+
+    Raises:
+        InputError: The file is not a valid warm-up file, cannot be read, or has no section of this identity.
+    """
+    try:
+        sections = _sections(path)
+        alike = [one for one in sections if _identity(one) == identity]
+        if alike:
+            return WarmupSection.from_json(next((one for one in alike if one.get("name") == name), alike[0]))
+        named = next((one for one in sections if one.get("name") == name), None)
+        other = sections[0] if named is None and len(sections) == 1 else named
+        found = {} if other is None else _identity(other)
+        names = ", ".join(str(one.get("name")) for one in sections)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path} is not a warm-up file ({error!r}): expected a file that can be read") from error
+    except DAMAGED as error:
+        raise InputError(
+            f"{path} is not a warm-up file ({error!r}): expected a file from `encoder.save_warmup`; remove it to "
+            "start without one"
+        ) from error
+    if not found:
+        raise InputError(f"{path} has nothing of {name}, but of {quoted(names)}")
+    differences = [key for key in {**identity, **found} if identity.get(key) != found.get(key)]
+    what = "; ".join(f"{key} is {found.get(key)}, not {identity.get(key)}" for key in differences)
+    raise InputError(f"{path} was written for another setup: {shorten(what, 600)}")
+
+
+def write_sections(path: str | os.PathLike[str], sections: Sequence[WarmupSection]) -> None:
+    """Write sections to a JSON file atomically. Those of other encoders there stay, if they are of this setup."""
+    own = [section.as_json() for section in sections]
+    with _writing:
         try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
-            found = {str(name): str(what) for name, what in value["identity"].items()}
-            differences = [name for name in {**identity, **found} if identity.get(name) != found.get(name)]
-            if differences:
-                what = "; ".join(f"{name} is {found.get(name)}, not {identity.get(name)}" for name in differences)
-                warn(f"{path} was written for another setup, so it is ignored and everything is measured again: {what}")
-                return None
-            costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-            used = [({**statics}, _counts(budgets)) for statics, budgets in value["used"]]
-            return cls(found, costs, used, timing.checked(value["attention"]))
-        except FileNotFoundError:
-            return None
-        except DAMAGED as error:
-            raise InputError(
-                f"{path} is not a warm-up file ({error!r}): expected a file from `encoder.save_warmup`; remove it to "
-                "start without one"
-            ) from error
+            there = [one for one in _sections(path) if _is_other(one, own)]
+        except (OSError, *DAMAGED):  # none, or nothing that was worth keeping
+            there = []
+        write_whole(path, json.dumps({"encoders": [*there, *own]}) + "\n")
+
+
+def _sections(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the sections of a file. That of an earlier version was one, and nothing else."""
+    value = json.loads(Path(path).read_text(encoding="utf-8"))
+    sections = [value] if "identity" in value else [*value["encoders"]]
+    return [{**section} for section in sections]
+
+
+def _identity(section: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(what) for name, what in section["identity"].items()}
+
+
+def _is_other(section: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a section of a file is of the setup of own ones, but of another encoder."""
+    for one in own:
+        there, here = section["identity"], one["identity"]
+        if there == here and section.get("name", one["name"]) == one["name"]:
+            return False
+        if any(there[name] != here[name] for name in OF_SETUP):
+            return False
+    return True
 
 
 def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None, *options: object) -> dict[str, str]:

@@ -146,7 +146,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     for _ in range(3):
         check(first, [900])
     first.save_warmup(path)
-    assert json.loads(path.read_text())["attention"]
+    assert json.loads(path.read_text())["encoders"][0]["attention"]
 
     def refuse(*args):
         raise AssertionError("was measured")
