@@ -14,6 +14,8 @@ LONGEST = 220
 """Characters of a reason that a table shows; the JSON has all."""
 
 OUTCOMES = ("replayed", "replayed in part", "eager", "refused", "wrong", "not called", "no tower", "not built")
+RARE = ("not called",)
+"""Outcomes that a table shows where there are some."""
 
 
 def models(result: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -29,8 +31,9 @@ def counts(result: dict[str, Any]) -> str:
     for group, name, rows in models(result):
         for each in (group, *(["of these, the forty best known"] if name in best_known else [])):
             by_group.setdefault(each, Counter())[outcome(rows)] += 1
-    lines = [(group, sum(found.values()), *(found[each] for each in OUTCOMES)) for group, found in by_group.items()]
-    return table((f"transformers {result['transformers']}", "classes", *OUTCOMES), lines)
+    shown = [each for each in OUTCOMES if each not in RARE or any(found[each] for found in by_group.values())]
+    lines = [(group, sum(found.values()), *(found[each] for each in shown)) for group, found in by_group.items()]
+    return table((f"transformers {result['transformers']}", "classes", *shown), lines)
 
 
 def rows(result: dict[str, Any]) -> str:
@@ -40,8 +43,7 @@ def rows(result: dict[str, Any]) -> str:
         for row in result["rows"]
         if row["found"] or row["why"]
     ]
-    name = f"model of transformers {result['transformers']}"
-    return table((name, "called by, or tower", "found by", "outcome", "error", "why"), lines)
+    return table(("model", "called by, or tower", "found by", "outcome", "error", "why"), lines)
 
 
 def _how(row: Row) -> str | None:
