@@ -65,6 +65,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
         stats.count_check(budget, right)
         stats.count_wrong_layouts(2)
         stats.count_exact(budget, 3)
+        stats.count_capture_failure("no room")
     for reason in reasons:
         stats.count_eager(reason)
     now = json.loads(json.dumps(stats.as_dict()))
@@ -72,7 +73,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
     assert sum(each["padding"] for each in now["budgets"]) == now["padding"] == stats.padding
     found = parse(stats.prometheus("own", **labels))
     everywhere = frozenset(labels.items())
-    for name in ("calls", "items", "rows", "padding", "wrong_layouts"):
+    for name in ("calls", "items", "rows", "padding", "wrong_layouts", "capture_failures"):
         assert found.pop((f"own_{name}_total", everywhere)) == now[name]
     for reason, count in stats.eager.items():
         assert found.pop(("own_eager_total", everywhere | {("reason", reason)})) == count

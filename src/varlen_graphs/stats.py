@@ -31,6 +31,8 @@ class Stats:
             the call would have used.
         evicted: Number of times that the graphs of each budget were evicted for `memory=`.
         wrong_layouts: Number of calls whose layout the GPU found wrong, as far as the last call or `check()` knew.
+        capture_failures: Number of errors that ended the thread of `capture_in_background`.
+        capture_failure: The last of these errors, in a line; `None` if there was none.
     """
 
     calls: int = 0
@@ -45,6 +47,8 @@ class Stats:
     exact: Counter[Budget] = field(default_factory=Counter)
     evicted: Counter[Budget] = field(default_factory=Counter)
     wrong_layouts: int = 0
+    capture_failures: int = 0
+    capture_failure: str | None = None
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)  # a handler may interrupt who holds it
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,6 +95,12 @@ class Stats:
         with self._lock:
             self.wrong_layouts += count
 
+    def count_capture_failure(self, error: str) -> None:
+        """Count an error that ended the captures in the background."""
+        with self._lock:
+            self.capture_failures += 1
+            self.capture_failure = error
+
     def count_evicted(self, budgets: Iterable[Budget]) -> None:
         """Count budgets whose graphs were evicted."""
         with self._lock:
@@ -116,6 +126,8 @@ class Stats:
                 "rows": self.rows,
                 "padding": self.padding,
                 "wrong_layouts": self.wrong_layouts,
+                "capture_failures": self.capture_failures,
+                "capture_failure": self.capture_failure,
                 "eager": dict(self.eager),
                 "budgets": [
                     {
@@ -166,6 +178,7 @@ _OF_ALL = {
     "rows": "Active rows in all replays.",
     "padding": "Padding rows in all replays.",
     "wrong_layouts": "Calls whose layout the GPU found wrong.",
+    "capture_failures": "Errors that ended the captures in the background.",
 }
 
 _OF_BUDGETS = {

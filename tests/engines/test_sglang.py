@@ -201,6 +201,7 @@ def test_what_cannot_be_graphed_is_served_as_it_is(tmp_path, caplog):
 
     assert "the towers of Linear run eager: Linear has no vision tower" in loaded(torch.nn.Linear(2, 2))
     assert "try --startup-weight-load-mode serial" in loaded(model, startup_weight_load=object())
+    assert {one.levelname for one in caplog.records if "run eager" in one.getMessage()} == {"ERROR"}
 
 
 def test_two_ranks_replay_graphs_of_their_own_and_sharded_towers_are_refused(tmp_path):

@@ -148,7 +148,10 @@ def test_a_tower_that_looks_at_its_values_is_left_to_vllm(folders):
 
     norm.forward = looks
     with messages() as found, set_current_vllm_config(config):
-        assert not graph_towers(model, config)
+        graphed = graph_towers(model, config)
+    assert not graphed
+    assert len(found) == 1
+    assert graphed.report().startswith("visual: eager, ")
     assert found[0].startswith("varlen_graphs leaves visual eager: ")
     assert "x.abs().max().item()" in found[0]
     rows = rows_of(model, GRIDS[0])
@@ -345,6 +348,14 @@ def messages():
         yield found
     finally:
         logger.removeHandler(handler)
+
+
+def test_a_model_without_a_tower_says_that_nothing_is_graphed(folders):
+    with messages() as found:
+        assert not graph_towers(torch.nn.Linear(2, 2), engine_config(folders["qwen3_vl"], TAPE))
+        assert not graph_towers(torch.nn.Linear(2, 2), engine_config(folders["qwen3_vl"]))  # switched off
+    (only,) = found
+    assert only.startswith("varlen_graphs is switched on, but Linear has no tower that it graphs: expected one of")
 
 
 @pytest.mark.parametrize("name", ["cudagraph_mm_encoder", "compile_mm_encoder"])

@@ -364,6 +364,37 @@ def test_a_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
     future.cancel()
 
 
+def test_a_capture_in_the_background_that_fails_is_logged_once_and_counted(caplog):
+    class Fails(Attention):
+        def forward(self, x, cu_seqlens, max_seqlen):
+            if len(x) in {budget.rows for budget in BUDGETS}:  # no call is as large
+                raise RuntimeError("no such kernel")
+            return super().forward(x, cu_seqlens, max_seqlen)
+
+    encoder = lazy_encoder(module=Fails())
+    assert encoder.stats.as_dict()["capture_failure"] is None
+    for at in range(1, 3):
+        check(encoder, [20])
+        error = encoder.capture_in_background().exception(60)
+        assert "no such kernel" in str(error)
+        assert encoder.stats.capture_failures == at
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.name == "varlen_graphs"
+    assert "captures of Fails in the background have ended: RuntimeError: no such kernel" in record.getMessage()
+    now = json.loads(json.dumps(encoder.stats.as_dict()))
+    assert (now["capture_failures"], now["capture_failure"][:28]) == (2, "RuntimeError: no such kernel")
+    assert "varlen_graphs_capture_failures_total 2" in encoder.stats.prometheus()
+    assert "captures in the background were ended by 2 errors, the last: RuntimeError: no such" in encoder.report()
+
+
+def test_a_thread_that_is_cancelled_has_not_failed(caplog):
+    encoder = lazy_encoder()
+    encoder.capture_in_background().cancel()
+    check(encoder, [20])
+    assert not encoder.stats.capture_failures
+    assert not caplog.records
+
+
 def test_a_thread_that_captures_ends_when_it_is_cancelled_and_with_its_encoder():
     encoder = lazy_encoder()
     future = encoder.capture_in_background()

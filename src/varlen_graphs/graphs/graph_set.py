@@ -285,7 +285,7 @@ class GraphSet:
         return graph.outputs
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the error and its line, in one line."""
     what, *rest = str(error).splitlines() or [""]
     where = next((line for line in rest if line.startswith("  at ")), "")

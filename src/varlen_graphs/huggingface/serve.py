@@ -4,8 +4,6 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -89,16 +87,11 @@ def wrap_loaded(model: nn.Module, backend: BackendName, name: str = "") -> dict[
         if backend == "cuda" and (device is None or device.type != "cuda"):
             raise ServerError(f"its weights are on {device}, graphs of CUDA are for GPUs; try --backend tape on a CPU")
         found = encoders(wrap(model, backend=backend, capture=Capture(lazy=True)))
-        for path, encoder in found.items():
-            encoder.capture_in_background().add_done_callback(partial(_print_error, f"{kind}.{path}"))
+        for encoder in found.values():
+            encoder.capture_in_background()
         print(f"varlen_graphs: {found.report()}", file=sys.stderr)
     except Exception as error:  # whatever it is, the model can be served
         unwrap(model)
         print(f"varlen_graphs: {kind} is served as it is: {error}", file=sys.stderr)
         return {}
     return {re.sub(r"[^a-zA-Z0-9_]", "_", f"varlen_graphs_{name}_{kind}_{path}"): one for path, one in found.items()}
-
-
-def _print_error(tower: str, capture: "Future[Any]") -> None:
-    if not capture.cancelled() and (error := capture.exception()) is not None:
-        print(f"varlen_graphs: {tower} gets no more graphs: {error}", file=sys.stderr)

@@ -56,6 +56,8 @@ class Background(threading.Thread):
                 if not self._capture_all():
                     break
         except BaseException as error:
+            if not self.future.cancelled() and (wanted := self._wanted()) is not None:
+                wanted.count_failure(error)  # before whoever waits for the future looks
             self._end(error)
         else:
             self._end()

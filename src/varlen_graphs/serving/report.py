@@ -22,6 +22,11 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     lines = [name]
     if failure is not None:
         lines += [f"nothing could be captured, so calls {'run eager' if store.lazy else 'raise an error'}: {failure}"]
+    if stats.capture_failures:
+        lines += [
+            f"captures in the background were ended by {counted(stats.capture_failures, 'error')}, the last: "
+            f"{stats.capture_failure}"
+        ]
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]

@@ -1,13 +1,17 @@
 """Captures between calls: of budgets that calls requested, and of sizes that recur."""
 
+import logging
 from threading import Event
 
 from varlen_graphs.capture.options import Capture
+from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.stats import Stats
+
+LOGGER = logging.getLogger("varlen_graphs")
 
 
 class Wanted:
@@ -15,7 +19,7 @@ class Wanted:
 
     Args:
         store: Holds the graphs.
-        stats: Tells how many calls there were.
+        stats: Tells how many calls there were, and counts failures.
         options: `lazy` and `exact` of the encoder.
 
     Attributes:
@@ -29,6 +33,9 @@ class Wanted:
         self.requests = Requests(store, stats, self.pending) if options.lazy else None
         self.exact = ExactGraphs(store, options.exact, self.pending) if options.exact else None
         self._pool = store.pool
+        self._stats = stats
+        self._name = type(store.forward.module).__name__
+        self._logged: set[str] = set()
 
     def capture(self, most: int | None) -> list[Budget]:
         """Capture at most so many graphs, each in a turn of the pool of its own; return their budgets and sizes.
@@ -49,3 +56,16 @@ class Wanted:
         if len(done) == most:
             self.pending.set()  # there may be more
         return done
+
+    def count_failure(self, error: BaseException) -> None:
+        """Count an error that ended the thread which captures, and log it, unless the same was logged before."""
+        reason = reason_of(error)
+        self._stats.count_capture_failure(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
+            LOGGER.error(
+                "captures of %s in the background have ended: %s. Calls go on with the graphs that there are, and run "
+                "eager where there is none; mend the cause, and call capture_in_background() again",
+                self._name,
+                reason,
+            )

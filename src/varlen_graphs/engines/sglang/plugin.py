@@ -46,7 +46,7 @@ def register() -> None:
         LOGGER.info("varlen_graphs is installed, but off: SGLANG_PLUGINS=%s switches it on", NAME)
         return
     if sglang.__version__ != VERSION:
-        LOGGER.warning("varlen_graphs does nothing: SGLang is %s, expected %s", sglang.__version__, VERSION)
+        LOGGER.error("varlen_graphs does nothing: SGLang is %s, expected %s", sglang.__version__, VERSION)
         return
     with _LOCK:
         if _registered:
@@ -119,7 +119,7 @@ def _forward(own_forward: Any, tower: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(error, CaptureError | CompilerError | StaleGraphError | torch.OutOfMemoryError):
             vars(tower).pop(_PLACE, None)  # each call would try to capture again
             encoder.release()
-            LOGGER.warning("%s runs eager from now on: %s", type(tower).__name__, error)
+            LOGGER.error("%s runs eager from now on: %s", type(tower).__name__, error)
         elif not encoder.stats.eager[REFUSED]:
             LOGGER.warning("a call of %s runs eager: %s", type(tower).__name__, error)
         encoder.stats.count_eager(REFUSED)
@@ -146,7 +146,7 @@ def after_initialize(_: None, runner: Any) -> None:
         for path, encoder in graph_towers(runner.model).items():
             LOGGER.info("%s of %s runs as graphs: %s", path or "the tower", name, encoder)
     except Exception as error:  # whatever it is, the model can be served
-        LOGGER.warning("the towers of %s run eager: %s", name, error)
+        LOGGER.error("the towers of %s run eager: %s", name, error)
 
 
 def _check(tower: Any, backend: BackendName) -> None:

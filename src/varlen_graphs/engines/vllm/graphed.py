@@ -23,7 +23,7 @@ logger = init_logger("vllm.varlen_graphs")
 
 
 def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
-    """Graph the towers of a loaded model in place, and capture those with a recipe; log which cannot be graphed.
+    """Graph the towers of a loaded model in place, and capture those with a recipe; log why others cannot be graphed.
 
     Towers of vLLM's own are graphed by the recipes of this package; those of its Transformers backend by `wrap`.
     Whatever cannot be graphed runs as before. A model whose towers are graphed already is left as it is.
@@ -33,14 +33,22 @@ def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
         config: The configuration of the engine.
 
     Returns:
-        The encoders by the paths of their towers.
+        The encoders by the paths of their towers, and why others run eager.
     """
     settings = read_settings(config)
     if settings is None:
         return Encoders({})
-    for path, module in _wrappable(model):
-        _wrap(path, module, config, settings)
-    return encoders(model)
+    reasons = {path: _wrap(path, module, config, settings) for path, module in _wrappable(model)}
+    found = encoders(model)
+    found.eager |= {path: reason for path, reason in reasons.items() if reason is not None}
+    if not found and not found.eager:
+        logger.error(
+            "varlen_graphs is switched on, but %s has no tower that it graphs: expected one of %s, or vLLM's "
+            "Transformers backend; try --model-impl transformers",
+            type(model).__name__,
+            ", ".join(TOWERS),
+        )
+    return found
 
 
 def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -54,8 +62,8 @@ def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> None:
-    """Wrap a module and capture its towers; if one cannot be graphed, none is, and a warning says why."""
+def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> str | None:
+    """Wrap a module and capture its towers; if one cannot be graphed, none is: return and log the reason."""
     reason = _why_off(config)
     options = {"capture": Capture(on_change="recapture")} | settings.options | {"off": _always(reason)}
     try:
@@ -73,7 +81,9 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
             one.falls_back = True  # an error would end the engine
     except Exception as error:  # whatever it is, vLLM can serve the model
         unwrap(module)
-        logger.warning("varlen_graphs leaves %s eager: %s", path, error)
+        logger.error("varlen_graphs leaves %s eager: %s", path, error)
+        return str(error)
+    return None
 
 
 def needs_calls(model: nn.Module, config: VllmConfig) -> bool:

@@ -75,7 +75,7 @@ def _with_captures(worker: Any, config: Any, determine_available_memory: Any) ->
         try:
             _capture(worker.model_runner, config)
         except Exception as error:  # whatever it is, vLLM can serve the model
-            logger.warning("varlen_graphs leaves all towers eager: %s", error)
+            logger.error("varlen_graphs leaves all towers eager: %s", error)
         return determine_available_memory(*args, **kwargs)
 
     return capture_and_measure
