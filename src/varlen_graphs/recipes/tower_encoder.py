@@ -24,7 +24,7 @@ class TowerEncoder(GraphedEncoder):
         """Return the output of the tower itself, and count the call."""
         self.executor.begin()
         self.stats.count_call(items)
-        self.stats.count_eager(reason)
+        self.executor.count_eager(reason, only_itself=True)
         return self.executor.forward.itself(*args, **kwargs)
 
     def _instead(

@@ -20,6 +20,7 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
+from varlen_graphs.serving.mostly_eager import MostlyEager
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
@@ -79,6 +80,7 @@ class Executor:
         self.pool = store.pool
         self.spec = store.forward.spec
         self._module = type(store.forward.module).__name__
+        self._mostly_eager = MostlyEager(self._module, stats, router, signature)
         self.traces: list[Trace] = []
         self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
@@ -245,7 +247,12 @@ class Executor:
         self.stats.count_call(call.items)
         if self.traces:
             trace_size(self.traces, self.router, self.spec, call)
+        self.count_eager(reason, only_itself=reason == call.beyond)
+
+    def count_eager(self, reason: str, only_itself: bool) -> None:
+        """Count that a call, or items of one, run eager, and warn if most of the last calls did; see `MostlyEager`."""
         self.stats.count_eager(reason)
+        self._mostly_eager.note(reason, only_itself)
 
     def run_eager(self, call: Call, trusts: bool = True) -> Any:
         """Return the output of a call run eager; see `Forward.eager`."""
@@ -294,6 +301,6 @@ class Executor:
     ) -> list[Tensor]:
         """Run the item of a pack without a budget."""
         part = pack.layout(read_layout(self.spec, call))
-        self.stats.count_eager(self.router.why_missing(part, refused))
+        self.count_eager(self.router.why_missing(part, refused), only_itself=False)
         output = self.forward.exact(replace(part_of(self.spec, call, part, spans), padded=()))
         return flatten(output, self.spec.declared).tensors

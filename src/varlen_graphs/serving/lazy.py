@@ -54,10 +54,12 @@ class Requests:
 
     Attributes:
         store: As given.
+        asked: True once somebody has asked to capture them.
     """
 
     def __init__(self, store: GraphStore, stats: Stats, pending: Event) -> None:
         self.store = store
+        self.asked = False
         self._pending = pending
         self._stats = stats
         self._requests: dict[Key, _Request] = {}
@@ -84,6 +86,7 @@ class Requests:
             InputError: This thread is inside a stage.
             CaptureError, StaleGraphError, and errors of the module: As for a call that captures.
         """
+        self.asked = True
         while (one := self._next()) is not None:
             key, inputs, budget, calls = one
             graphs = self.store.find(key[0])

@@ -158,9 +158,13 @@ class Signature:
             description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
         statics, beyond = self.bind_statics(others, rows.shape, description) if others else self._bind_no_statics()
         if beyond is None and self._off is not None:
-            beyond = self._off(self._module)
+            beyond = self.why_off()
         key = self._spec.key(statics, self._spec.row_shape(rows.shape))
         return Call(rows, description, statics, key, arguments, beyond, inputs=inputs, positional=len(args))
+
+    def why_off(self) -> str | None:
+        """Return the reason why the user lets calls run eager now, or `None`."""
+        return None if self._off is None else self._off(self._module)
 
     def bind_statics(
         self, arguments: Mapping[str, Any], rows: Sequence[int] = (), description: Mapping[str, Any] | None = None
