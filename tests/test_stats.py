@@ -62,7 +62,7 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
     for budget, active, right in replays:
         stats.count_call(2)
         stats.count_replay(budget, min(active, budget.rows))
-        stats.count_check(budget, right)
+        stats.count_check(budget, right, "the module itself")
         stats.count_wrong_layouts(2)
         stats.count_exact(budget, 3)
         stats.count_capture_failure("no room")
@@ -77,6 +77,8 @@ def test_all_that_was_counted_is_in_the_dict_and_on_the_page(replays, reasons, l
         assert found.pop((f"own_{name}_total", everywhere)) == now[name]
     for reason, count in stats.eager.items():
         assert found.pop(("own_eager_total", everywhere | {("reason", reason)})) == count
+    for against, count in stats.against.items():
+        assert found.pop(("own_checked_total", everywhere | {("against", against)})) == count
     for each in now["budgets"]:
         own = {(name, str(each[name])) for name in ("rows", "items", "segments", "max_seqlen")}
         for name in ("replays", "active", "padding", "checked", "wrong", "evicted", "exact"):

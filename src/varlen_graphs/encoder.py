@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -34,6 +35,7 @@ from varlen_graphs.spec.checks import check_budgets
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.spec.signature import Off, Signature
 from varlen_graphs.stats import Stats
+from varlen_graphs.verify.claim import check_claim
 from varlen_graphs.verify.examples import with_other_rows
 from varlen_graphs.verify.in_service import VerifyingExecutor
 from varlen_graphs.verify.options import Verify, check_tolerance
@@ -72,7 +74,10 @@ class GraphedEncoder(OperatedEncoder):
         module: The encoder, on its device and in its dtype.
         budgets: Row counts, `Budget`s, or a `Ladder`; for padded batches `Budget.padded(...)`s or a `PaddedLadder`.
         buffer_spec: Declaration of the module's arguments and outputs.
-        forward: Function that runs in place of the module, called as `forward(module, **arguments)`.
+        forward: Function that runs in place of the module, called as `forward(module, **arguments)`. It computes the
+            same outputs from other arguments: what differs from the module's own raises, see `Verify.mismatch`.
+        method: Name of the method that is meant where that is not `forward`: `"forward_features"`, `"encode_image"`. A
+            call has its arguments; graphs hold it, or the function in its place, and are proven against it.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,
             which captures nothing; or `"auto"`: `"cuda"` for a module on a CUDA device, `"eager"` elsewhere, with one
             warning. For the tape, tensors on the CPU are what tensors on the GPU are for a graph.
@@ -112,6 +117,7 @@ class GraphedEncoder(OperatedEncoder):
         buffer_spec: BufferSpec,
         *,
         forward: Callable[..., Any] | None = None,
+        method: str = "forward",
         backend: BackendName = "auto",
         pool: Pool | None = None,
         on_miss: Literal["eager", "error"] = "eager",
@@ -133,6 +139,11 @@ class GraphedEncoder(OperatedEncoder):
         for name, function in (("forward", forward), ("off", off)):
             if function is not None and not callable(function):
                 raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
+        if not callable(getattr(module, method, None) if isinstance(method, str) else None):
+            raise SpecError(
+                f"method={quoted(method)}: expected the name of a method of {type(module).__name__}, such as "
+                "'forward_features'"
+            )
         if pool is not None and not isinstance(pool, Pool):
             raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.Pool(), or None")
         if not isinstance(capture, Capture):
@@ -144,10 +155,10 @@ class GraphedEncoder(OperatedEncoder):
             memory = budgets.memory
         memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
         pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
-        signature = Signature(module, forward, buffer_spec, off)
+        signature = Signature(module, forward, buffer_spec, off, method)
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
         start_triton(module.parameters())
-        runs = Forward(module, forward, buffer_spec, signature, capture.compile)
+        runs = Forward(module, forward, buffer_spec, signature, capture.compile, method)
         mode = Mode(module, backend, pool, runs.beside)
         store = GraphStore(runs, mode, pool, enabled, limit, capture)
         layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
@@ -161,10 +172,13 @@ class GraphedEncoder(OperatedEncoder):
             else Executor(*parts, lends=lends, waits=waits)
         )
         executor.exact = wanted.exact
-        super().__init__(module, executor, wanted, (capture.compile, getattr(forward, "__qualname__", None)), capture)
+        identity = capture.compile, method, getattr(forward, "__qualname__", None)
+        super().__init__(module, executor, wanted, identity, capture)
         self._tolerance = verify.tolerance
         if verify.prove:
             runs.proven = {}
+            if forward is not None and verify.mismatch == "error":
+                runs.check_claim = partial(check_claim, runs, verify.tolerance)
             store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
         self._warm_start.load()
         weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it

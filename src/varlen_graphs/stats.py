@@ -25,8 +25,10 @@ class Stats:
         eager: Number of eager runs, by reason.
         rows: Active rows in all replays.
         padding: Padding rows in all replays.
-        checked: Number of replays of each budget that `verify=` compared with the module itself.
+        checked: Number of replays of each budget that `verify=` compared with an eager run.
         wrong: Number of those whose output was wrong.
+        against: Number of those by what ran eager, in words: the module itself, or the declared forward for calls that
+            the module does not take.
         exact: Number of replays of graphs of exactly the size of a call, see `Capture(exact=...)`, by the budget that
             the call would have used.
         evicted: Number of times that the graphs of each budget were evicted for `memory=`.
@@ -44,6 +46,7 @@ class Stats:
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
     wrong: Counter[Budget] = field(default_factory=Counter)
+    against: Counter[str] = field(default_factory=Counter)
     exact: Counter[Budget] = field(default_factory=Counter)
     evicted: Counter[Budget] = field(default_factory=Counter)
     wrong_layouts: int = 0
@@ -83,10 +86,11 @@ class Stats:
             self.exact[stand_in] += 1
             self.rows += active
 
-    def count_check(self, budget: Budget, right: bool) -> None:
-        """Count a replay that was compared with the module itself."""
+    def count_check(self, budget: Budget, right: bool, against: str) -> None:
+        """Count a replay that was compared with an eager run, against which one."""
         with self._lock:
             self.checked[budget] += 1
+            self.against[against] += 1
             if not right:
                 self.wrong[budget] += 1
 
@@ -129,6 +133,7 @@ class Stats:
                 "capture_failures": self.capture_failures,
                 "capture_failure": self.capture_failure,
                 "eager": dict(self.eager),
+                "against": dict(self.against),
                 "budgets": [
                     {
                         **budget._asdict(),
@@ -162,6 +167,8 @@ class Stats:
         metrics = [Metric(f"{name}_total", text, (), [((), now[name])]) for name, text in _OF_ALL.items()]
         reasons = [((reason,), count) for reason, count in now["eager"].items()]
         metrics += [Metric("eager_total", "Eager runs.", ("reason",), reasons)]
+        against = [((reference,), count) for reference, count in now["against"].items()]
+        metrics += [Metric("checked_total", "Replays compared with an eager run, by which.", ("against",), against)]
         budgets = [([each[label] for label in _LABELS], each) for each in now["budgets"]]
         metrics += [
             Metric(f"budget_{name}_total", text, _LABELS, [(own, each[name]) for own, each in budgets])
@@ -185,7 +192,7 @@ _OF_BUDGETS = {
     "replays": "Replays of each budget.",
     "active": "Active rows in all replays of each budget.",
     "padding": "Padding rows in all replays of each budget.",
-    "checked": "Replays of each budget that were compared with the module itself.",
+    "checked": "Replays of each budget that were compared with an eager run.",
     "wrong": "Compared replays of each budget whose output was wrong.",
     "evicted": "Evictions of the graphs of each budget for the memory limit.",
     "exact": "Replays of graphs of exactly the size of a call, by the budget that it would have used.",

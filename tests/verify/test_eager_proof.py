@@ -14,6 +14,7 @@ from tests.support.towers import distance
 
 REFUSED = "its budget failed the proof"
 SMALL = vg.Budget(64, items=1)
+ITSELF = vg.Verify(mismatch="module")
 
 
 class Scaled(nn.Module):
@@ -39,8 +40,9 @@ def encoder_of(module, scale, budgets=(SMALL,), layout=None, outputs=None, **opt
         vg.PackedRows("x", (8,)), layout or vg.GridTHW(), [buffer], vg.Rows() if outputs is None else outputs
     )
     return vg.GraphedEncoder(
-        module, budgets, spec, forward=lambda module, x, scale: x * scale[:, None], backend="tape", **options
-    )
+        module, budgets, spec, forward=lambda module, x, scale: x * scale[:, None], backend="tape",
+        verify=ITSELF, **options,
+    )  # fmt: skip
 
 
 def answers(encoder, grid, **columns):
@@ -84,7 +86,8 @@ def test_a_call_that_no_budget_holds_is_answered_by_the_module_itself_until_some
 def test_without_graphs_the_module_itself_answers():
     module = Scaled(lambda item, kind: 2.0)
     spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW())
-    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=lambda module, x: 3 * x, backend="eager")
+    forward = lambda module, x: 3 * x
+    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=forward, backend="eager", verify=ITSELF)
     assert answers(encoder, [(1, 2, 3)])
 
 
@@ -203,7 +206,7 @@ def test_segments_that_budgets_do_not_count_are_found():
         buffer = vg.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame"), any_segments=counted)
         spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer])
         budgets = [vg.Budget(64, items=4, segments=8)]
-        encoder = vg.GraphedEncoder(Frames(), budgets, spec, forward=centre, backend="tape")
+        encoder = vg.GraphedEncoder(Frames(), budgets, spec, forward=centre, backend="tape", verify=ITSELF)
         with nullcontext() if counted else pytest.raises(vg.SpecError, match="because no buffer counts them"):
             assert answers(encoder, [(2, 2, 4)])
             assert answers(encoder, [(12, 2, 2)])

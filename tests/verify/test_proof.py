@@ -173,7 +173,8 @@ def test_a_function_that_is_not_what_the_module_computes_never_answers():
         def forward(self, x, lengths):
             return 2 * x
 
-    encoder, rows = encoder_of(Doubled(), forward=lambda module, x: 3 * x), rows_for([6])
+    options = {"forward": lambda module, x: 3 * x, "verify": vg.Verify(mismatch="module")}
+    encoder, rows = encoder_of(Doubled(), **options), rows_for([6])
     with pytest.warns(UserWarning, match="compute something other than the module itself"):
         assert equal_bits(encoder(rows, lengths=[6]), 2 * rows)
     assert equal_bits(encoder(rows, lengths=torch.tensor([6])), 2 * rows)

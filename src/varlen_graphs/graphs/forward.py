@@ -2,17 +2,17 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers import Buffer
 from varlen_graphs.capture.compiled import CompiledForward
+from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import warn
 from varlen_graphs.layout.budgets import Budget
@@ -24,13 +24,29 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import filled
-from varlen_graphs.spec.inputs import Input
+from varlen_graphs.spec.inputs import Input, PerItem
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
 from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.reading import exact_table, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
+
+MODULE = "the module itself"
+"""What computed an expected output: the module, with the caller's own arguments or with no computed one."""
+
+DECLARATION = (
+    "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
+    "means, such as per='item' or per='frame', was not proven"
+)
+"""What computed an expected output where the module cannot tell."""
+
+
+class Reference(NamedTuple):
+    """The expected output of a call, and what computed it, in words: `MODULE` or `DECLARATION`."""
+
+    output: Any
+    against: str
 
 
 class Forward:
@@ -42,16 +58,19 @@ class Forward:
         spec: The declaration.
         signature: The arguments of the encoder.
         compile: If True, graphs capture the output of torch's compiler, which sees the forward behind the buffers.
+        method: Name of the module's method that calls mean: it runs where no function does.
 
     Attributes:
         module: As given.
-        module_forward: The module's own forward, even if an encoder is put in its place.
-        function: As given.
+        module_forward: The method, that of the module itself even if an encoder is put in its place.
+        function, method: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
         wrong: True if it was found to differ from the module itself in service; until a release.
         differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
         proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
+        check_claim: Called with a call and the module's own output before that answers in place of the function, once
+            for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
 
     def __init__(
@@ -61,14 +80,18 @@ class Forward:
         spec: BufferSpec,
         signature: Signature,
         compile: bool,
+        method: str = "forward",
     ) -> None:
         self.module = module
-        self.module_forward = module.forward
+        self.method = method
+        self.module_forward: Callable[..., Any] = getattr(module, method)
         self._threads: set[int] = set()  # those that run the function
         self.function, self.spec = function, spec
         self._signature = signature
         self.wrong = self.differs_without = False
         self.proven: dict[StaticKey, bool] | None = None
+        self.check_claim: Callable[[Call, Any], None] | None = None
+        self._agreed = set[StaticKey]()
         self.compiled = CompiledForward(self._run) if compile else None
 
     @property
@@ -193,16 +216,30 @@ class Forward:
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if (is_right := self._is_right(call.key)) is False and not call.beyond:
-            return self.reference(call)
+            return self._checked(call, self.answer(call), changed)
         if (is_right is None or changed) and not trusts and not call.beyond and self.answers_itself(call):
-            with suppress(Exception):  # it may need more than these arguments
-                return self.reference(call)
+            try:
+                own = self.answer(call)
+            except Exception:  # it may need more than these arguments
+                return self.exact(call)
+            return self._checked(call, own, changed)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
                 "arguments: hooks on parts that this function does not call see nothing"
             )
         return self.exact(call)
+
+    def _checked(self, call: Call, own: Any, changed: bool) -> Any:
+        """Return the module's own output, if the function in its place claims to compute the same and does so.
+
+        Raises:
+            SpecError: It does not, so nobody knows which of the two the caller means.
+        """
+        if self.check_claim is not None and call.key not in self._agreed and not (changed or self.wrong):
+            self.check_claim(call, own)
+            self._agreed.add(call.key)
+        return own
 
     def _is_right(self, key: StaticKey) -> bool | None:
         """Return True or False if it is known, or if nothing will prove it."""
@@ -219,10 +256,28 @@ class Forward:
         """Return True if the module itself can run with the arguments of a call."""
         return self._signature.original_answers(call)
 
-    def reference(self, call: Call, grad: bool = False) -> Any:
+    def reference(self, call: Call) -> Reference:
+        """Return the expected output of a call: the module's own if it can run with these arguments.
+
+        Raises:
+            Exception: Neither the module nor the declared forward can.
+        """
+        if not self.answers_itself(call):
+            return Reference(self.exact(call), MODULE if self.is_module else DECLARATION)
+        try:
+            return Reference(self.answer(call), MODULE)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return Reference(self.exact(call), DECLARATION)  # the module may need more than these arguments
+
+    def answer(self, call: Call, grad: bool = False) -> Any:
         """Return the correct output of a call: by the module itself if it takes the call, else by the forward.
 
         The rows are copied first: the module may write into them. Without gradients, unless `grad` asks for them.
+
+        Raises:
+            Exception: That of the module.
         """
         if self.differs_without and not self._signature.optional <= call.original.keys():
             return self.without(call)
@@ -264,10 +319,38 @@ class Forward:
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])
                 arguments[one.name] = value.to(call.rows.device, self.input_dtype(one), copy=True)
+        by_row = self._by_row(call)
         for name in filter(None, [self.spec.layout.name * self.spec.layout.has_argument, packed.padded_by]):
             if not (self.spec.layout.optional or self.is_module) or arguments.get(name) is not None:
                 arguments[name] = as_tensor(name, arguments[name], call.rows.device)
-        args, arguments = self._signature.as_passed(call.positional, arguments)
+        run = partial(self._run_itself, call.positional, grad)
+        if self.function is None:
+            return run(arguments | by_row)
+        try:
+            return run(arguments)
+        except Exception:
+            if not by_row:
+                raise
+            return run(arguments | by_row)
+
+    def _by_row(self, call: Call) -> dict[str, Tensor]:
+        """Return tensors with an entry an item that the captured forward gets an entry a row of, in that form.
+
+        Whether the module itself takes them so is known where it is what is captured, and found by trying elsewhere.
+        """
+        names = [one.name for one in self.spec.inputs if isinstance(one, PerItem) and one.per_row]
+        given = {name: call.inputs[name] for name in names if name in call.inputs}
+        if not given:
+            return {}
+        rows = torch.tensor(read_layout(self.spec, call).rows, device=call.rows.device)
+        by_name = {one.name: one for one in self.spec.inputs}
+        return {
+            name: tensor.to(call.rows.device, self.input_dtype(by_name[name])).repeat_interleave(rows, 0)
+            for name, tensor in given.items()
+        }
+
+    def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
+        args, arguments = self._signature.as_passed(positional, arguments)
         with torch.set_grad_enabled(grad):
             return self.itself(*args, **arguments)
 
@@ -283,10 +366,12 @@ class Forward:
 
     @property
     def itself(self) -> Callable[..., Any]:
-        """The module, or its own forward if an encoder of it was put in the place of that.
+        """The module, its method if another one is meant, or its own forward if an encoder was put in its place.
 
         Accelerate keeps the forward that it wraps as `_old_forward`.
         """
+        if self.method != "forward":
+            return self.module_forward
         own = vars(self.module)
         for name in ("forward", "_old_forward"):
             installed = own.get(name)

@@ -18,6 +18,7 @@ from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, option
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
@@ -87,7 +88,9 @@ def by_batch(
         before.restore()  # the tower may have kept something of the random inputs
     if batched.tables:
         options = {"off": partial(why_changed, batched.tables)} | options
-    return GraphedEncoder(tower, BATCHES if budgets is None else budgets, spec, forward=batched.function, **options)
+    return GraphedEncoder(
+        tower, BATCHES if budgets is None else budgets, spec, forward=batched.function, **of_recipe(options)
+    )
 
 
 class _Batched:

@@ -14,6 +14,7 @@ from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -65,7 +66,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()] if clips else Ladder()
         if spec.needs.windows:
             budgets = Ladder.for_windows(spec.needs.windows.side * spec.layout.merge)
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:

@@ -22,6 +22,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.pictures import PictureMask
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -90,7 +91,7 @@ def idefics(
         ],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _reads_padding(tower: Any) -> bool:

@@ -20,6 +20,7 @@ from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, is_plain
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
@@ -89,7 +90,7 @@ def lfm3_vl(
         ],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _neighbours(table: ItemTable, kernel: int) -> Tensor:

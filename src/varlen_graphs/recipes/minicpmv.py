@@ -28,6 +28,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.resampler import (
     TIMES,
     Keys,
@@ -142,7 +143,9 @@ def minicpmv(
         outputs=queries_of(resampler),
     )
     tower = (TemporalTower if is_temporal(resampler) else MiniCPMVTower)(vpm, resampler)
-    return GraphedEncoder(tower, slice_budgets() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(
+        tower, slice_budgets() if budgets is None else budgets, spec, forward=forward, **of_recipe(options)
+    )
 
 
 def pack_slices(slices: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.read_around import NOTHING, ReadAround
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
@@ -119,7 +120,7 @@ def packed_text(
         longest = min(512, text.largest or 512)
         budgets = PaddedLadder(length=longest, min_length=min(32, longest))
     options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding, "around": around}
-    return TextEncoder(text, budgets, spec, forward=forward, **options)
+    return TextEncoder(text, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _declare(

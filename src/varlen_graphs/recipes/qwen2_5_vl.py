@@ -20,6 +20,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
@@ -114,4 +115,4 @@ def qwen2_5_vl(
     if budgets is None:
         budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))

@@ -25,6 +25,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import whisper_layers
 from varlen_graphs.recipes.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -122,7 +123,7 @@ def qwen3_asr(
     )
     if budgets is None:
         budgets = [Budget(rows, items=max(4, rows // 8)) for rows in ROWS]
-    return ChunkedClips(TowerOfChunks(tower), budgets, spec, forward=forward, **options)
+    return ChunkedClips(TowerOfChunks(tower), budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _convolve(tower: Any, chunks: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from varlen_graphs.layout.grids import Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class, sets_field
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -101,7 +102,7 @@ def qwen3_omni_audio(
     )
     if budgets is None:
         budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()]
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:

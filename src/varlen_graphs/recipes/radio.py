@@ -21,6 +21,7 @@ from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import project_heads
 from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
@@ -98,7 +99,7 @@ def radio(
             hidden_states=Rows(rows_dim=1, prefix="kept"),
         ),
     )
-    return PackedOrBatch(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return PackedOrBatch(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _taps(table: ItemTable, side: int) -> Taps:

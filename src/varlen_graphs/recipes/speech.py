@@ -14,6 +14,7 @@ from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.alone import Alone
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -94,7 +95,7 @@ def speech(tower: Any, budgets: Budgets | None = None, **options: Any) -> Speech
         second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
         budgets = PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5)
     model, spec, forward, alone = attempt
-    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, **options)
+    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, **of_recipe(options))
 
 
 def _declare(tower: nn.Module) -> DeclaredSpeech:

@@ -20,6 +20,7 @@ from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -81,7 +82,7 @@ def video_llama3(
         ],
         outputs=Outputs(last_hidden_state=GridEntries(_tokens, lambda budget: budget.rows), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _tokens(t: int, h: int, w: int, merge: int) -> int:

@@ -239,7 +239,7 @@ class Executor:
         """Return the output of a call run eager with its gradients, and count it."""
         self._count_eager(call, reason)
         with torch.enable_grad():  # the rows of a stage are written without
-            output = self.forward.reference(call, grad=True)
+            output = self.forward.answer(call, grad=True)
         return Borrowed(output) if self.lends and not call.staged else output
 
     def _count_eager(self, call: Call, reason: str) -> None:

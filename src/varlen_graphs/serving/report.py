@@ -65,10 +65,8 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
         ]
     if stats.checked:
-        lines += [
-            f"{counted(stats.checked.total(), 'replay')} verified against the module itself, {stats.wrong.total()} "
-            "wrong"
-        ]
+        checked = [f"{counted(n, 'replay')} verified against {against}" for against, n in stats.against.most_common()]
+        lines += [f"{' and '.join(checked)}, {stats.wrong.total()} wrong"]
     lines += [f"{counted(count, 'eager run')}: {reason}" for reason, count in stats.eager.most_common()]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)

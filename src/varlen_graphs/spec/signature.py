@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.other_outputs import (
     OTHER_OUTPUTS,
     OUTPUT_HIDDEN_STATES,
@@ -39,6 +38,7 @@ class Signature:
             module itself.
         spec: The declaration.
         off: Asked at each call; see `GraphedEncoder`.
+        method: Name of the module's method that calls mean.
 
     Attributes:
         names: Names of declared arguments, and of those of the module.
@@ -50,14 +50,19 @@ class Signature:
     """
 
     def __init__(
-        self, module: nn.Module, forward: Callable[..., Any] | None, spec: BufferSpec, off: Off | None = None
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any] | None,
+        spec: BufferSpec,
+        off: Off | None = None,
+        method: str = "forward",
     ) -> None:
         self._spec = spec
         self._module = module
         self._off = off
         self._who = type(module).__name__
         compiled = getattr(module, "_orig_mod", None)  # by torch.compile
-        own = parameters_of((module if compiled is None else compiled).forward, f"{self._who}.forward")
+        own = parameters_of(getattr(module if compiled is None else compiled, method), f"{self._who}.{method}")
         self._replaced = forward is not None
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
         captured = dict(own)
@@ -238,8 +243,6 @@ class Signature:
         Something else is a function in its place, or the module with buffers that it computes from the items if it does
         not get them: then it has no default for the argument that describes these.
         """
-        if any(isinstance(one, PerItem) and one.per_row for one in self._inputs.values()):
-            return False
         names = call.original.keys()
         computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_needs
         more = self._inputs.keys() if self._module_takes_any else set()  # which it hands on, or ignores

@@ -31,7 +31,7 @@ MORE = "call encoder.release(), then encoder.verify([call]) for details"
 
 
 class VerifyingExecutor(Executor):
-    """An executor that compares the first replays of each graph with the module itself, run eager.
+    """An executor that compares the first replays of each graph with the module itself, run eager, if it takes calls.
 
     A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
     is wrong eager too, all budgets are disabled.
@@ -48,7 +48,7 @@ class VerifyingExecutor(Executor):
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
         """Replay a call, and compare its output if its graphs are still to be verified, which syncs.
 
-        Returns the module's own output if that of the replay is wrong.
+        Returns the expected output if that of the replay is wrong.
         """
         if all(self._done.get(graph, 0) >= self._options.calls for graph in _graphs_of(route, graphs)):
             return super().run(call, route, graphs)
@@ -75,14 +75,15 @@ class VerifyingExecutor(Executor):
         return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
 
     def _verified(self, call: Call, layout: Layout, route: Route, graphs: GraphSet, output: Any) -> Any:
-        """Return the output if it is right, else the module's own."""
+        """Return the output if it is right, else the expected one."""
         try:
-            expected = Expected(self.forward.reference(call), layout, call.padded)
+            reference = self.forward.reference(call)
+            expected = Expected(reference.output, layout, call.padded)
             found = self._differences(expected, call, layout, output)
         except Exception as error:  # of the module's own code, or the device's memory
             if self._options.strict:
                 raise
-            LOGGER.warning("a call of items %s could not be compared with the module itself: %s", few(layout), error)
+            LOGGER.warning("a call of items %s could not be compared with an eager run: %s", few(layout), error)
             for graph in _graphs_of(route, graphs):
                 self._count(graph)
             return output
@@ -93,12 +94,12 @@ class VerifyingExecutor(Executor):
                 worst = max(found[item] for item in pack.items)
                 right = worst.error <= limit
                 if graphs.stand_in is None or not right:  # sizes are too many to count each
-                    self.stats.count_check(pack.budget, right)
+                    self.stats.count_check(pack.budget, right, reference.against)
                 if right:
                     self._count(graphs[pack.budget])
                 else:
                     wrong[pack.budget] = (
-                        f"{worst.where} differs by {worst.error:.1e} from the module's own output (tolerance "
+                        f"{worst.where} differs by {worst.error:.1e} from {reference.against} (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
         if not wrong:

@@ -11,7 +11,7 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import SpecError, VerificationError, warn
 from varlen_graphs.graphs.capturer import CaptureInputs
-from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.output_form import check_constants
 from varlen_graphs.kernels.operator import references
@@ -33,7 +33,7 @@ from varlen_graphs.verify.made_up_layouts import (
 )
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.tasks import Task, tasks_of_a_set, tasks_of_each
-from varlen_graphs.verify.trial import DECLARATION, MODULE, Example, Trial
+from varlen_graphs.verify.trial import Example, Trial
 from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
 
 BLIND = (
@@ -285,7 +285,7 @@ class Prover:
             run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
             if itself and self._forward.answers_itself(call):
                 with suppress(Exception):  # it may need more than these arguments
-                    own = Expected(run(partial(self._forward.reference, call)), layout, call.padded)
+                    own = Expected(run(partial(self._forward.answer, call)), layout, call.padded)
             by_references = own is None and not alone
             with references() if by_references else nullcontext():
                 output = run(partial(self._forward.exact, call))

@@ -34,6 +34,8 @@ class Verified:
         unchecked: Enabled budgets that none of the calls fits as a whole.
         error: Largest error of any item, in any tensor of the output: relative L2.
         tolerance: Largest error allowed.
+        against: The references that replays were compared with, in words: the module itself, or an eager run of the
+            declared forward for calls that the module does not take.
     """
 
     calls: int
@@ -41,17 +43,18 @@ class Verified:
     unchecked: tuple[Budget, ...]
     error: float
     tolerance: float
+    against: tuple[str, ...]
 
     def __str__(self) -> str:
         unchecked = f" ({len(self.unchecked)} unchecked)" if self.unchecked else ""
         return (
             f"{counted(self.calls, 'call')} verified in {counted(len(self.budgets), 'budget')}{unchecked}: largest "
-            f"error {self.error:.1e}, tolerance {self.tolerance:.0e}"
+            f"error {self.error:.1e}, tolerance {self.tolerance:.0e}; compared with {'; and with '.join(self.against)}"
         )
 
 
 class Verifier:
-    """Replays calls over NaN and over the rows of others, and compares with the module itself.
+    """Replays calls over NaN and over the rows of others, and compares with the module itself, if it takes them.
 
     Each example is a call and another one of the same items and other rows; the host knows their items.
     """
@@ -68,6 +71,7 @@ class Verifier:
         self._largest = self._examples[-1][1]
         self._tolerance = limit_of(tolerance, self._forward, self._largest.rows.device)
         self._error = 0.0  # the largest so far
+        self._against = dict[str, None]()  # in the order of the calls
 
     def verify(self) -> Verified:
         """Verify the calls, from the smallest to the largest."""
@@ -88,7 +92,7 @@ class Verifier:
             self._store.check_memory()
         unchecked = self._store.budgets.costs.replays.keys() - checked
         budgets = tuple(sorted(checked)), tuple(sorted(unchecked))
-        return Verified(len(self._examples), *budgets, self._error, self._tolerance)
+        return Verified(len(self._examples), *budgets, self._error, self._tolerance, tuple(self._against))
 
     def _verify_replays(self, call: Call, packs: Packs, expected: Expected) -> None:
         """Replay a call over NaN, again, over rows of another, and with its items in another order."""
@@ -126,13 +130,15 @@ class Verifier:
 
     def _reference(self, call: Call) -> Any:
         try:
-            return self._forward.reference(call)
+            output, against = self._forward.reference(call)
         except Exception as error:
             error.add_note("varlen_graphs ran the module itself with a call to verify; pass calls that it accepts")
             raise
+        self._against[against] = None
+        return output
 
     def _expected(self, call: Call, form: Parts) -> Expected:
-        """Return the module's own output, in the form of a replay; check that it is the same whenever it is asked."""
+        """Return the expected output, in the form of a replay; check that it is the same whenever it is asked."""
         state = dict([*self._forward.module.named_parameters(), *self._forward.module.named_buffers()])
         versions = {name: tensor._version for name, tensor in state.items() if not tensor.is_inference()}
         expected, again = [Expected(self._reference(call), layout_of(call), call.padded) for _ in range(2)]
@@ -178,7 +184,7 @@ class Verifier:
         found = expected.furthest(output, layout, items, call.padded)
         self._error = max(self._error, found.error)
         if found.error > self._tolerance:
-            what = f"{found.where} differs by {found.error:.1e} from the module's own output (tolerance "
+            what = f"{found.where} differs by {found.error:.1e} from {'; '.join(self._against)} (tolerance "
             what += f"{self._tolerance:.0e}{', items in another order' if order else ''})"
             pack = next(pack for pack in packs if items.index(found.item) in pack.items)
 

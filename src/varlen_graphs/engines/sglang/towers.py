@@ -23,6 +23,7 @@ from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.towers import item_table
 from varlen_graphs.recipes.vision_tower import Segments, with_next_norm
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -178,7 +179,7 @@ def _encoder(
         buffers=buffers,
         outputs=Rows(every=tower.spatial_merge_size**2),
     )
-    return GraphedEncoder(module, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(module, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _positions(tower: Any) -> GridPositions:

@@ -26,6 +26,7 @@ from varlen_graphs.engines.vllm.attention import SCHEDULE
 from varlen_graphs.layout.budgets import Budgets, Ladder
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.segments import Per, Windows
+from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.entries import Rows
@@ -129,7 +130,7 @@ def _encoder(
     rows = PackedRows("x", (tower.patch_embed.proj.weight[0].numel(),), row_dtype)
     layout = GridTHW("grid_thw", merge=tower.spatial_merge_size)
     spec = BufferSpec(rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2))
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _segments(
