@@ -217,12 +217,12 @@ def test_what_fails_is_told_to_whoever_captures_and_calls_go_on_eager():
     module.sizes = SIZES
     encoder = lazy_encoder(module=module)
     check(encoder, [20])
-    with pytest.raises(ValueError, match="no grid of so many blocks"):
+    with pytest.raises(vg.CaptureError, match="no grid of so many blocks"):
         encoder.capture_wanted()
     check(encoder, [20])
     assert "nothing could be captured, so calls run eager: ValueError: no grid of so many blocks" in encoder.report()
     future = encoder.capture_in_background()
-    assert isinstance(future.exception(60), ValueError)
+    assert isinstance(future.exception(60), vg.CaptureError)
     check(encoder, [20])
     module.sizes = (32,)
     with pytest.warns(UserWarning, match="32 rows could not be captured, and the budget is disabled"):
@@ -841,7 +841,7 @@ def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
     module, limit = Failing(), 2 * bytes_of(BUDGETS)
     encoder = lazy_encoder(module=module, memory=limit, capture=vg.Capture(lazy=False)).capture().capture(scale=2.0)
     module.fails = True
-    with pytest.raises(ValueError, match="no grid of so many blocks"):
+    with pytest.raises(vg.CaptureError, match="no grid of so many blocks"):
         encoder.add_budget(4096)
     assert 0 < encoder.bytes() <= limit
     check(encoder, [20])

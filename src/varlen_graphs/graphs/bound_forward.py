@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
-from varlen_graphs.errors import VarlenGraphsError
+from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
@@ -18,6 +19,7 @@ from varlen_graphs.graphs.shared_arguments import check_shared
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, clear_gaps
 from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.written_state import WrittenState
 
 
@@ -104,19 +106,26 @@ class BoundForward:
 
 @contextmanager
 def _named(rows: Tensor, table: ItemTable) -> Iterator[None]:
-    """Add to errors of the module, which may be about a shape, with what it ran and why."""
+    """Say of errors of the module, which the caller's own call may not raise, what it ran and why.
+
+    Raises:
+        CaptureError: The module raised something else than short memory.
+    """
     try:
         yield
     except VarlenGraphsError:
         raise
     except Exception as error:
-        error.add_note(
-            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: if "
-            "the error is about a shape, something in the module has a size that follows neither from the rows nor "
-            "from a declared buffer, or rows have another shape than PackedRows(shape=...) declares, or the first call "
-            "brought; vg.diagnose(module, calls) names what cannot be captured"
-        )
-        raise
+        if is_out_of_memory(error):
+            raise
+        raise CaptureError(
+            f"{type(error).__name__}: {error}\n  at {raising_line(error.__traceback__)}\n"
+            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture, and "
+            "graphs run at such sizes whatever a call brings. If the error is about a number of items or a shape, "
+            "something in the module has a size that follows neither from the rows nor from a declared buffer, or rows "
+            "have another shape than PackedRows(shape=...) declares, or the first call brought; "
+            "vg.diagnose(module, calls) names what cannot be captured, and backend='eager' runs without graphs"
+        ) from error
 
 
 def outputs_of(parts: Parts) -> list[Tensor]:
