@@ -18,7 +18,7 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
-from varlen_graphs.layout.samples import sample_item, sample_layout
+from varlen_graphs.layout.samples import sample_item
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -255,7 +255,7 @@ class Arena:
         """
         spec, probes = self._spec, []
         unit = spec.row_multiple
-        few = max(-(-PROBE_ROWS // unit) * unit, spec.shortest)
+        few = max(-(-PROBE_ROWS // unit) * unit, spec.shortest, spec.smallest)
         several = min(3, len(self.table))
         proportions = ((several + 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
         for items, wanted in proportions:
@@ -279,7 +279,7 @@ class Arena:
         if not self.rows.is_floating_point():  # an earlier call may have left ids that no embedding has
             self.rows.fill_(self._spec.packed.pad)
         self._inputs.fill_pads()
-        self._load_items(sample_layout(self._spec.layout, budget, self._spec.needs.windows))
+        self._load_items(self._spec.sample(budget))
         for buffer in self._spec.host_buffers:
             self._host[buffer.name].fill_(buffer.pad)
 

@@ -14,7 +14,6 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.samples import sample_layout
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
@@ -75,7 +74,7 @@ def _replays(
         arena.rows.normal_(
             generator=torch.Generator(arena.rows.device).manual_seed(0)
         )  # leaves the default generator alone
-    samples = {budget: sample_layout(spec.layout, budget, spec.needs.windows) for budget in budgets}
+    samples = {budget: spec.sample(budget) for budget in budgets}
     times = dict.fromkeys(budgets, math.inf)
     # A chip takes some tenths of a second to slow down to where its power allows, by up to an eighth. The small budgets
     # are done by then: from there on, those that compete for a call, of about the same size, meet it in the same state.
@@ -100,8 +99,8 @@ def _eager(
         return host_milliseconds(partial(forward.exact, call), agreement, times)
 
     smallest, largest = min(replays), max(replays)
-    whole = sample_layout(spec.layout, largest, spec.needs.windows)
-    few = sample_layout(spec.layout, smallest, spec.needs.windows) if spec.layout.padded else _few(spec, smallest)
+    whole = spec.sample(largest)
+    few = spec.sample(smallest) if spec.layout.padded else _few(spec, smallest)
     replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
     return run(few, smallest, times=2), max(1.0, run(whole, largest, times=1) / replay)
 
@@ -111,7 +110,7 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     rows = min(-(-FEW_ROWS // spec.row_multiple) * spec.row_multiple, budget.rows)
     few = Budget(rows, max_seqlen=min(rows, budget.max_seqlen))
     few = Budget(few.rows, min(few.items, budget.items), min(few.segments, budget.segments), few.max_seqlen)
-    return sample_layout(spec.layout, few, spec.needs.windows)
+    return spec.sample(few)
 
 
 def device_milliseconds(run: Callable[[], object], agreement: Agreement, launched: bool = False) -> float:

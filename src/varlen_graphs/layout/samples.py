@@ -8,8 +8,11 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.segments import Windows
 
 
-def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None) -> Layout:
-    """Return items of nearly equal size that fill `budget`, as far as its segments allow; `windows` are kept whole."""
+def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | None = None, min_rows: int = 1) -> Layout:
+    """Return items of nearly equal size that fill `budget`, as far as its segments allow; `windows` are kept whole.
+
+    Each has `min_rows` rows at least, if the budget holds such an item.
+    """
     # Many moderate items rather than one huge one, and squares rather than strips: a module with a limit of its own,
     # such as the size of a position table, is not driven past it.
     side = layout.merge
@@ -17,7 +20,7 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
         fits = math.isqrt(min(budget.rows, budget.max_seqlen)) // layout.merge * layout.merge
         side = min(windows.side * layout.merge, fits)
     unit = side**2
-    count = max(1, min(budget.items, budget.segments, budget.rows // unit))
+    count = max(1, min(budget.items, budget.segments, budget.rows // max(unit, min_rows)))
     longest = max(unit, min(budget.rows, budget.max_seqlen))  # without segments, `max_seqlen` may be anything
     units = min(-(-budget.rows // count // unit), longest // unit)
     if windows is not None:

@@ -19,7 +19,7 @@ from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import SUBCLASS, Executor
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import check_description, check_inputs, parse
+from varlen_graphs.spec.reading import check_description, check_inputs, parse, why_beyond
 
 
 class Stage:
@@ -139,6 +139,7 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
         del described[spec.layout.name]
     check_description(described, executor.router.budgets.budgets[-1].rows)
     call.layout = parse(spec, call.description, ())
+    call.beyond = call.beyond or why_beyond(spec, call.layout)
     call.staged = True
     check_inputs(spec, call)
     return call

@@ -18,6 +18,7 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.needs import Needs
 from varlen_graphs.layout.padded import PackedMask, Padded, PaddedMask
 from varlen_graphs.layout.pictures import Pictures, patches_of, pictures_of
+from varlen_graphs.layout.samples import sample_layout
 from varlen_graphs.layout.segments import Per
 from varlen_graphs.layout.span import Span
 from varlen_graphs.spec.batch_rows import AS_ROWS, BatchRows
@@ -50,6 +51,9 @@ class BufferSpec:
             with several parts `Outputs(...)`, a dict or a tuple of these.
         inputs: Tensors that calls bring beside the rows: `PerRow`, `PerItem` and `PerCall`.
         ignored: Names of arguments that calls may bring, but that the module does not use: no run gets them.
+        min_rows: Rows of the smallest item that graphs take, for a module that needs so many of each, such as those of
+            k nearest neighbours. Calls with a smaller one run eager; the host has to see the items, which syncs if they
+            are on the GPU.
 
     Raises:
         SpecError: Something else in the place of a declaration or a name, one name declared twice, a segment kind the
@@ -62,6 +66,7 @@ class BufferSpec:
     outputs: Declared = field(default_factory=Rows)
     inputs: Sequence[Input] = ()
     ignored: Sequence[str] = ()
+    min_rows: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -212,7 +217,7 @@ class BufferSpec:
     def needs_layout(self) -> bool:
         """True if the host has to see the items, even where they are described on the GPU."""
         columns = any(column.function is not None for column in self.layout.columns)
-        on_host = bool(self.host_buffers or self.packs or self.layout.grouped)
+        on_host = bool(self.host_buffers or self.packs or self.layout.grouped) or self.min_rows > self.row_multiple
         return on_host or columns or self.counts_entries
 
     @cached_property
@@ -248,6 +253,11 @@ class BufferSpec:
         return math.lcm(self.layout.row_multiple, *ratios)
 
     @cached_property
+    def smallest(self) -> int:
+        """Rows of the smallest item that graphs take."""
+        return -(-self.min_rows // self.row_multiple) * self.row_multiple
+
+    @cached_property
     def shortest(self) -> int:
         """Rows of the shortest item that has entries in each output of a padded batch, which may be hundreds."""
         counts = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
@@ -279,6 +289,10 @@ class BufferSpec:
         """
         key = static_key(statics) if statics else ()
         return (*key, (self.packed.name, (torch.Size, tuple(row_shape)))) if self.layout.one_row else key
+
+    def sample(self, budget: Budget) -> Layout:
+        """Return items of nearly equal size that fill a budget, see `sample_layout`."""
+        return sample_layout(self.layout, budget, self.needs.windows, self.smallest)
 
     def exact_budget(self, layout: Layout) -> Budget:
         """Return the budget without padding that `layout` needs when it runs eager."""

@@ -7,6 +7,7 @@ from varlen_graphs.buffers import AttentionMask, Buffer, HostBuffer, PrefixIndex
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.fields import check_at_least
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.segments import Windows
@@ -38,6 +39,7 @@ def check_types(spec: "BufferSpec") -> None:
         )
     if isinstance(spec.ignored, str) or not isinstance(spec.ignored, Sequence):
         raise SpecError(f"ignored={spec.ignored!r}: expected a list of names of arguments, such as ['attention_mask']")
+    check_at_least(spec, 1, "min_rows")
 
 
 def check_names(spec: "BufferSpec") -> None:
@@ -58,6 +60,11 @@ def check_names(spec: "BufferSpec") -> None:
 
 def check_rows(spec: "BufferSpec") -> None:
     """Check that buffers and outputs suit the rows: packed ones, or those of a padded batch."""
+    if spec.min_rows > 1 and spec.batched:
+        raise SpecError(
+            f"min_rows={spec.min_rows} with {type(spec.layout).__name__}: expected packed rows, whose items a module "
+            "sees without padding; leave it out for a padded batch"
+        )
     if spec.layout.padded and spec.packed.padded_by:
         raise SpecError(
             f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
@@ -186,6 +193,12 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
                     f"no item could use {budget}: an item of fewer than {spec.shortest} rows has no entry in some "
                     f"output; raise its length, or write PaddedLadder(min_length={spec.shortest}) or more"
                 )
+    for budget in budgets:
+        if min(budget.rows, budget.max_seqlen if spec.layout.padded else budget.rows) < spec.smallest:
+            raise BudgetError(
+                f"no item could use {budget}: the smallest item has {counted(spec.smallest, 'row')}, as "
+                f"BufferSpec(min_rows={spec.min_rows}) declares; raise the budget"
+            )
     _, whole, _ = spec.needs.by_kind
     shortest = spec.row_multiple if whole else spec.layout.row_multiple
     for budget in budgets:

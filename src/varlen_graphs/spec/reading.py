@@ -27,9 +27,18 @@ def read_call(spec: BufferSpec, call: Call) -> Layout:
         LayoutError: As for `read_items`.
     """
     layout = read_items(spec, call)
-    if spec.layout.pictures and isinstance(spec.layout, Pictures) and call.beyond is None:
-        call.beyond = spec.layout.beyond(layout, call.padded)
+    if call.beyond is None:
+        call.beyond = why_beyond(spec, layout, call.padded)
     return layout
+
+
+def why_beyond(spec: BufferSpec, layout: Layout, padded: Sequence[int] = ()) -> str | None:
+    """Return the reason why no graph takes such items, whatever budgets hold; `None` if graphs do."""
+    if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
+        return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
+    if spec.layout.pictures and isinstance(spec.layout, Pictures):
+        return spec.layout.beyond(layout, padded)
+    return None
 
 
 def read_items(spec: BufferSpec, call: Call) -> Layout:

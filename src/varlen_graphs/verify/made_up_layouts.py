@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from varlen_graphs.buffers import AttentionMask
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.samples import sample_item, sample_layout
+from varlen_graphs.layout.samples import sample_item
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
 Sizes = Sequence[tuple[int, int]]
@@ -75,7 +75,7 @@ def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     fitting = [layout for layout in layouts if _fits(spec, layout, budget)]
     yield from (layout for layout in fitting if layout.size < budget.rows)
     yield from (layout for layout in fitting if layout.size >= budget.rows)
-    yield sample_layout(spec.layout, budget, spec.needs.windows)
+    yield spec.sample(budget)
 
 
 def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
@@ -121,7 +121,7 @@ def single_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     """Yield single items of successive lengths, the longest first: errors in the number of entries may repeat by 16."""
     unit = spec.row_multiple
     longest = largest.max_seqlen // unit
-    first = max(-(-spec.shortest // unit), min(17, longest - 15), 1)
+    first = max(-(-max(spec.shortest, spec.smallest) // unit), min(17, longest - 15), 1)
     layouts = [_exact_layout(spec, [(1, units * unit)]) for units in range(first, min(first + 15, longest) + 1)]
     yield from (layout for layout in reversed(layouts) if _fits(spec, layout, largest))
 
@@ -146,7 +146,7 @@ def full_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     sizes = [[(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
     sizes += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
     layouts = [_layout(spec, own) for own in sizes]
-    layouts.append(sample_layout(spec.layout, budget, spec.needs.windows))
+    layouts.append(spec.sample(budget))
     if not spec.layout.one_row and (all_rows := _all_rows(spec, budget)):
         layouts.append(_exact_layout(spec, all_rows))
     all_segments = [_exact_layout(spec, own) for own in _all_segments(spec, budget)]
@@ -202,7 +202,8 @@ def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layou
     for at, (frames, rows) in enumerate(sizes):
         if spec.counts_rows and at:
             rows = max(1, rows - at % 4)
-        _, h, w, *_ = sample_item(spec.layout, max(1, round(rows * scale / unit)) * unit, spec.layout.merge)
+        own_rows = max(1, round(rows * scale / unit), spec.smallest // unit) * unit
+        _, h, w, *_ = sample_item(spec.layout, own_rows, spec.layout.merge)
         own = [column.pad if column.default is None else column.default for column in columns]
         if values:
             own = [values[(at + place) % len(values)] for place in range(len(columns))]
@@ -223,4 +224,4 @@ def _exact_layout(spec: BufferSpec, sizes: Sizes) -> Layout:
 
 
 def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
-    return budget.holds(*spec.needs.load(layout))
+    return min(layout.rows) >= spec.min_rows and budget.holds(*spec.needs.load(layout))

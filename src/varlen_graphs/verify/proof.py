@@ -41,6 +41,11 @@ BLIND = (
     "prove graphs on your own calls with encoder.verify(calls)"
 )
 
+FEW_ROWS = (
+    "Only calls with an item of fewer than {0} rows were wrong. If the module needs that many of each, declare "
+    "BufferSpec(..., min_rows={0}): calls with smaller ones run eager."
+)
+
 
 class _NanError(VerificationError):
     """Raised if a module returns nothing but NaN for made-up rows."""
@@ -194,18 +199,26 @@ class Prover:
             verdicts = [trial.run() for trial in trials]  # all are queued before the first one is read
             right = torch.stack(verdicts).tolist() if verdicts else right
         attempt.take()
+        smallest_right = 0
+        wrong = list[tuple[Task, Trial]]()
         for task, trial, is_right in zip(taken, trials, right, strict=True):
             with graphs.agreement.attempt() as attempt:
                 if not is_right:
                     raise VerificationError(f"wrong in {task.budget}")
             if attempt.take() is None:
-                continue
+                least = min(trial.example.layout.rows)
+                smallest_right = min(smallest_right or least, least)
+            else:
+                wrong.append((task, trial))
+        only_small = all(min(trial.example.layout.rows) < smallest_right for _, trial in wrong)
+        hint = f"\n{FEW_ROWS.format(smallest_right)}" if only_small and not self._spec.batched else ""
+        for task, trial in wrong:
             with graphs.agreement.attempt() as attempt:
                 trial.find_evidence()
             if (failure := attempt.take()) is None:
                 continue
             if task.must_run or not graphs.agreement.alone or trial.reference_repeats():
-                failures.append((task, str(failure.error)))
+                failures.append((task, f"{failure.error}{hint}"))
         return failures
 
     def _limit(self, device: torch.device) -> float:
