@@ -119,7 +119,7 @@ def test_a_module_that_refuses_large_budgets_has_graphs_of_small_ones(first):
 def test_a_module_that_refuses_all_budgets_tells_so():
     encoder = vg.GraphedEncoder(Short(8).eval(), BUDGETS[2:], SHAPED, backend="tape")
     for _ in range(2):
-        with pytest.raises(vg.CaptureError, match="(?s)at most 70 positions.*in forward: raise ValueError"):
+        with pytest.raises(vg.CaptureError, match=r"(?s)at most 70 positions.*in forward: raise ValueError"):
             encoder(rows_for([20]), lengths=[20])
 
 

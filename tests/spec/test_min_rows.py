@@ -86,12 +86,12 @@ def test_grids_count_the_rows_of_all_frames():
 
 @pytest.mark.parametrize("min_rows", [0, -1, 1.5, "8"])
 def test_a_number_that_is_none_is_an_error(min_rows):
-    with pytest.raises(vg.SpecError, match="min_rows=.*expected an integer of at least 1"):
+    with pytest.raises(vg.SpecError, match=r"min_rows=.*expected an integer of at least 1"):
         vg.BufferSpec("x", vg.Lengths(), min_rows=min_rows)
 
 
 def test_batches_and_budgets_that_cannot_have_it_are_errors():
     with pytest.raises(vg.SpecError, match="min_rows=8 with PaddedMask: expected packed rows"):
         vg.BufferSpec("x", vg.PaddedMask("mask"), min_rows=8)
-    with pytest.raises(vg.BudgetError, match="no item could use .*the smallest item has 200 rows"):
+    with pytest.raises(vg.BudgetError, match=r"no item could use .*the smallest item has 200 rows"):
         neighbours(min_rows=200)

@@ -134,7 +134,7 @@ def test_a_function_that_calls_another_method_never_gets_the_forward_of_the_modu
     rows = rows_for([5])
     assert torch.equal(encoder.eager(rows), encoder.module.forward_features(rows))
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match=r"other than Classifier.forward, .*method='forward_features'"):
+        with pytest.raises(vg.SpecError, match=r"(?s)other than Classifier.forward, .*method='forward_features'"):
             answer(encoder, x=rows)
     with pytest.raises(vg.SpecError, match="computes something other"):
         answer(encoder, x=rows_for([40]))  # which no budget holds
@@ -158,7 +158,7 @@ def test_a_function_in_place_of_a_method_is_proven_against_the_method():
     encoder = classifier(method="forward_features", forward=lambda module, x: module.linear(x))
     encoder(rows_for([5]))
     assert encoder.stats.replays.total() == 1
-    with pytest.raises(vg.SpecError, match="other than Classifier.forward_features"):
+    with pytest.raises(vg.SpecError, match=r"other than Classifier\.forward_features"):
         answer(classifier(method="forward_features", forward=doubled), x=rows_for([5]))
 
 
@@ -188,5 +188,5 @@ def test_a_module_that_draws_random_numbers_gives_no_verdict():
 
 
 def test_options_of_a_mismatch_are_checked():
-    with pytest.raises(vg.SpecError, match="mismatch='warn'.*expected 'error' or 'module'"):
+    with pytest.raises(vg.SpecError, match=r"mismatch='warn'.*expected 'error' or 'module'"):
         vg.Verify(mismatch="warn")

@@ -86,8 +86,7 @@ def test_a_call_that_no_budget_holds_is_answered_by_the_module_itself_until_some
 def test_without_graphs_the_module_itself_answers():
     module = Scaled(lambda item, kind: 2.0)
     spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW())
-    forward = lambda module, x: 3 * x
-    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=forward, backend="eager", verify=ITSELF)
+    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=lambda module, x: 3 * x, backend="eager", verify=ITSELF)
     assert answers(encoder, [(1, 2, 3)])
 
 

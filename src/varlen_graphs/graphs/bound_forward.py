@@ -120,7 +120,7 @@ def _named(rows: Tensor, table: ItemTable) -> Iterator[None]:
             raise
         raise CaptureError(
             f"{type(error).__name__}: {error}\n  at {raising_line(error.__traceback__)}\n"
-            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture, and "
+            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: "
             "graphs run at such sizes whatever a call brings. If the error is about a number of items or a shape, "
             "something in the module has a size that follows neither from the rows nor from a declared buffer, or rows "
             "have another shape than PackedRows(shape=...) declares, or the first call brought; "

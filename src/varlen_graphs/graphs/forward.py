@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from varlen_graphs.errors import warn
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -166,10 +168,10 @@ class Forward:
         """True inside the function that runs in place of the module, in this thread."""
         return bool(self._threads) and threading.get_ident() in self._threads
 
-    def exact(self, call: Call, grad: bool = False) -> Any:
+    def exact(self, call: Call, grad: bool = False, buffers: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Run the items of a call without padding; return a batch if its rows are those of one.
 
-        Without gradients, unless `grad` asks for them.
+        Without gradients, unless `grad` asks for them. `buffers` are taken instead of the declared ones of these names.
 
         Raises:
             LayoutError: Impossible items, if they were not read before.
@@ -179,13 +181,8 @@ class Forward:
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             items = exact_table(spec, layout, device)
-            given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
-            for one, extent in spec.input_extents:
-                sizes, dtype = extent.shape(budget), self.input_dtype(one)
-                given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
-            # As with graphs, the caller's tensors are neither written to nor returned.
-            rows = call.rows.to(self.row_dtype, copy=True)
-            output = self.run(self.arguments(rows, items, given, call.statics), positional=call.positional)
+            arguments = self._exact_arguments(call, layout, items, budget)
+            output = self.run({**arguments, **buffers}, positional=call.positional)
             if call.beyond:
                 return output
             parts = self.take_apart(output, call.statics, budget)
@@ -194,6 +191,23 @@ class Forward:
             clear_gaps(parts, items)
             active = parts.active(Span.of(layout))
             return parts.rebuild(with_padding(active, parts.extents, layout, call.padded, call.places))
+
+    def exact_buffers(self, call: Call) -> dict[str, Any]:
+        """Return the declared buffers of a call without padding, by name."""
+        spec, layout = self.spec, read_layout(self.spec, call)
+        with torch.no_grad(), on_device(device := call.rows.device):
+            items = exact_table(spec, layout, device)
+            arguments = self._exact_arguments(call, layout, items, spec.exact_budget(layout))
+        return {buffer.name: arguments[buffer.name] for buffer in spec.buffers}
+
+    def _exact_arguments(self, call: Call, layout: Layout, items: ItemTable, budget: Budget) -> dict[str, Any]:
+        """Return all arguments of a call without padding. As with graphs, they are no tensors of the caller's."""
+        spec, device = self.spec, call.rows.device
+        given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
+        for one, extent in spec.input_extents:
+            sizes, dtype = extent.shape(budget), self.input_dtype(one)
+            given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
+        return self.arguments(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
 
     def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
         """Flatten the output of a run at a budget.

@@ -7,6 +7,7 @@ from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.trial import Example
+from varlen_graphs.verify.wrong_buffers import wrong_buffers
 
 
 def check_claim(forward: Forward, tolerance: float | None, call: Call, own: object) -> None:
@@ -32,11 +33,12 @@ def check_claim(forward: Forward, tolerance: float | None, call: Call, own: obje
     if Expected(forward.answer(call), layout, call.padded).differs_from(expected, output) > limit:
         return  # the module draws random numbers
     name = f"{type(forward.module).__name__}.{forward.method}"
+    named = wrong_buffers(forward, call, expected, limit)
     raise SpecError(
         f"forward={getattr(forward.function, '__qualname__', forward.function)!r} computes something other than "
         f"{name}, in whose place it runs: {found.where} differs by {found.error:.1e} (tolerance {limit:.0e}), in a "
-        f"call of items {few(layout)}. Expected the same outputs. If it is to compute what another method of the "
-        "module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
+        f"call of items {few(layout)}. Expected the same outputs.\n{named}\nIf it is to compute what another method of "
+        "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
         "against it. If the module itself is right, pass verify=vg.Verify(mismatch='module'); if nothing in the "
         "module computes this, verify=vg.Verify(prove=False)"
     )

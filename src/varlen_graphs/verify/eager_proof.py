@@ -21,6 +21,7 @@ from varlen_graphs.verify.compare import Expected, few
 from varlen_graphs.verify.error_locator import DECLARED
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.trial import TOGETHER, Example
+from varlen_graphs.verify.wrong_buffers import wrong_buffers
 from varlen_graphs.watch.made_up_run import run_made_up
 
 COUNTS = (
@@ -69,7 +70,8 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
     found = expected.furthest(output, layout, range(len(layout)), call.padded)
     if found.error > limit and found.error > example.allowed(forward, limit, output):
         what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
-        raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED}")
+        named = wrong_buffers(forward, call, expected, limit)
+        raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED} {named}".rstrip())
     together = Expected(output.rebuild(output.tensors), layout, call.padded)
     for part in parts or [[group] for group in layout.groups[-2:]]:
         order, alone = permuted(forward.spec, call, layout, part)

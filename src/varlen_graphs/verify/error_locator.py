@@ -14,6 +14,7 @@ from varlen_graphs.spec.outputs import clear_gaps, flatten
 from varlen_graphs.spec.part import part_of
 from varlen_graphs.verify.compare import Expected, close, equal
 from varlen_graphs.verify.operations import first_difference
+from varlen_graphs.verify.wrong_buffers import wrong_buffers
 
 FROZEN = (
     "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "
@@ -51,6 +52,7 @@ class ErrorLocator:
         assert layout is not None  # noqa: S101 - the call was bound for verification
         assert budget is not None  # noqa: S101 - it was replayed
         self._forward = forward
+        self._call = call
         self._statics = call.statics
         self._part = pack.layout(layout)
         spans = pack.spans(layout, Span.of(layout))
@@ -77,7 +79,9 @@ class ErrorLocator:
         if is_right(self._at_budget(1), clear=True):
             return FROZEN
         if not is_right(self._exact(), clear=False):
-            return DECLARED
+            whole = [*items] == [*range(self._call.items)]
+            named = wrong_buffers(self._forward, self._call, expected, limit) if whole else ""
+            return f"{DECLARED} {named}".rstrip()
         at_budget, same = partial(self._at_budget, 1), partial(close, limit=limit)
         found = first_difference(self._forward.module, self._exact, self._exact, at_budget, same)
         if found is None:

@@ -74,6 +74,11 @@ def names_cpu() -> bool:
     return "cpu" in constants and "cuda" not in constants
 
 
+def is_user_code(file: str) -> bool:
+    """Return True for the file of a function that is neither torch's, nor Triton's, nor what a forward runs of ours."""
+    return not file.startswith(_LIBRARIES)
+
+
 def raising_line(trace: TracebackType | None) -> Line:
     """Return the innermost line of user code in a traceback."""
     line = UNKNOWN_LINE
