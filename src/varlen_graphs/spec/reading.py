@@ -32,7 +32,7 @@ def read_call(spec: BufferSpec, call: Call) -> Layout:
     return layout
 
 
-def why_beyond(spec: BufferSpec, layout: Layout, padded: Sequence[int] = ()) -> str | None:
+def why_beyond(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ()) -> str | None:
     """Return the reason why no graph takes such items, whatever budgets hold; `None` if graphs do."""
     if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
         return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
