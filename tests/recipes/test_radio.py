@@ -10,7 +10,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNPROVEN, wait_for
 from tests.support.radio import ROW, patches, radio_original, radio_tower
 from tests.support.towers import adapt, distance, equal_bits
 
@@ -74,6 +74,22 @@ def test_batches_of_images_and_of_videos_replay_graphs_of_their_own():
     assert not encoder.stats.eager
     encoder.release()
     assert "0 captured" in encoder.report() + encoder.batches.report()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_lazy_encoder_captures_for_batches_too(in_background):
+    encoder = vg.recipes.radio(radio_tower(), BUDGETS, backend="tape", capture=vg.Capture(lazy=True), verify=UNPROVEN)
+    batch = torch.randn(3, 3, 16, 24)
+    encoder(batch)
+    assert "1 eager run: not captured yet" in encoder.report()
+    if in_background:
+        future = encoder.capture_in_background()
+        wait_for(encoder.batches, encoder.batches.budgets[-1:])
+        assert future.cancel()
+    else:
+        assert encoder.capture_wanted()
+    encoder(batch)
+    assert encoder.batches.stats.replays.total() == 1
 
 
 def test_the_tower_answers_batches_that_no_graph_can():

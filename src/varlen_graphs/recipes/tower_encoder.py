@@ -1,12 +1,15 @@
 """The parts that encoders of recipes share whose calls are not those of their graphs."""
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from torch import nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.serving.warmup_file import WarmupSection
 
 
@@ -45,7 +48,7 @@ class TowerEncoder(GraphedEncoder):
 class TwoEncoders(TowerEncoder):
     """Encoder that answers some calls by a second encoder of the same tower.
 
-    Budgets, statistics and the report are those of this encoder; the second has its own.
+    Budgets and statistics are those of this encoder; the second has its own.
     """
 
     _second: tuple[GraphedEncoder, ...] = ()
@@ -61,6 +64,26 @@ class TwoEncoders(TowerEncoder):
         super().release()
         if self.second is not None:
             self.second.release()
+
+    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+        """Capture what calls of either encoder requested; see `GraphedEncoder.capture_wanted`."""
+        done = super().capture_wanted(most)
+        if self.second is not None and (most is None or len(done) < most):
+            done += self.second.capture_wanted(None if most is None else most - len(done))
+        return done
+
+    def capture_in_background(self) -> "Future[None]":
+        """Capture for both encoders, each in a thread of its own; see `GraphedEncoder.capture_in_background`."""
+        future = super().capture_in_background()
+        if self.second is not None:
+            of_second = self.second.capture_in_background()
+            future.add_done_callback(lambda ended: ended.cancelled() and of_second.cancel())
+        return future
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the reports of both encoders; a page has that of this one. See `GraphedEncoder.report`."""
+        own = super().report(path)
+        return own if self.second is None else f"{own}\n\nsome calls are answered by {self.second.report()}"
 
     def warmup_sections(self) -> list[WarmupSection]:
         """Return those of both encoders; see `GraphedEncoder.save_warmup`."""

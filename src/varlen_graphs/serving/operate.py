@@ -260,6 +260,9 @@ class OperatedEncoder(StandIn):
 
         Budgets are saved for each set of static arguments that JSON holds: numbers, texts, booleans and `None`. Others
         are left out. Compiled kernels are not part of it: Triton and torch's compiler keep them in files of their own.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         write_sections(path, self.warmup_sections())
 
