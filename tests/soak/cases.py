@@ -105,7 +105,9 @@ class Case:
         buffers = [buffer for at, part in enumerate(self.parts) for buffer in part.buffers(at)]
         if "pooled" in self.outputs:
             buffers.append(vg.DeviceBuffer("shares", shares, any_segments=False))
-        return vg.BufferSpec(rows, layout, buffers, vg.Outputs(**{name: extents[name] for name in self.outputs}))
+        inputs = [one for at, part in enumerate(self.parts) for one in part.inputs(at)]
+        outputs = vg.Outputs(**{name: extents[name] for name in self.outputs})
+        return vg.BufferSpec(rows, layout, buffers, outputs, inputs)
 
     def encoder(self, device, capture=vg.Capture()):  # noqa: B008 - frozen
         """The encoder, with weights of its own."""
@@ -173,12 +175,22 @@ class Case:
             arguments["kind"] = torch.tensor(call.kinds, device=rows.device) if as_tensor else list(call.kinds)
         if self.layout == "batch_to_pack":
             arguments["real"] = real.to(rows.device)
-        if self.layout not in BATCHED:
-            return arguments, rows[None] if self.rows_dim else rows
-        garbage = math.nan if rows.is_floating_point() else 200
-        batch = rows.new_full((len(lengths), longest, *rows.shape[1:]), garbage)
-        batch[real.to(rows.device)] = rows
-        return arguments, batch
+
+        def in_batch(packed):
+            """Rows as calls bring them: packed, or padded with garbage."""
+            if self.layout not in BATCHED:
+                return packed
+            garbage = math.nan if packed.is_floating_point() else 200
+            batch = packed.new_full((len(lengths), longest, *packed.shape[1:]), garbage)
+            batch[real.to(packed.device)] = packed
+            return batch
+
+        for at, part in enumerate(self.parts):
+            for one in part.inputs(at):
+                entries = part.entries(rows, lengths)
+                arguments[one.name] = in_batch(entries) if isinstance(one, vg.PerRow) else entries
+        x = in_batch(rows)
+        return arguments, x[None] if self.rows_dim else x
 
 
 class Encoder(nn.Module):
@@ -256,7 +268,9 @@ def wrong_cases(draw):
 
 
 def _part(layout, merge, column, windows):
+    beside = ["row", "call", *["item", "gathered"] * (layout not in PADDED)]
     plain = [st.builds(parts.Linear), st.builds(parts.Norm), st.builds(parts.Mlp)]
+    plain.append(st.builds(parts.Beside, st.sampled_from(beside)))
     if column != "none":
         plain.append(st.just(parts.Scale("kind")))
     if layout in PADDED:

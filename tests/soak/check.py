@@ -122,6 +122,8 @@ def check_claim(claim, device="cpu"):
             continue
         arguments, x = case.arguments(call, case.real_rows(call, device))
         x = x.to(encoder.spec.packed.dtype or x.dtype)  # as declared
+        for one in encoder.spec.inputs:
+            arguments[one.name] = arguments[one.name].to(one.dtype or arguments[one.name].dtype)
         for name, tensor in encoder.module(x, **arguments).items():
             assert got[name].shape == tensor.shape, (call, name, got[name].shape, tensor.shape)
             error = relative(got[name], tensor)

@@ -34,6 +34,19 @@ VALUES = {
 """What fields of buffers are changed to; for functions see `FUNCTIONS`."""
 
 
+INPUTS = [vg.PerRow, vg.PerItem, vg.PerCall]
+
+OF_INPUTS = {
+    "per_row": [False, True],
+    "shape": [(), (1,), (2, 16)],
+    "dtype": [torch.float16, torch.int64],
+    "default": [0.0, 1.0],
+    "pad": [7],
+    "rows_dim": [1],
+}
+"""What kinds and fields of the tensors beside the rows are changed to."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One change of a declaration.
@@ -72,6 +85,7 @@ class Claim:
         spec = self.case.spec()
         rows, layout, outputs = spec.packed, spec.layout, dict(spec.outputs.fields)
         buffers = {buffer.name: buffer for buffer in spec.buffers}
+        inputs = {one.name: one for one in spec.inputs}
         for change in self.changes:
             new = {change.field: change.value}
             if change.of == "windows":
@@ -89,6 +103,9 @@ class Claim:
                 )
             elif change.of in buffers:
                 buffers[change.of] = replace(buffers[change.of], **new)
+            elif change.of in inputs:
+                own = inputs[change.of]
+                inputs[change.of] = change.value(own.name, own.shape) if change.field == "kind" else replace(own, **new)
             elif change.of in outputs:
                 outputs[change.of] = change.value
             elif change.of == "x":
@@ -100,7 +117,7 @@ class Claim:
             elif change.of == "kind":
                 columns = [replace(column, **new) for column in layout.columns]
                 layout = replace(layout, columns=tuple(columns))
-        return vg.BufferSpec(rows, layout, [*buffers.values()], vg.Outputs(**outputs))
+        return vg.BufferSpec(rows, layout, [*buffers.values()], vg.Outputs(**outputs), [*inputs.values()])
 
     def encoder(self, device):
         """An encoder of the module with the changed declaration."""
@@ -147,6 +164,10 @@ FUNCTIONS = {
         "of few rows": on_rows(lambda table: 8 / (table.item_rows.clamp(max=30) + 8)),
         "of a small column": on_rows(lambda table: table.values[:, -1].clamp(0, 1) / 8 + 1),
         "none": on_rows(lambda table: torch.ones_like(table.t).float()),
+    },
+    "item": {
+        "the first": lambda table: 0 * table.row_item,
+        "the next": lambda table: (table.row_item + 1) % table.budget.items,
     },
     "shares": {"a sum": lambda table: shares(table).gt(0).float()},
     "host": {
@@ -204,6 +225,14 @@ def changes_of(case):
         if getattr(buffer, field.name) != value
     ]
     of_buffers += [Change(buffer.name, "function", name) for buffer in spec.buffers for name in functions_of(buffer)]
+    of_buffers += [Change(one.name, "kind", kind) for one in spec.inputs for kind in INPUTS if type(one) is not kind]
+    of_buffers += [
+        Change(one.name, field.name, value)
+        for one in spec.inputs
+        for field in fields(one)
+        for value in OF_INPUTS.get(field.name, [])
+        if getattr(one, field.name) != value
+    ]
     of_buffers += [Change(buffer.name, "uncounted") for buffer in spec.segmented]
     if any(isinstance(getattr(part, "per", None), vg.Windows) for part in case.parts):
         of_buffers += [Change("windows", "side", windows) for windows in WINDOWS]

@@ -26,7 +26,8 @@ class Itself(Encoder):
         self.least = min([-3, 0, *kinds][0 if case.column == "plain" else 1 :]) if strict else -math.inf
 
     def forward(self, x, layout, kind=None, real=None, flip=False, **buffers):
-        if buffers:
+        beside = {name: value for name, value in buffers.items() if kind_of(name) == "beside"}
+        if buffers.keys() - beside:
             return super().forward(self.cast(x), flip, **without_buffers(self.case, x) | buffers)
         case, x = self.case, self.cast(x)
         items, real = self.items(layout, real, x)
@@ -38,7 +39,10 @@ class Itself(Encoder):
         places = Places.of(items, kinds, groups, case.merge)
         x = self.embed(x)
         x = x.flip(-1) if flip else x
-        for part, weights in zip(case.parts, self.weights, strict=True):
+        for at, (part, weights) in enumerate(zip(case.parts, self.weights, strict=True)):
+            if isinstance(part, parts.Beside):
+                x = x + entries_of(part, beside[f"beside_{at}"], real if batch else None, places).to(x.dtype)
+                continue
             x = APPLY.get(type(part), lambda part, weights, x, places: part.run(weights, x, None))(
                 part, weights, x, places
             )
@@ -166,6 +170,15 @@ def resample(part, weights, x, places):
     return x + torch.cat(added)
 
 
+def entries_of(part, beside, real, places):
+    """The entry of each row, of what calls bring beside the rows; an entry an item may come for each row, too."""
+    if part.of == "call" or (part.of == "item" and len(beside) == len(places.item) != len(places.items)):
+        return beside
+    if part.of == "row":
+        return beside if real is None else beside[real]
+    return beside[places.item.to(beside.device)]
+
+
 def place(part, weights, x, places):
     if part.learned:
         return x + weights(places.row.to(x.device) % 100)
@@ -209,6 +222,7 @@ def without_buffers(case, x):
         "scale": torch.ones(size, device=device),
         "real": torch.ones(size, dtype=torch.bool, device=device),
         "mask": torch.ones(rows, rows, dtype=torch.bool, device=device),
+        "item": torch.zeros(size, dtype=torch.int64, device=device),
     }
     names = {buffer.name: part for at, part in enumerate(case.parts) for buffer in part.buffers(at)}
     place = {True: torch.arange(rows, device=device), False: flat}

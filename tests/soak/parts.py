@@ -21,10 +21,19 @@ def frequencies(count):
 
 
 @dataclass(frozen=True)
-class Linear:
+class Part:
+    """Needs nothing declared."""
+
     def buffers(self, at):
         return []
 
+    def inputs(self, at):
+        """What calls bring beside the rows."""
+        return []
+
+
+@dataclass(frozen=True)
+class Linear(Part):
     def weights(self):
         return nn.Linear(DIM, DIM)
 
@@ -60,7 +69,7 @@ class Projection(nn.Linear):
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Part):
     """Over packed segments; inside of windows the rows are brought into window order and back."""
 
     per: str | vg.Windows = "item"
@@ -104,7 +113,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class MaskedAttention:
+class MaskedAttention(Part):
     """Over a padded batch, as most code writes it: all scores, and a mask of keys, or of keys and queries."""
 
     causal: bool = False
@@ -124,7 +133,7 @@ class MaskedAttention:
 
 
 @dataclass(frozen=True)
-class Resampled:
+class Resampled(Part):
     """Adds a square table of embeddings, resampled to the grid of each item."""
 
     mode: str = "bilinear"
@@ -144,7 +153,7 @@ class Resampled:
 
 
 @dataclass(frozen=True)
-class Places:
+class Places(Part):
     """Adds sines and cosines of the place in the frame, or a learned embedding of the place in the item."""
 
     learned: bool = False
@@ -162,7 +171,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Part):
     """Multiplies each row by a number of its item: of its rows, or of the column `kind`; on the device or the host."""
 
     by: str = "rows"
@@ -185,3 +194,42 @@ class Scale:
 
 def host_scales(layout):
     return torch.tensor([1 + rows % 3 for rows in layout.rows for _ in range(rows)], dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class Beside(Part):
+    """Adds what calls bring beside the rows: for each `"row"`, for each `"item"`, for the `"call"`.
+
+    The entry of an item comes to the forward for each row, or as it is, to be gathered by a buffer (`"gathered"`).
+    """
+
+    of: str = "row"
+
+    def buffers(self, at):
+        index = vg.DeviceBuffer(f"item_{at}", lambda table: table.row_item, any_segments=False)
+        return [index] if self.of == "gathered" else []
+
+    def inputs(self, at):
+        kinds = {
+            "row": vg.PerRow,
+            "item": lambda name, shape: vg.PerItem(name, shape, per_row=True),
+            "gathered": vg.PerItem,
+            "call": vg.PerCall,
+        }
+        return [kinds[self.of](f"beside_{at}", (DIM,))]
+
+    def weights(self):
+        return nn.Identity()
+
+    def run(self, weights, x, buffer):
+        beside = buffer("beside")
+        return x + (beside[buffer("item")] if self.of == "gathered" else beside)
+
+    def entries(self, rows, lengths):
+        """What a call brings, of its rows: the same for an item in every call that has it."""
+        waves = torch.arange(1, DIM + 1, device=rows.device) / DIM
+        if self.of == "call":
+            return waves
+        own = rows.flatten(1).float().mean(1) if rows.dim() > 1 else rows.float()
+        each = torch.sin(own[:, None] * waves)
+        return each if self.of == "row" else torch.stack([part[0] for part in each.split(lengths)])

@@ -2,30 +2,15 @@
 
 import pytest
 import torch
-from torch import nn
 
 import varlen_graphs as vg
+from tests.support.declared.points import ITEM, Neighbours
 from tests.support.encoders import rows_for
 from tests.support.towers import distance
 
 
-class Neighbours(nn.Module):
-    """The mean of the 8 nearest neighbours among the rows of the same item."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x, item):
-        far = torch.cdist(x, x).masked_fill(item[:, None] != item, torch.inf)
-        nearest = far.topk(8, largest=False)
-        return self.linear(torch.where(nearest.values.isinf()[..., None], torch.nan, x[nearest.indices]).mean(1))
-
-
 def neighbours(module=None, **declared):
-    item = vg.DeviceBuffer("item", lambda table: torch.where(table.row_active, table.row_item, -1))
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths("lengths"), [item], **declared)
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths("lengths"), [ITEM], **declared)
     return vg.GraphedEncoder((module or Neighbours()).eval(), [64, 128], spec, backend="tape")
 
 
@@ -77,8 +62,7 @@ def test_the_refusal_says_what_to_declare():
 
 
 def test_grids_count_the_rows_of_all_frames():
-    item = vg.DeviceBuffer("item", lambda table: torch.where(table.row_active, table.row_item, -1))
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.GridTHW(), [item], min_rows=8)
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.GridTHW(), [ITEM], min_rows=8)
     encoder = vg.GraphedEncoder(Neighbours().eval(), [64], spec, backend="tape")
     encoder(rows_for([8, 12]), grid_thw=[(2, 2, 2), (1, 3, 4)])
     assert encoder.stats.replays.total() == 1
