@@ -940,6 +940,26 @@ def test_encoders_may_write_one_file_at_once(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["warm.json"]
 
 
+def test_several_encoders_share_a_file(tmp_path):
+    path = tmp_path / "warm.json"
+
+    def encoder(dim, section=None, warmup=None):
+        spec = attention_spec(rows=vg.PackedRows("x", shape=(dim,)))
+        capture = vg.Capture(lazy=bool(warmup), warmup=warmup, section=section)
+        return attention_encoder(BUDGETS, module=Attention(dim), spec=spec, capture=capture)
+
+    for dim, section, rows in ((8, "questions", 20), (8, "answers", 90), (16, None, 150), (8, "questions", 20)):
+        one = encoder(dim, section)
+        one(rows_for([rows], dim=dim), lengths=[rows])
+        one.save_warmup(path)
+    assert len(json.loads(path.read_text())["encoders"]) == 3  # an encoder that is saved again replaces its section
+    found = [encoder(*one, path) for one in ((8, "questions"), (8, "answers"), (16, None), (8, None))]
+    assert [one.capture_wanted(None) for one in found] == [[SMALL], [BUDGETS[1]], [BUDGETS[2]], [BUDGETS[1]]]
+    path.write_text(path.read_text().replace(torch.__version__, "1.0"))
+    encoder(16).save_warmup(path)
+    assert len(json.loads(path.read_text())["encoders"]) == 1  # nobody of this setup reads the others
+
+
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
     other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
