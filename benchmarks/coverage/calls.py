@@ -449,6 +449,7 @@ def _sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterat
     whole = config_value(model, ("max_length",), ("",), 0) or 2 * config_value(
         model, ("max_source_positions",), AUDIO, 1500
     )
+    fixed = config_value(model, ("max_length", "max_source_positions"), ("", *AUDIO), 0)
     masks = [n for n in takes if n.endswith("mask") and not n.startswith(("output", "decoder", "head", "cross"))]
     mask = masks[0] if masks else None
     of_group = getattr(model.config, "feat_extract_norm", None) == "group"  # for which processors make no mask
@@ -462,7 +463,8 @@ def _sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterat
         unit = config_value(model, ("samples_per_token",), AUDIO, 64)
         for width in bins:
             yield [clips(rows, mask, own, (width,)) for own in CLIPS]
-        yield [clips(rows, mask, [64 * length for length in own], ()) for own in CLIPS]
+        for samples in (64, 256):  # heads that take the statistics of frames take no few
+            yield [clips(rows, mask, [samples * length for length in own], ()) for own in CLIPS]
         if unit != 64:
             yield [clips(rows, mask, [unit * length // 8 for length in own], (), unit) for own in CLIPS]
     if "chunk_sample_lengths" in takes:
@@ -474,7 +476,7 @@ def _sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterat
     longest = config_value(model, ("max_length",), ("",), 0)
     if longest:
         yield [{rows: seeded(n, longest, mels, seed=n)} for n in COUNTS]
-    for length, width in product(dict.fromkeys([whole, 3000, 200]), bins):
+    for length, width in product(dict.fromkeys([whole, 3000, 200] if fixed else [200, whole]), bins):
         for shape in ((width, length), (length, width)):
             calls = [{rows: seeded(n, *shape, seed=n)} for n in COUNTS]
             if mask:
@@ -485,7 +487,8 @@ def _sounds(model: nn.Module, function: Callable[..., Any], rows: str) -> Iterat
         real = (torch.arange(max(own)) < torch.tensor(own)[:, None]).long()
         batches.append({rows: seeded(len(own), mels, max(own), seed=seed), (mask or "attention_mask"): real})
     yield batches
-    yield [clips(rows, None, [64 * length for length in own], ()) for own in CLIPS]
+    for samples in (64, 256):
+        yield [clips(rows, None, [samples * length for length in own], ()) for own in CLIPS]
     yield [{rows: seeded(n, 1, 3840, seed=n)} for n in COUNTS]
 
 

@@ -159,6 +159,9 @@ PARTS = {
 }
 """Configurations of towers that the defaults of a class leave out: their classes and settings, by their names."""
 
+HEADS_OF_SOUND = ("ForXVector", "ForPreTraining", "ForSequenceClassification", "ForAudioFrameClassification")
+"""Ends of names of classes that are built with layer norms, as the large models: their calls bring masks."""
+
 INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "ffn_hidden_size")
 
 
@@ -234,6 +237,8 @@ def make(name: str) -> nn.Module:
     for path, value in SETTINGS.get(name, {}).items():
         *parts, setting = path.split(".")
         setattr(reduce(getattr, parts, config), setting, value)
+    if name.endswith(HEADS_OF_SOUND) and hasattr(config, "do_stable_layer_norm"):
+        config.feat_extract_norm, config.do_stable_layer_norm = "layer", True
     torch.manual_seed(0)
     model: nn.Module = kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
     enlarge(model)

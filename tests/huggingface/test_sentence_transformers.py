@@ -7,7 +7,7 @@ import varlen_graphs as vg
 from tests.support.text_encoders import text_model
 from tests.support.towers import distance
 from varlen_graphs.huggingface.installed import Shared, Understood, install
-from varlen_graphs.recipes.read_around import READS_AROUND
+from varlen_graphs.recipes.padding_consumers import READS_AROUND
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
 

@@ -103,10 +103,78 @@ def test_encoders_of_streams_are_refused_by_the_state_that_they_carry():
         vg.wrap(Streaming().eval())
 
 
-def test_the_clips_of_a_model_that_reads_padding_stay_eager():
-    config = transformers.ParakeetCTCConfig(encoder_config=FAST, vocab_size=20)
-    kind = type("NemotronH_Omni_Reasoning_V3", (torch.nn.Module,), {})
-    model = kind()
-    model.audio_tower = model_of("ParakeetForCTC", config).encoder
-    with pytest.raises(vg.SpecError, match="around ParakeetEncoder reads frames past the end of each clip"):
-        vg.wrap(model.eval())
+def fun_asr_nano():
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.FunAsrNanoConfig(
+        audio_config={**small, "num_mel_bins": 16, "num_stacked_frames": 1},
+        text_config={**small, "model_type": "qwen3", "vocab_size": 60, "num_key_value_heads": 2, "head_dim": 16},
+        adaptor_config={**small, "intermediate_size": 8, "projector_hidden_size": 48},
+        audio_token_id=59,
+    )
+    return model_of("FunAsrNanoForConditionalGeneration", config)
+
+
+class Mean(torch.nn.Module):
+    """A head that takes the mean of all frames, those past the end of a clip among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = model_of("ParakeetForCTC", transformers.ParakeetCTCConfig(encoder_config=FAST)).encoder
+
+    def forward(self, input_features, attention_mask):
+        return self.encoder(input_features, attention_mask=attention_mask).last_hidden_state.mean(1)
+
+
+class NamedOtherwise(Mean):
+    """Such a head with arguments that no one can guess."""
+
+    def forward(self, sound, seconds):
+        mask = torch.arange(sound.shape[1]) < (100 * seconds[:, None]).long()
+        return super().forward(sound, mask.long())
+
+
+def x_vectors():
+    config = transformers.Wav2Vec2Config(**LAYERS, tdnn_dim=[16] * 5, xvector_output_dim=16, classifier_proj_size=16)
+    return model_of("Wav2Vec2ForXVector", config)
+
+
+READ = "padding whose outputs are read by the model around the encoder"
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "shape", "run", "reason"),
+    [
+        (
+            fun_asr_nano, "model.audio_tower", (16,),
+            lambda model, clips, mask: model.get_audio_features(clips, mask).pooler_output, READ,
+        ),
+        (Mean, "encoder", (16,), lambda model, clips, mask: model(clips, mask), READ),
+        (x_vectors, "wav2vec2", (), lambda model, clips, mask: model(clips, attention_mask=mask).embeddings, READ),
+        (
+            NamedOtherwise, "encoder", (16,), lambda model, clips, mask: model(clips, mask.sum(1) / 100),
+            "wrap the tower alone",
+        ),
+    ],
+    ids=["fun asr nano", "mean", "x-vectors", "named otherwise"],
+)  # fmt: skip
+def test_models_that_read_what_their_tower_makes_of_padding_get_that_of_the_tower(make, path, shape, run, reason):
+    model, batch = make().eval(), clips(*shape)
+    if shape == ():
+        batch, mask = batch.repeat(1, 8), MASK.repeat_interleave(8, 1)
+    else:
+        mask = MASK
+    expected, alone = run(model, batch, mask), run(model, batch[:1], mask[:1])
+    vg.wrap(model, {path: [vg.Budget.padded(4, mask.shape[1])]}, backend="tape", verify=vg.Verify(prove=False))
+    torch.testing.assert_close(run(model, batch, mask), expected, atol=1e-5, rtol=1e-4)
+    encoder = vg.encoders(model)[path]
+    assert [*encoder.stats.eager.values()] == [1]
+    assert reason in next(iter(encoder.stats.eager))
+    torch.testing.assert_close(run(model, batch[:1], mask[:1]), alone, atol=1e-5, rtol=1e-4)
+    assert encoder.stats.replays.total() == 1  # of a clip without padding
+
+
+def test_a_tower_that_is_wrapped_alone_leaves_zeros_for_whoever_reads_them():
+    model, batch = Mean().eval(), clips(16)
+    vg.wrap(model.encoder, BUDGET, backend="tape", verify=vg.Verify(prove=False))
+    model(batch, MASK)
+    assert not vg.encoders(model)["encoder"].stats.eager

@@ -191,8 +191,20 @@ def test_heads_of_ones_own_are_tried_too():
     vg.wrap(model, [64], backend="tape")
     torch.testing.assert_close(model(IDS, MASK), expected)
     assert vg.encoders(model)["bert"].stats.eager == {READ: 1}
+
+
+def test_texts_with_padding_run_eager_inside_of_a_model_that_took_no_call_to_try():
     model = NeedsMore().eval()
-    vg.wrap(model, [64], backend="tape")(IDS, MASK, weight=2)
+    expected = model(IDS, MASK, weight=2)
+    vg.wrap(model, [64], backend="tape")
+    torch.testing.assert_close(model(IDS, MASK, weight=2), expected)
+    encoder = vg.encoders(model)["bert"]
+    assert [*encoder.stats.eager.values()] == [1]
+    assert "wrap the tower alone" in next(iter(encoder.stats.eager))
+    model(IDS[:1], torch.ones_like(MASK[:1]), weight=2)
+    assert encoder.stats.replays.total() == 1
+    vg.unwrap(model)
+    vg.wrap(model.bert, [64], backend="tape")(IDS, attention_mask=MASK)  # nothing is around it
     assert not vg.encoders(model)["bert"].stats.eager
 
 

@@ -9,20 +9,17 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.automatic import (
-    READ_PADDING,
-    READING_PADDING,
     WAYS,
     WITH_TEXTS,
-    arguments_of,
     is_candidate,
     is_model,
     merges_texts,
     understand,
 )
 from varlen_graphs.recipes.packed_text import packed_text
-from varlen_graphs.recipes.read_around import ReadAround
+from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
 from varlen_graphs.recipes.registry import recipe_for
-from varlen_graphs.recipes.text_model import IDS, MASK
+from varlen_graphs.recipes.speech_encoder import SpeechEncoder
 
 BudgetsOf = Callable[[str], Budgets | None]
 """Returns the budgets for the tower at a path."""
@@ -45,7 +42,6 @@ def find_towers(
     refused: dict[str, str] = {}
     inside: tuple[str, ...] = ()
     merging: tuple[str, ...] = ()
-    reading: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if path.startswith(inside):
             continue
@@ -53,9 +49,7 @@ def find_towers(
             raise SpecError(f"{path or type(module).__name__} is wrapped already; call vg.unwrap(model) first")
         if merges_texts(module):
             merging += (f"{path}." if path else "",)
-        if type(module).__name__ in READING_PADDING:
-            reading += (f"{path}." if path else "",)
-        ways = READ_PADDING if path.startswith(reading) else WAYS if path.startswith(merging) else WITH_TEXTS
+        ways = WAYS if path.startswith(merging) else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
             tower = Understood(module, recipe, declared=True, options={})
@@ -65,29 +59,21 @@ def find_towers(
         elif is_candidate(module, ways) and (is_model(module) or not path.startswith(tuple(f"{p}." for p in refused))):
             try:
                 check_weights(path, module)
-                found = understand(module, ways, budgets_of(path), **options)
+                found, encoder = understand(module, ways, budgets_of(path), **options)
             except SpecError as error:
                 refused[path] = str(error)
                 continue
-            more = {"around": ReadAround.of(_around(module, model), module)} if found is packed_text else {}
+            around = modules_around(module, model)
+            more = {}
+            if found is packed_text:
+                more = {"around": PaddingConsumers.of_texts(around, module)}
+            elif isinstance(encoder, SpeechEncoder) and not encoder.alone:  # the others take clips of one length
+                more = {"around": PaddingConsumers.of_clips(around, module, encoder.spec)}
             towers[path] = Understood(module, found, declared=False, options=more)
         else:
             continue
         inside += (f"{path}." if path else "",)
     return towers, refused
-
-
-def _around(tower: nn.Module, model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that take token ids and a mask, and have the tower inside, the outermost first.
-
-    Those of sentence-transformers are sequences.
-    """
-
-    def takes_texts(module: nn.Module) -> bool:
-        return isinstance(module, nn.Sequential) or {IDS, MASK} <= arguments_of(module).keys()
-
-    takers = filter(takes_texts, model.modules())
-    return [one for one in takers if one is not tower and any(part is tower for part in one.modules())]
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

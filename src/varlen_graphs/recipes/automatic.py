@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
@@ -39,13 +40,6 @@ PROMPTS = ("input_points", "input_boxes")
 
 CACHES = ("padding_cache", "past_key_values")
 """Arguments by which encoders of streams carry state from one chunk of sound to the next."""
-
-READING_PADDING = (
-    "NemotronH_Omni_Reasoning_V3", "Data2VecAudioForXVector", "UniSpeechForPreTraining", "UniSpeechSatForPreTraining",
-    "UniSpeechSatForXVector", "Wav2Vec2BertForXVector", "Wav2Vec2ConformerForPreTraining",
-    "Wav2Vec2ConformerForXVector", "Wav2Vec2ForPreTraining", "Wav2Vec2ForXVector", "WavLMForXVector",
-)  # fmt: skip
-"""Models that read frames past the end of each clip, as their towers leave them."""
 
 OF_ENCODER = "encoder_hidden_states"
 """Argument of decoders that attend to the output of an encoder."""
@@ -120,17 +114,6 @@ def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -
     )
 
 
-def padding_read(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
-    """Refuse an encoder of clips inside of a model of `READING_PADDING`.
-
-    Raises:
-        SpecError: Always.
-    """
-    raise SpecError(
-        f"the model around {type(tower).__name__} reads frames past the end of each clip, where graphs leave zeros"
-    )
-
-
 def reads_texts(module: nn.Module) -> bool:
     """Return True for models that take token ids and a mask, without a head, that are no decoders beside an encoder."""
     names = arguments_of(module)
@@ -165,16 +148,16 @@ WAYS: Ways = [
 
 WITH_TEXTS: Ways = [*WAYS, (reads_texts, packed_text)]
 
-READ_PADDING: Ways = [(applies, padding_read if recipe is speech else recipe) for applies, recipe in WAYS]
-
 
 def is_candidate(module: nn.Module, ways: Ways) -> bool:
     """Return True if some way may understand a module."""
     return any(applies(module) for applies, _ in ways)
 
 
-def understand(tower: nn.Module, ways: Ways, budgets: Budgets | None = None, **options: Any) -> Recipe:
-    """Return the first recipe that graphs a tower.
+def understand(
+    tower: nn.Module, ways: Ways, budgets: Budgets | None = None, **options: Any
+) -> tuple[Recipe, GraphedEncoder]:
+    """Return the first recipe that graphs a tower, and an encoder that it made.
 
     Raises:
         SpecError: None does; the message has the reason of each.
@@ -183,9 +166,9 @@ def understand(tower: nn.Module, ways: Ways, budgets: Budgets | None = None, **o
     for applies, recipe in ways:
         if applies(tower):
             try:
-                recipe(tower, budgets, **options)
+                encoder = recipe(tower, budgets, **options)
             except SpecError as error:
                 reasons.append(f"{recipe.__name__}: {error}")
             else:
-                return recipe
+                return recipe, encoder
     raise SpecError("; ".join(reasons) or f"{type(tower).__name__} takes neither items, nor a batch, nor texts")

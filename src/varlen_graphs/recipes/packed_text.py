@@ -19,7 +19,7 @@ from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, r
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
 from varlen_graphs.recipes.options import of_recipe
-from varlen_graphs.recipes.read_around import NOTHING, ReadAround
+from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
 from varlen_graphs.recipes.text_model import (
@@ -62,7 +62,7 @@ Pooler = Callable[[Any, Tensor], Tensor]
 
 
 def packed_text(
-    model: Any, budgets: Budgets | None = None, *, around: ReadAround = NOTHING, **options: Any
+    model: Any, budgets: Budgets | None = None, *, around: PaddingConsumers = NOTHING, **options: Any
 ) -> TextEncoder:
     """Graph a text encoder of transformers 5, unmodified.
 

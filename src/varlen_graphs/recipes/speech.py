@@ -15,6 +15,7 @@ from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.alone import Alone
 from varlen_graphs.recipes.options import of_recipe
+from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -58,7 +59,9 @@ class DeclaredSpeech(NamedTuple):
         self.model.check(self.spec, self.forward, not self.alone, asked)
 
 
-def speech(tower: Any, budgets: Budgets | None = None, **options: Any) -> SpeechEncoder:
+def speech(
+    tower: Any, budgets: Budgets | None = None, *, around: PaddingConsumers = NOTHING, **options: Any
+) -> SpeechEncoder:
     """Graph a speech encoder of transformers that takes clips of several lengths: wav2vec 2.0, Conformers and the like.
 
         encoder = vg.recipes.speech(model.wav2vec2)
@@ -77,6 +80,8 @@ def speech(tower: Any, budgets: Budgets | None = None, **options: Any) -> Speech
     Args:
         tower: The tower, on its device, in its dtype and in evaluation mode.
         budgets: As for `GraphedEncoder`; `None` is a `PaddedLadder` of up to 8 clips of 1 to 30 seconds.
+        around: What a model around the tower reads of the outputs for padding, where graphs leave zeros; `wrap` finds
+            it. Calls of clips of several lengths then run the tower itself.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -95,7 +100,8 @@ def speech(tower: Any, budgets: Budgets | None = None, **options: Any) -> Speech
         second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
         budgets = PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5)
     model, spec, forward, alone = attempt
-    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, **of_recipe(options))
+    options = of_recipe(options)
+    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, around=around, **options)
 
 
 def _declare(tower: nn.Module) -> DeclaredSpeech:

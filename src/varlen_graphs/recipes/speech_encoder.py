@@ -8,6 +8,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import InputError, LayoutError, counted
+from varlen_graphs.recipes.padding_consumers import PaddingConsumers
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -20,15 +21,20 @@ class SpeechEncoder(TowerEncoder):
     """Encoder of clips, called as the tower is, with samples or spectrograms and a mask.
 
     Calls with a mask that does not mark the first rows of each clip, or is not of zeros and ones, run the tower itself
-    and count in `stats.eager`. So do calls of clips of several lengths if the tower lets padding reach real frames.
+    and count in `stats.eager`. So do calls of clips of several lengths if the tower lets padding reach real frames, or
+    if a model around it reads the frames of padding, or took no call to find out.
 
     Attributes:
         alone: True if it does, so that graphs take clips of one length.
     """
 
-    def __init__(self, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool, **options: Any) -> None:
+    def __init__(
+        self, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool, around: PaddingConsumers,
+        **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model.tower, budgets, spec, **options)
         self.alone = alone
+        self._reads = around.reason if around.padding or around.untried else None
         self._mask = model.mask or CLIP_MASK
         self._of_mask = model.of_mask
         self._as_mask = model.as_mask
@@ -52,6 +58,8 @@ class SpeechEncoder(TowerEncoder):
         mask = call.get(self._mask)
         if isinstance(clips, Tensor) and clips.dim() > 1 and clips.shape[1] < self._shortest:
             return self._itself(f"clips of less than {self._shortest} rows", len(clips), args, kwargs)
+        if self._reads is not None and mask is not None and not _marks_all(mask, clips):
+            return self._itself(self._reads, len(clips), args, kwargs)
         unmasked = self.alone and call.pop(self._mask, None) is not None
         if unmasked and not _marks_all(mask, clips):
             return self._itself(f"{self._mask} of clips of several lengths", len(clips), args, kwargs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layout.padded import shifted
-from varlen_graphs.recipes.read_around import READS_AROUND, ReadAround
+from varlen_graphs.recipes.padding_consumers import PaddingConsumers
 from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
 from varlen_graphs.recipes.text_padding import ReadPadding, has_other_ids
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
@@ -36,11 +36,11 @@ class TextEncoder(TowerEncoder):
 
     def __init__(
         self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
-        padding: ReadPadding | None, around: ReadAround, **options: Any,
+        padding: ReadPadding | None, around: PaddingConsumers, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(text.model, budgets, spec, **options)
         self.why_padded = why_padded
-        self.takes_left = takes_left and not (around.ahead or self.executor.lends)
+        self.takes_left = takes_left and not (around.ahead or around.untried or self.executor.lends)
         self._left = False  # as the last call was padded
         parameters = inspect.signature(text.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -68,7 +68,7 @@ class TextEncoder(TowerEncoder):
         if reason is None and self._padding is not None and self._padding.matters(call[IDS], call.get(MASK)):
             reason = READS_PADDING
         if reason is None and self._around.matters(call[IDS], call.get(MASK), self._pad):
-            reason = READS_AROUND
+            reason = self._around.reason
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
