@@ -12,6 +12,7 @@ from varlen_graphs.capture.mode import BackendName, Mode
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
@@ -189,6 +190,8 @@ class GraphedEncoder(OperatedEncoder):
         if self._forward_hooks or self._forward_pre_hooks or self.executor.forward.is_running:
             return super().__call__(*args, **kwargs)
         self.executor.begin()  # as `forward`, a frame less
+        if (by := watcher(args, kwargs)) is not None:
+            return self.executor.watched(by, args, kwargs)
         return self.executor.answer(self.executor.bind(args, kwargs))
 
     @not_compiled
@@ -210,6 +213,8 @@ class GraphedEncoder(OperatedEncoder):
         if self.executor.forward.is_running:  # the function called the module in whose place the encoder is
             return self.executor.forward.module_forward(*args, **kwargs)
         self.executor.begin()
+        if (by := watcher(args, kwargs)) is not None:
+            return self.executor.watched(by, args, kwargs)
         return self.executor.answer(self.executor.bind(args, kwargs))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +293,7 @@ class GraphedEncoder(OperatedEncoder):
         """Bind a call to verify."""
         call = self.executor.bind((), dict(arguments))
         self.executor.mode.look_again()
-        if reason := call.beyond or self.executor.mode.why_eager(call.rows.device):
+        if reason := call.beyond or active_mode() or self.executor.mode.why_eager(call.rows.device):
             raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
         read_layout(self.spec, call)
         return call

@@ -72,6 +72,13 @@ class Stats:
         with self._lock:
             self.eager[reason] += 1
 
+    def add_eager(self, other: "Stats") -> None:
+        """Add calls that were counted before there was an encoder, all of which ran eager."""
+        with self._lock, other._lock:
+            self.calls += other.calls
+            self.items += other.items
+            self.eager += other.eager
+
     def count_replay(self, budget: Budget, active: int) -> None:
         """Count a replay with this number of active rows."""
         with self._lock:

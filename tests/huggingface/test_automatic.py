@@ -471,10 +471,12 @@ def test_an_empty_batch_is_the_towers_own():
 
 def test_a_tower_partly_in_training_is_graphed_once_all_of_it_is_evaluated():
     model = nn.Sequential(Masked(lambda *_: False)).eval()
-    model[0].layers.train()
+    model[0].layers.append(nn.Dropout(0.5))  # a new part, in training mode
     x = random(2, 3, 16, 16)
     wrapped(model)
-    model(x)
+    with pytest.warns(UserWarning, match=r"layers.1 inside of Masked is in training mode"):
+        model(x)
     model.eval()
     model(x)
     assert vg.encoders(model)["0"].stats.replays.total() == 1
+    assert vg.encoders(model)["0"].stats.eager == {"training mode differs from construction": 1}

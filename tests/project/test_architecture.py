@@ -30,7 +30,7 @@ PACKAGE = Path(vg.__file__).parent
 ROOT = Path(__file__).parent.parent.parent
 
 MOST_CALLS = 94
-MOST_FRAMES_WITH_ROWS = 10
+MOST_FRAMES_WITH_ROWS = 11
 MOST_FRAMES_TO_THE_MODULE = 9
 MOST_FILES_AT_THE_TOP = 7
 MOST_COLLABORATORS = 5
@@ -281,3 +281,21 @@ def test_nothing_outside_of_a_class_uses_its_private_names():
     ]
     listed = "\n  ".join(uses)
     assert not uses, f"private names of other objects; use or add a public one:\n  {listed}"
+
+
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
+    "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+
+
+def test_every_tensor_that_the_library_makes_is_on_a_named_device():
+    """A default device is for the user's own tensors."""
+    unnamed = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FACTORIES:
+                of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+                if of_torch and not {"device", None} & {keyword.arg for keyword in node.keywords}:
+                    unnamed.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert not unnamed

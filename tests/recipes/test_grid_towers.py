@@ -215,3 +215,13 @@ def test_whole_models_give_the_same_features(family):
     assert not found.stats.eager
     assert distance(output, expected) < 1e-5
     assert equal_bits(again, output)
+
+
+@pytest.mark.parametrize("kind", ["conv", "full_attention"])
+def test_lfm3_vl_may_be_of_convolutions_or_of_attention_alone(kind):
+    tower = grid_tower("lfm3_vl", layer_types=[kind] * 2, num_hidden_layers=2)
+    encoder = vg.recipes.lfm3_vl(tower, BUDGETS, backend="tape", verify=vg.Verify(1, strict=True))
+    rows = rows_of("lfm3_vl")(MIXED)
+    expected = original_of(tower, "lfm3_vl")(rows, MIXED).last_hidden_state
+    assert distance(encoder(rows, grid_thw=MIXED).last_hidden_state, expected) < 1e-5
+    assert encoder.stats.replays.total() == 1

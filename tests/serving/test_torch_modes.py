@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import varlen_graphs as vg
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.towers import pixels, qwen3_vl_tower
 
 LENGTHS = [6, 4]
 
@@ -177,3 +180,75 @@ def test_casts_that_a_forward_caches_are_not_kept_by_a_graph(outer):
     module.weight.mul_(3)
     torch.testing.assert_close(encoder(rows, lengths=LENGTHS), module(rows), atol=1e-2, rtol=1e-2)
     assert encoder.stats.replays.total() == 2
+
+
+def recorded(encoder, rows, lengths):
+    return torch.jit.trace(lambda x, own: encoder(x, lengths=own), (rows, lengths), check_trace=False)
+
+
+def proxied(encoder, rows, lengths):
+    return make_fx(lambda x, own: encoder(x, lengths=own))(rows, lengths)
+
+
+def exported(encoder, rows, lengths):
+    return torch.export.export(Called(encoder), (rows, lengths))
+
+
+class Called(torch.nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, rows, lengths):
+        return self.encoder(rows, lengths=lengths)
+
+
+@pytest.mark.parametrize("record", [recorded, proxied, exported])
+@pytest.mark.parametrize("captured", [False, True])
+def test_no_tracer_keeps_the_items_of_its_example(record, captured):
+    encoder, rows = attention_encoder(), rows_for(LENGTHS)
+    if captured:
+        encoder(rows, lengths=LENGTHS)
+    with pytest.raises(vg.InputError, match=r"vg.unwrap\(model\) first, or take the module itself \(encoder.module\)"):
+        record(encoder, rows, torch.tensor(LENGTHS))
+    assert torch.equal(encoder(rows, lengths=LENGTHS), encoder(rows, lengths=torch.tensor(LENGTHS)))
+    assert not encoder.stats.eager
+
+
+def test_items_in_a_list_are_constants_of_a_trace():
+    encoder = attention_encoder(module=Attention().requires_grad_(False))
+    traced = torch.jit.trace(lambda x: encoder(x, lengths=LENGTHS), rows_for(LENGTHS), check_trace=False)
+    other = rows_for(LENGTHS, seed=1)
+    torch.testing.assert_close(traced(other), encoder(other, lengths=LENGTHS))
+
+
+def test_symbolic_tracing_says_what_to_trace():
+    with pytest.raises(vg.InputError, match=r"called with a proxy of a tensor: expected tensors; call vg.unwrap"):
+        torch.fx.symbolic_trace(Called(attention_encoder()))
+
+
+def test_a_stage_records_no_rows_that_come_later():
+    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+
+    def staged(rows):
+        with encoder.stage(LENGTHS) as stage:
+            stage.rows.copy_(rows)
+        return stage.output
+
+    with pytest.raises(vg.InputError, match=r"stage was called under torch\.jit\.trace"):
+        torch.jit.trace(staged, rows_for(LENGTHS))
+    with Listed():
+        assert torch.equal(staged(rows_for(LENGTHS)), encoder(rows_for(LENGTHS), lengths=LENGTHS))
+
+
+def test_a_recipe_is_traced_as_its_tower():
+    tower = qwen3_vl_tower().requires_grad_(False)
+    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4)], backend="tape")
+    one, other = [(1, 4, 6), (1, 4, 4)], [(1, 4, 4), (1, 4, 6)]
+    encoder(pixels(one), grid_thw=one)
+    calls = [(pixels(grid), torch.tensor(grid)) for grid in (one, other)]
+    traced, expected = [
+        torch.jit.trace(lambda x, grid, run=run: run(x, grid_thw=grid)[0], calls[0])(*calls[1])
+        for run in (encoder, tower)
+    ]
+    assert torch.equal(traced, expected)  # which has constants of its own

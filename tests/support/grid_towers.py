@@ -58,14 +58,14 @@ IMAGES_ONLY = ("glm_image", "hunyuan_vl")
 """Families whose towers take no videos."""
 
 
-def grid_tower(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def grid_tower(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
     """Return a tower with random weights; skip the test where transformers has none."""
     one = FAMILIES[family]
     folder = f"transformers.models.{one.package}"
     modeling = pytest.importorskip(f"{folder}.modeling_{one.package}", reason=f"this transformers has no {family}")
     config = getattr(importlib.import_module(f"{folder}.configuration_{one.package}"), one.config)
     torch.manual_seed(seed)
-    tower = getattr(modeling, one.tower)._from_config(config(**SIZES | one.settings), dtype=dtype)
+    tower = getattr(modeling, one.tower)._from_config(config(**SIZES | one.settings | changes), dtype=dtype)
     enlarge(tower)
     return tower.eval()
 

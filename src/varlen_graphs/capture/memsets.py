@@ -72,7 +72,7 @@ class _FillKernel:
     def __init__(self, memset: _MemsetParams, stream: torch.cuda.Stream) -> None:
         memory = device_bytes(memset.address, memset.width * memset.element_bytes)
         memory = memory.view(ELEMENTS[memset.element_bytes])
-        value = torch.tensor([memset.value]).to(memory.dtype).item()  # keeps the low bytes
+        value = torch.tensor([memset.value], device="cpu").to(memory.dtype).item()  # keeps the low bytes
         with torch.cuda.stream(stream):
             begin_capture(stream)
             try:

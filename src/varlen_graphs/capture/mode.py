@@ -15,7 +15,6 @@ from varlen_graphs.capture.cuda import CudaCapture
 from varlen_graphs.capture.parts import ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
-from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.errors import SpecError, counted, warn
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
@@ -44,6 +43,7 @@ DISABLED = "VARLEN_GRAPHS_DISABLE=1"
 """Setting of the environment under which all calls run eager, and nothing is captured."""
 
 TRAINING = "the module is trained"
+TRAINING_CHANGED = "training mode differs from construction"
 ROWS_NEED_GRAD = "rows require grad"
 
 
@@ -79,13 +79,14 @@ class Mode:
         self.look_again()
 
     def why_eager(self, device: torch.device) -> str | None:
-        """Return the reason why no graph can answer a call made now with rows on a device, or `None`."""
+        """Return the reason why no graph can answer a call made now with rows on a device, or `None`.
+
+        What follows the call from outside, `watcher` tells.
+        """
         if (RemovableHandle.next_id != self._hooks_seen or self._hooks_ask) and self.has_hooks():
             return "forward hooks"
         if OBSERVED.get():
             return "the module around it is diagnosed"
-        if (mode := active_mode()) is not None:
-            return mode
         return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
 
     def why_trained(self, rows_need_grad: bool) -> str | None:
@@ -120,7 +121,7 @@ class Mode:
         if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":  # as `is_disabled`, a call less
             return DISABLED
         if self.parts.training_changed():
-            return "training mode differs from construction"
+            return TRAINING_CHANGED
         if autocast_dtype(device_type) != self._autocast.get(device_type):
             return "autocast differs from construction"
         if self.default_dtype is not None and self.default_dtype is not torch.get_default_dtype():
@@ -156,10 +157,19 @@ class Mode:
         return TapeCapture() if self._name == "tape" else CudaCapture(self._pool)
 
     def adapters(self) -> Hashable:
-        """Return the active adapters and their settings, a part of the key of graphs. Peft has them on each layer."""
+        """Return the active adapters and their settings, a part of the key of graphs. Peft has them on each layer.
+
+        Of a module that is expected in training mode also tells whether it is, because evaluation has its own graphs.
+        """
+        trained = (self.parts.trains(),) if self.parts.expects_training else ()
         if not self._adapted:
-            return ()
-        return tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
+            return trained
+        return trained + tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
+
+    def expect_evaluation(self) -> None:
+        """Hold for evaluation mode, whichever mode the parts of the module are in now."""
+        self._expected.update({path: False for path, _ in self._module.named_modules()})
+        self.look_again()
 
     def look_again(self) -> None:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""

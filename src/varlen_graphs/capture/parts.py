@@ -62,10 +62,17 @@ class ModuleParts:
         return any(map(_TRAINING, self._flags)) or any(script.training for script in self._scripts)
 
     def training_changed(self) -> bool:
-        """Return True if a part is in another training mode than expected."""
+        """Return True if a part is in another training mode than expected, and not all are in evaluation."""
         if not self.expects_training and not self._scripts:  # nearly always: a module in evaluation
             return any(map(_TRAINING, self._flags))
-        return [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)] != self._expected
+        flags = [*map(_TRAINING, self._flags), *(script.training for script in self._scripts)]
+        return flags != self._expected and any(flags)
+
+
+def part_in_training(module: nn.Module) -> str | None:
+    """Return the path of a registered part that is in training mode, where that matters; `None` if there is none."""
+    parts = module.named_modules()
+    return next((path for path, part in parts if part.training and (not path or type(part) not in INERT)), None)
 
 
 def _expected(path: str, expected: Mapping[str, bool]) -> bool:

@@ -122,4 +122,4 @@ def _stack_frames(name: str, stills: list[Sample]) -> Sample:
     slots = [still.pixel_values.unflatten(1, (3, TEMPORAL_PATCH, -1))[:, :, 0] for still in stills]
     patches = [torch.stack(slots[i : i + TEMPORAL_PATCH], dim=2) for i in range(0, len(slots), TEMPORAL_PATCH)]
     _, h, w = stills[0].grid_thw[0].tolist()
-    return Sample(name, torch.cat(patches).flatten(1), torch.tensor([[len(patches), h, w]]))
+    return Sample(name, torch.cat(patches).flatten(1), torch.tensor([[len(patches), h, w]], device="cpu"))

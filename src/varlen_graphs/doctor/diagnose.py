@@ -70,7 +70,9 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
             "positional arguments; pass diagnose(module, call, ...)"
         )
     examples = [ExampleCall.of(call) for call in calls]
-    first = next(chain(module.parameters(), module.buffers(), examples[0].tensors().values()), torch.empty(0))
+    first = next(
+        chain(module.parameters(), module.buffers(), examples[0].tensors().values()), torch.empty(0, device="cpu")
+    )
     on_host: dict[int, Tensor] = {}
     with CAPTURE_LOCK, torch.inference_mode(False):
         runs = [[_observe(module, example, first.device, on_host) for _ in range(2)] for example in examples]

@@ -82,7 +82,7 @@ def items_in(value: Any) -> Tensor | None:
     entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in value]
     if len({len(entry) for entry in entries}) > 1 or not all(type(number) is int for number in chain(*entries)):
         return None
-    return torch.tensor([*map(list, entries)]) if isinstance(value[0], list | tuple) else torch.tensor([*value])
+    return torch.tensor([*map(list, entries)] if isinstance(value[0], list | tuple) else [*value], device="cpu")
 
 
 def group_by_rows(examples: Sequence[ExampleCall]) -> list[list[int]]:

@@ -120,7 +120,7 @@ def _first_and_all(chosen: Tensor) -> Iterator[Tensor]:
 def _sizes(sizes: Tensor, images: Tensor) -> Iterator[Tensor]:
     """Yield sizes of images that are padded to one size: in reverse order, turned, and one of half the height."""
     yield sizes.flip(0)
-    if bool((sizes.amax(0).flip(0).cpu() <= torch.tensor(images.shape[-2:])).all()):
+    if bool((sizes.amax(0).flip(0).cpu() <= torch.tensor(images.shape[-2:], device="cpu")).all()):
         yield sizes.flip(1)
     yield _smaller(sizes)
 

@@ -1,7 +1,7 @@
 """The forward with the static arguments of one set of graphs, as it is captured."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
+from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.first_run import run_first, run_on_sample
@@ -20,6 +21,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, clear_gaps
 from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.lines import raising_line
+from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.written_state import WrittenState
 
 
@@ -66,12 +68,29 @@ class BoundForward:
             with self._mode.autocast(device), _named(rows, table), self._state.run():
                 arguments = self._forward.arguments(rows, table, given, self._statics)
                 output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
+        except CaptureError as error:
+            if error.__cause__ is not None and (refusal := self._why_refused(rows, table, given)) is not None:
+                raise refusal from error.__cause__
+            raise
         finally:
             torch.clear_autocast_cache()
         self._attributes.drop_changed()
         parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)
         return parts
+
+    def _why_refused(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> CaptureError | None:
+        """Return the rule of captures that the module broke in a run that failed, if that is why; else `None`."""
+        if active_mode() is not None:  # of who watches already
+            return None
+        with suppress(Exception), self._mode.autocast(rows.device.type), self._state.run():
+            arguments = self._forward.arguments(rows, table, given, self._statics)
+            try:
+                rules = CaptureRulesMode(rows.device, "the module")
+                rules.watch(partial(self._forward.run, arguments))
+            except CaptureError as refusal:
+                return refusal
+        return None
 
     def probe(self, arena: Arena) -> Sequence[Any]:
         """Return the Python values of an output without padding; the same runs check the entries of its tensors.

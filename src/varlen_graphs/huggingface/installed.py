@@ -1,7 +1,9 @@
 """An encoder installed in place of a tower's forward."""
 
 import copy
+import functools
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from varlen_graphs.capture.mode import TRAINING_CHANGED
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.capture.parts import part_in_training
 from varlen_graphs.capture.pool import Pool, inside_capture
+from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
+from varlen_graphs.recipes.tower_encoder import TwoEncoders
+from varlen_graphs.stats import Stats
 
 PLACES = ("forward", "_old_forward")
 """Instance attributes that hold a forward: accelerate replaces the first, and keeps what it replaced in the second."""
@@ -26,6 +33,9 @@ NOT_UNDERSTOOD = "arguments that vg.wrap did not understand"
 
 NOT_CAPTURED = "its capture failed"
 """Reason of eager runs of a tower without a recipe after its first capture failed."""
+
+BEING_MADE = "its encoder was being made"
+"""Reason of eager runs in other threads meanwhile."""
 
 
 class Understood(NamedTuple):
@@ -77,14 +87,16 @@ class Shared(dict[torch.device, Pool]):
 class Installed:
     """Callable in place of a tower's forward, or of a `Method` of a model; makes the encoder at its first use.
 
-    Until then the model may be moved, cast, put in eval mode or given adapters. A copy or a pickle of the tower gets an
-    `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds the encoder in a plain
-    attribute, so the tower's class, hooks, parameter names and state dict keys do not change. `before` is the callable
-    that it replaces, `None` for the one of the tower's class.
+    Until then the model may be moved, cast, put in eval mode or given adapters. Graphs are those of evaluation mode: as
+    long as a part is in training mode, calls run eager, and a tower without a recipe gets no encoder. A copy or a
+    pickle of the tower gets an `Installed` of its own, with nothing captured. This is not an `nn.Module`, and it holds
+    the encoder in a plain attribute, so the tower's class, hooks, parameter names and state dict keys do not change.
+    `before` is the callable that it replaces, `None` for the one of the tower's class.
 
     Attributes:
         falls_back: If True, as for a tower without a recipe for its class, the tower runs its own forward if it cannot
             be graphed after all, or in calls that its encoder refuses.
+        stats: Counters of the encoder, and before there is one those of calls without it.
     """
 
     def __init__(
@@ -100,8 +112,9 @@ class Installed:
         self._before = before
         self._encoder: GraphedEncoder | None = None
         self._lock = threading.Lock()
-        self._told: set[type] = set()
-        self._gave_up = False
+        self._before_it = Stats()
+        self._told: set[object] = set()
+        self._gave_up: Exception | None = None
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -111,77 +124,137 @@ class Installed:
 
     @property
     def encoder(self) -> GraphedEncoder:
-        """Encoder of the tower, made at the first access."""
+        """Encoder of the tower, made at the first access.
+
+        Raises:
+            SpecError: None can be made, or not now.
+        """
         if self._encoder is None:
             with self._lock:
-                self._encoder = self._encoder or self._make()
+                if self._encoder is None:
+                    if (reason := self.why_none()) is not None:
+                        raise SpecError(reason)
+                    made = self._make()
+                    made.stats.add_eager(self._before_it)
+                    self._encoder = made
         return self._encoder
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the encoder, and before there is one those of calls without it."""
+        return self._before_it if self._encoder is None else self._encoder.stats
+
+    def why_none(self) -> str | None:
+        """Return why no encoder can be made now, and what to do; `None` if one can, or there is one."""
+        if self._encoder is not None:
+            return None
+        name = type(self.module).__name__
+        if self._gave_up is not None:
+            return f"{self._gave_up}; to try again, vg.unwrap(model) and wrap it"
+        if self.falls_back and (reason := self._why_training()) is not None:
+            return reason
+        if (mode := active_mode()) is not None:
+            return f"the encoder of {name} is made by the first call outside of {mode}"
+        return None
+
+    def _why_training(self) -> str | None:
+        if (part := part_in_training(self.tower.parts)) is None:
+            return None
+        name = type(self.module).__name__
+        where = f"{part} inside of {name}" if part else name
+        return f"{where} is in training mode, so that calls run eager; call model.eval() first"
 
     def _make(self) -> GraphedEncoder:
         with self._without_encoder():
             pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
             options = {"pool": pool, **self.tower.options, **self._options}
             encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
+            second = encoder.second if isinstance(encoder, TwoEncoders) else None
+            for one in filter(None, (encoder, second)):
+                one.executor.mode.expect_evaluation()
             return encoder
 
     @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
+        if (by := watcher(args, kwargs)) is not None and not inside_capture():
+            return self._eager(by, args, kwargs)
+        if self._gave_up is not None:
+            return self._eager(NOT_CAPTURED, args, kwargs)
+        if self._encoder is None and (reason := self._why_training()) is not None:
+            self._tell_of_training(reason)
+            if self.falls_back:
+                return self._eager(TRAINING_CHANGED, args, kwargs)
         if self.tower.method is not None:
             return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
         if not self.falls_back:
             return self.encoder(*args, **kwargs)
-        if self._gave_up or (self._encoder is None and (self._told or self._is_training())):
-            self._count(NOT_CAPTURED)
-            return self._original(*args, **kwargs)
         try:
             return self.encoder(*args, **kwargs)
         except (CaptureError, CompilerError, torch.OutOfMemoryError) as error:
             # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
-            self._gave_up = not inside_capture() and not (self._encoder and len(self._encoder.executor.store))
-            self._tell(error, "a call" if not self._gave_up else "every call")
-            self._count(NOT_CAPTURED)
+            if not inside_capture() and not (self._encoder and len(self._encoder.executor.store)):
+                self._gave_up = error
+            self._tell(error)
+            return self._eager(NOT_CAPTURED, args, kwargs)
         except (InputError, LayoutError, SpecError) as error:
-            self._tell(error, "a call")
-            self._count(NOT_UNDERSTOOD)
-        return self._original(*args, **kwargs)
+            if self._encoder is None and not inside_capture():
+                self._gave_up = error
+            self._tell(error)
+            return self._eager(NOT_UNDERSTOOD, args, kwargs)
 
-    def _tell(self, error: Exception, which: str) -> None:
+    def _tell(self, error: Exception) -> None:
         """Warn of calls that run eager because of an error, once for each kind of error."""
         name, kind = type(self.module).__name__, type(error)
         if kind not in self._told:
             self._told.add(kind)
             found = "" if self.tower.declared else ", which vg.wrap found without a recipe for it,"
+            which = "a call" if self._gave_up is None else "every call"
             warn(f"{which} of {name}{found} runs eager: {error}")
 
-    def _is_training(self) -> bool:
-        return any(part.training for part in self.module.modules())
+    def _tell_of_training(self, reason: str) -> None:
+        """Warn once of a part that was left in training mode. Where the tower is trained, nobody expects graphs."""
+        if not (self.module.training and torch.is_grad_enabled()) and TRAINING_CHANGED not in self._told:
+            self._told.add(TRAINING_CHANGED)
+            warn(reason)
 
-    def _count(self, reason: str) -> None:
-        if self._encoder is not None:
-            self._encoder.stats.count_eager(reason)
+    def _eager(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the output of the original, and count the call, unless the encoder itself makes it."""
+        if self._encoder is None or not self._encoder.executor.forward.is_running:
+            self._count(reason, 1)
+        return self._original(*args, **kwargs)
+
+    def _count(self, reason: str, calls: int) -> None:
+        for _ in range(calls):
+            self.stats.count_call(1)
+            self.stats.count_eager(reason)
 
     def remove(self) -> None:
         """Restore what was replaced, and free the graphs."""
         own = vars(self.module)
-        place = next(name for name, value in own.items() if value is self)
-        if self._before is None and place == self.tower.name:
-            del own[place]
-        else:
-            own[place] = self._original
+        with self._lock:  # another thread may be making the encoder
+            place = next(name for name, value in own.items() if value is self)
+            if self._before is None and place == self.tower.name:
+                del own[place]
+            else:
+                own[place] = self._original
         if self._encoder is not None:
             self._encoder.release()
 
     @contextmanager
     def _without_encoder(self) -> Iterator[None]:
-        """Restore what was replaced inside the block: an encoder made there keeps it for eager calls."""
-        own, name = vars(self.module), self.tower.name
+        """Restore what was replaced inside the block: an encoder made there keeps it for eager calls.
+
+        Other threads run it meanwhile, and are counted.
+        """
+        own, name, others = vars(self.module), self.tower.name, itertools.count()
         now = own[name]
-        own[name] = self._original
+        own[name] = _counting_others(self._original, others.__next__)
         try:
             yield
         finally:
             own[name] = now
+            self._count(BEING_MADE, next(others))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
@@ -190,6 +263,19 @@ class Installed:
     def __reduce__(self) -> Any:
         options = {name: value for name, value in self._options.items() if name != "pool"}
         return Installed, (self.tower, self._budgets, options, self.shared, self._before)
+
+
+def _counting_others(forward: Callable[..., Any], count: Callable[[], int]) -> Callable[..., Any]:
+    """Return a forward as it is, which counts the calls of other threads than this one."""
+    own = threading.get_ident()
+
+    @functools.wraps(forward)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != own:
+            count()
+        return forward(*args, **kwargs)
+
+    return counting
 
 
 def install(tower: Understood, budgets: Budgets | None, options: dict[str, Any], shared: Shared) -> Installed:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.mode import autocast_dtype
+from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.items import Layout
@@ -106,8 +107,11 @@ class DataParallelEncoder:
             SpecError: Ranks cannot compare a static argument, or the output has Python values that depend on the items.
             InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for `GraphedEncoder`.
         """
-        if self._ranks.count == 1:
-            return self.encoder(*args, **kwargs)
+        by = watcher(args, kwargs)
+        if self._ranks.count == 1 or (by is not None and records(by) and not self._spread):
+            return self.encoder(*args, **kwargs)  # a record of this rank's work would lack that of others
+        if by is not None and records(by):
+            raise InputError(f"a call with inputs='spread' came under {by}: expected inputs='whole', or {INSTEAD}")
         return self._call_spread(args, kwargs) if self._spread else self._call_whole(args, kwargs)
 
     def check(self) -> None:

@@ -157,7 +157,9 @@ class _Batched:
 
     def _takes(self, one: PerItem) -> bool:
         """Return True if the tower runs with a tensor of this shape."""
-        tensor = torch.full((FEW, *one.shape), float(one.default or 0)).to(self.device, one.dtype or self.dtype)
+        tensor = torch.full((FEW, *one.shape), float(one.default or 0), device="cpu").to(
+            self.device, one.dtype or self.dtype
+        )
         try:
             self.run(FEW, {one.name: tensor})
         except RUN_ERRORS:
@@ -170,7 +172,9 @@ class _Batched:
         for one in self.inputs:
             is_index = one.default is None and one.dtype is not None and not one.dtype.is_floating_point
             value = float(is_index if one.default is None else one.default)
-            arguments[one.name] = torch.full((count, *one.shape), value).to(self.device, one.dtype or self.dtype)
+            arguments[one.name] = torch.full((count, *one.shape), value, device="cpu").to(
+                self.device, one.dtype or self.dtype
+            )
         return arguments
 
     def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
@@ -179,7 +183,10 @@ class _Batched:
             return self.forward(**self.example(count, first) | dict(asked or {}))
 
     def _random(self, shape: Sequence[int], count: int, first: int) -> Tensor:
-        draws = [torch.randn(*shape, generator=torch.Generator().manual_seed(first + at)) for at in range(count)]
+        draws = [
+            torch.randn(*shape, generator=torch.Generator().manual_seed(first + at), device="cpu")
+            for at in range(count)
+        ]
         return torch.stack(draws).to(self.device, self.dtype)
 
 

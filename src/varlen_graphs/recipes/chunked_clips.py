@@ -1,5 +1,6 @@
 """Encoder of a tower that takes a batch of clips, padded to whole chunks, with the chunks of all clips as rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,11 +38,14 @@ class TowerOfChunks(nn.Module):
 
     def forward(self, input_features: Tensor, chunks: Any, missing_frames: Any, **asked: Any) -> Any:
         """Run the tower on rows `[chunks, mel_bins, chunk]` of clips with so many `chunks` and `missing_frames`."""
-        counts, missing = torch.as_tensor(chunks).tolist(), torch.as_tensor(missing_frames).tolist()
+        counts, missing = (
+            torch.as_tensor(chunks, device="cpu").tolist(),
+            torch.as_tensor(missing_frames, device="cpu").tolist(),
+        )
         size = input_features.shape[-1]
         clips = nn.utils.rnn.pad_sequence([*input_features.split(counts)], batch_first=True)
-        ends = torch.tensor([count * size - less for count, less in zip(counts, missing, strict=True)])
-        mask = (torch.arange(clips.shape[1] * size) < ends[:, None]).long().to(clips.device)
+        ends = torch.tensor([count * size - less for count, less in zip(counts, missing, strict=True)], device="cpu")
+        mask = (torch.arange(clips.shape[1] * size, device="cpu") < ends[:, None]).long().to(clips.device)
         return self.own(clips.transpose(1, 2).flatten(2), mask, **asked)
 
 
@@ -62,10 +66,7 @@ class ChunkedClips(TowerEncoder):
         clips, mask = call.get(ROWS), call.get(MASK)
         lengths = self._lengths(clips, mask)
         if lengths is None:
-            self.executor.begin()
-            self.stats.count_call(1)
-            self.stats.count_eager(f"{MASK} does not mark the first frames of clips of whole chunks")
-            return self.module.own(*args, **kwargs)  # type: ignore[operator]
+            return self._itself(f"{MASK} does not mark the first frames of clips of whole chunks", 1, args, kwargs)
         assert isinstance(clips, Tensor)  # noqa: S101 - it has lengths
         size = self.spec.packed.shape[1]  # type: ignore[index]
         by_chunk = clips.unflatten(2, (-1, size)).transpose(1, 2)
@@ -78,6 +79,11 @@ class ChunkedClips(TowerEncoder):
         heard = [(count, count * size - length) for count, length in zip(counts, lengths, strict=True) if count]
         chunks, missing = map(list, zip(*heard, strict=True))
         return super().forward(**{ROWS: rows, CHUNKS: chunks, MISSING: missing}, **given)
+
+    @property
+    def _own_forward(self) -> Callable[..., Any]:
+        own: Callable[..., Any] = self.module.own  # type: ignore[assignment]
+        return own
 
     def _lengths(self, clips: Any, mask: Any) -> list[int] | None:
         """Return the frames of each clip, or `None` for calls that graphs do not take. Copies to the host once."""

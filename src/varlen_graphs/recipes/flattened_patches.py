@@ -151,8 +151,8 @@ def _check(tower: Any, spec: BufferSpec, pixels: int) -> None:
     Raises:
         SpecError: It gives something else, or the tower does not run.
     """
-    patches = torch.randn(2, 4, POSITIONS + pixels, generator=torch.Generator().manual_seed(0))
-    patches[..., 0], patches[..., 1] = 1, torch.arange(1, 5)
+    patches = torch.randn(2, 4, POSITIONS + pixels, generator=torch.Generator().manual_seed(0), device="cpu")
+    patches[..., 0], patches[..., 1] = 1, torch.arange(1, 5, device="cpu")
     patches[1, 2:] = 0
     patches = patches.to(tower.embeddings.patch_projection.weight)
     encoder = GraphedEncoder(tower, [Budget.padded(2, 4)], spec, forward=_forward, backend="eager")

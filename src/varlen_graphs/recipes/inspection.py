@@ -93,7 +93,7 @@ class Tower:
         assert packed.shape is not None  # noqa: S101 - made by `forms`
         weight = next(p for p in self.module.parameters() if p.is_floating_point())
         shape = packed.argument_shape((layout.total,), packed.shape)
-        rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        rows = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         return rows.to(weight.device, weight.dtype if weight.dtype.itemsize > 1 else None)
 
     def describe(self, layout: Layout) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.api import varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer, RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
@@ -59,9 +59,8 @@ def lfm3_vl(
         return _neighbours(table, kernel)
 
     def forward(
-        tower: Any, pixel_values: Tensor, cu_seqlens: Tensor, max_seqlen: int, schedule: TileSchedule,
-        position_embeddings: tuple[Tensor, Tensor], neighbours: Tensor,
-        output_hidden_states: Any = None,
+        tower: Any, pixel_values: Tensor, neighbours: Tensor, cu_seqlens: Any = None, max_seqlen: Any = None,
+        schedule: Any = None, position_embeddings: Any = None, output_hidden_states: Any = None,
     ) -> Any:  # fmt: skip
         frames = Segments(cu_seqlens, max_seqlen, schedule)
         x = tower.embedding_norm(tower.patch_embed(pixel_values))
@@ -79,15 +78,12 @@ def lfm3_vl(
             states.append(x)
         return output_type(last_hidden_state=x, **recorded(states, x, output_hidden_states))
 
-    attn = next(layer.self_attn for layer in tower.layers if layer.is_attention_layer)
+    attending = [layer.self_attn for layer in tower.layers if layer.is_attention_layer]  # may all be convolutions
+    of_attention = [*attention_buffers(attending[0], "frame"), RotaryTable(order="merge_block")] if attending else []
     spec = BufferSpec(
         rows=PackedRows("pixel_values", shape=(tower.patch_embed.weight.shape[1],)),
         layout=GridTHW(merge=tower.spatial_merge_size),
-        buffers=[
-            *attention_buffers(attn, "frame"),
-            RotaryTable(order="merge_block"),
-            DeviceBuffer("neighbours", neighbours, any_segments=False),
-        ],
+        buffers=[*of_attention, DeviceBuffer("neighbours", neighbours, any_segments=False)],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
     )
     return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))

@@ -286,7 +286,7 @@ class SpeechModel:
 
     def _batch(self, lengths: Sequence[int], longest: int, fill: float) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        batch = torch.full((len(lengths), longest, *(self.rows.shape or ())), fill)
+        batch = torch.full((len(lengths), longest, *(self.rows.shape or ())), fill, device="cpu")
         for clip, rows in zip(batch, lengths, strict=True):
-            clip[:rows] = torch.randn(rows, *(self.rows.shape or ()), generator=generator)
+            clip[:rows] = torch.randn(rows, *(self.rows.shape or ()), generator=generator, device="cpu")
         return batch.to(self.device, self._dtype)

@@ -137,27 +137,27 @@ class TextModel:
         for at, lengths in enumerate(some):
             lengths = [min(length, self.largest or length) for length in lengths]
             generator = torch.Generator().manual_seed(at)
-            real = real_rows(torch.tensor(lengths), max(lengths))
-            ids = torch.randint(self.tokens, real.shape, generator=generator)
-            special = torch.tensor(self.special[: lengths[0]])  # models may count or search them
+            real = real_rows(torch.tensor(lengths, device="cpu"), max(lengths))
+            ids = torch.randint(self.tokens, real.shape, generator=generator, device="cpu")
+            special = torch.tensor(self.special[: lengths[0]], device="cpu")  # models may count or search them
             ids[0, : len(special)] = special
             if self.ends:
-                ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = self.ends[0]
+                ids[torch.arange(len(lengths), device="cpu"), torch.tensor(lengths, device="cpu") - 1] = self.ends[0]
             call = {IDS: ids.masked_fill(~real, self.pad)}
             if not real.all():
                 call[MASK] = real.long()
             if self.inputs and at:
                 kinds = max(1, getattr(self.config, "type_vocab_size", 1))
-                call[TYPES] = torch.randint(kinds, real.shape, generator=generator) * real
+                call[TYPES] = torch.randint(kinds, real.shape, generator=generator, device="cpu") * real
             calls.append(call)
         calls.append({IDS: self.special_texts()})
         return [{name: tensor.to(self.device) for name, tensor in call.items()} for call in calls]
 
     def special_texts(self) -> Tensor:
         """Return texts of the token ids at both ends of the vocabulary, in which a model may look for some of them."""
-        ids = torch.arange(self.tokens)
+        ids = torch.arange(self.tokens, device="cpu")
         ids = ids[(ids < SOME_IDS) | (ids >= self.tokens - SOME_IDS)]
-        ids = ids[~torch.isin(ids, torch.tensor([self.pad, *self.ends]))]
+        ids = ids[~torch.isin(ids, torch.tensor([self.pad, *self.ends], device="cpu"))]
         length = min(SOME_LENGTH, len(ids), self.largest or math.inf)
         texts = ids[: len(ids) // length * length].view(-1, int(length))
         if self.ends:

@@ -1,13 +1,14 @@
 """The parts that encoders of recipes share whose calls are not those of their graphs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from torch import nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.serving.warmup_file import WarmupSection
@@ -21,14 +22,23 @@ class TowerEncoder(GraphedEncoder):
         """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
         if self._forward_hooks or self._forward_pre_hooks:
             return nn.Module.__call__(self, *args, **kwargs)
+        if (by := watcher(args, kwargs)) is not None and not self.executor.forward.is_running:
+            return self._itself(by, 1, args, kwargs, only_itself=False)
         return self.forward(*args, **kwargs)
 
-    def _itself(self, reason: str, items: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    @property
+    def _own_forward(self) -> Callable[..., Any]:
+        """The tower itself, called as this encoder is."""
+        return self.executor.forward.itself
+
+    def _itself(
+        self, reason: str, items: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], only_itself: bool = True
+    ) -> Any:
         """Return the output of the tower itself, and count the call."""
         self.executor.begin()
         self.stats.count_call(items)
-        self.executor.count_eager(reason, only_itself=True)
-        return self.executor.forward.itself(*args, **kwargs)
+        self.executor.count_eager(reason, only_itself)
+        return self._own_forward(*args, **kwargs)
 
     def _instead(
         self, other: Mapping[str, Any], items: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]

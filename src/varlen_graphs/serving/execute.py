@@ -10,7 +10,8 @@ from torch import Tensor
 
 from varlen_graphs.capture.mode import NO_GRAPHS, Mode, is_disabled
 from varlen_graphs.capture.pool import Loan, on_device
-from varlen_graphs.errors import CaptureError, StaleOutputError
+from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, records
+from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
@@ -33,9 +34,6 @@ from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
-from varlen_graphs.watch.owners import PLAIN_TENSORS
-
-SUBCLASS = "a tensor of a subclass of torch.Tensor"
 
 
 class Executor:
@@ -129,8 +127,6 @@ class Executor:
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
         reason = call.beyond or self.mode.why_eager(call.rows.device)
-        if reason is None and (type(call.rows) not in PLAIN_TENSORS or (call.inputs and not call.has_plain_inputs)):
-            reason = SUBCLASS  # its own operations would not run
         if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
@@ -242,6 +238,43 @@ class Executor:
             output = self.forward.answer(call, grad=True)
         return Borrowed(output) if self.lends and not call.staged else output
 
+    def watched(self, watcher: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the output of a call that something follows beside eager PyTorch, and count it.
+
+        The module itself answers, if it takes the call, as if there were no encoder.
+
+        Raises:
+            InputError: It does not, and the items are described by tensors whose values a tracer would keep.
+        """
+        if watcher == PROXY:
+            raise InputError(f"the encoder of {self._module} was called with {watcher}: expected tensors; {INSTEAD}")
+        call = self.signature.bind(args, kwargs)
+        if not self.forward.answers_itself(call) or self.spec.packed.normalize is not None:
+            self.read_watched(call, watcher)
+        self.stats.count_call(call.items)
+        self.stats.count_eager(watcher)
+        output = self.forward.reference(call, grad=torch.is_grad_enabled())
+        return Borrowed(output) if self.lends else output
+
+    def read_watched(self, call: Call, watcher: str) -> None:
+        """Read the items of a call that something follows.
+
+        Raises:
+            InputError: A tracer would keep their values for all calls, or lets nothing read them.
+        """
+        try:
+            if records(watcher) and (tensors := described_by_tensors(call.description)):
+                raise InputError(
+                    f"{', '.join(tensors)} would be a constant of what {watcher} records: expected the items as lists, "
+                    f"where they are the same in all calls; {INSTEAD}"
+                )
+            read_layout(self.spec, call)
+        except RuntimeError as error:
+            raise InputError(
+                f"the items cannot be read under {watcher} ({str(error).splitlines()[0]}): expected them as lists; "
+                f"{INSTEAD}"
+            ) from error
+
     def _count_eager(self, call: Call, reason: str) -> None:
         read_layout(self.spec, call)
         self.stats.count_call(call.items)
@@ -304,3 +337,12 @@ class Executor:
         self.count_eager(self.router.why_missing(part, refused), only_itself=False)
         output = self.forward.exact(replace(part_of(self.spec, call, part, spans), padded=()))
         return flatten(output, self.spec.declared).tensors
+
+
+def described_by_tensors(description: Mapping[str, Any]) -> list[str]:
+    """Return the names of what describes items by tensors, or by lists of them."""
+    return [
+        name
+        for name, value in description.items()
+        if isinstance(value[0] if isinstance(value, list | tuple) and value else value, Tensor)
+    ]

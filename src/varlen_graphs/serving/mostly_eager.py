@@ -24,7 +24,7 @@ REMEDIES = {
     NOT_CAPTURED: "nobody captures what calls request: call encoder.capture_in_background() at the start, or "
     "encoder.capture_wanted() between calls",
     "forward hooks": "replays run no hooks: remove them, or read hidden states by outputs=",
-    "training mode differs from construction": AS_MADE,
+    "training mode differs from construction": "call eval() on the module, or make the encoder in training mode",
     "autocast differs from construction": AS_MADE,
     "the default dtype differs from the capture": AS_MADE,
 }

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
+from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.fields import is_integer
 from varlen_graphs.layout.padded import PaddedMask
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.router import Route
-from varlen_graphs.serving.execute import SUBCLASS, Executor
+from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import check_description, check_inputs, parse, why_beyond
@@ -82,12 +83,13 @@ class Stage:
 def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterator[Stage]:
     """Let the caller write the rows of a call inside the block; see `GraphedEncoder.stage`."""
     spec, store = executor.spec, executor.store
+    if (by := watcher((layout,), arguments)) is not None and records(by):
+        raise InputError(f"stage was called under {by}, which records no rows that come later; {INSTEAD}")
     call = _bind(executor, layout, arguments)
     assert call.layout is not None  # noqa: S101 - it was just read
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
-    reason = trained or call.beyond or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
-    reason = reason or (None if call.has_plain_inputs else SUBCLASS)
+    reason = trained or call.beyond or by or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route = executor.route(call)

@@ -9,7 +9,6 @@ from torch import Tensor
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Places, Sizes
 from varlen_graphs.spec.statics import StaticKey
-from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 
 @dataclass(slots=True)
@@ -64,11 +63,6 @@ class Call:
         if self.rows.requires_grad or not self.inputs:
             return self.rows.requires_grad
         return any(tensor.requires_grad for tensor in self.inputs.values())
-
-    @property
-    def has_plain_inputs(self) -> bool:
-        """False if a tensor beside the rows is of a subclass of `torch.Tensor`, with operations of its own."""
-        return all(type(tensor) in PLAIN_TENSORS for tensor in self.inputs.values())
 
     @property
     def items(self) -> int:

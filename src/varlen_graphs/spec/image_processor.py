@@ -82,7 +82,8 @@ def _resized(normalize: Normalize, images: Sequence[Any], pixels: str, names: Co
 
 def _cut(normalize: Patches, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Return the rows of images, uint8 `[rows, *row_shape]`, and `(1, h, w)` of each, in patches, on the CPU."""
-    made = [torch.as_tensor(_resize(normalize, image)) for image in _flat(images)]  # [channels, height, width]
+    # [channels, height, width]
+    made = [torch.as_tensor(_resize(normalize, image), device="cpu") for image in _flat(images)]
     channels, size = len(normalize.normalize.mean), normalize.size
     for image in made:
         if image.dtype != torch.uint8 or len(image) != channels or image.shape[1] % size or image.shape[2] % size:
@@ -190,7 +191,7 @@ def _difference(spec: "BufferSpec", images: Sequence[Any], expected: Mapping[str
     if ours.shape != theirs.shape:
         return float("inf")
     if isinstance(layout, Pictures):  # whose padding no graph reads
-        items = torch.tensor(layout.parse(layout.missing(rows.shape) if sizes is None else sizes))
+        items = torch.tensor(layout.parse(layout.missing(rows.shape) if sizes is None else sizes), device="cpu")
         ours, theirs = (patches_of(x, layout.patch) for x in (ours, theirs))
         real = real_patches(items[:, 1], items[:, 2], ours.shape[1:3])
         ours, theirs = ours[real], theirs[real]

@@ -137,9 +137,9 @@ def _uneven(rows: Tensor, layout: Layout) -> Tensor:
 
     Modules may share among items what follows from the largest number, or the places that many equal rows compete for.
     """
-    item = torch.arange(len(layout))
+    item = torch.arange(len(layout), device="cpu")
     if not layout.length:  # packed
-        item = item.repeat_interleave(torch.tensor(layout.rows))
+        item = item.repeat_interleave(torch.tensor(layout.rows, device="cpu"))
     item = item.to(rows.device).view(-1, *[1] * (rows.dim() - 1))
     scale = torch.where(item < len(layout) // 3, 4.0, 0.125) / (1 if rows.is_floating_point() else 4)
     wide = rows.float()  # torch lacks operators for some dtypes

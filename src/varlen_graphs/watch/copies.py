@@ -68,7 +68,7 @@ def lists_to_tensors(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(map(lists_to_tensors, index))
     is_list = isinstance(index, list) and bool(index) and all(type(number) is int for number in index)
-    return torch.tensor(index) if is_list else index
+    return torch.tensor(index, device="cpu") if is_list else index
 
 
 def makes_empty(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -12,12 +12,14 @@ import torch
 
 _PACKAGE = Path(__file__).parent.parent
 _DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
+_RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}")
+"""Files that run modules: beyond them is no code of a module."""
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
     *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
     f"{_PACKAGE / 'recipes' / 'modes'}{os.sep}",
-    _DOCTOR,
+    *_RUNNERS,
 )
 """Files that hold no user code: torch, Triton, and what of this library a forward calls or runs under."""
 
@@ -45,9 +47,9 @@ UNKNOWN_LINE = Line("an unknown file", 0, "an unknown function")
 
 
 def user_lines() -> Iterator[Line]:
-    """Yield the lines of user code on the current stack, innermost first, up to the call of the doctor.
+    """Yield the lines of user code on the current stack, innermost first, up to what runs the module.
 
-    If the doctor runs a module of torch, the innermost forward counts as user code.
+    If that is a module of torch, the innermost forward counts as user code.
     """
     frame: FrameType | None = sys._getframe(1)
     found, of_torch = False, None
@@ -58,7 +60,7 @@ def user_lines() -> Iterator[Line]:
             yield line_of(frame, frame.f_lineno)
         elif file.startswith(_TORCH_MODULES) and frame.f_code.co_name == "forward":
             of_torch = of_torch or line_of(frame, frame.f_lineno)
-        elif file.startswith(_DOCTOR) and (found or of_torch):
+        elif file.startswith(_RUNNERS) and (found or of_torch):
             if not found and of_torch:
                 yield of_torch
             return

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 ViolationKind = Literal[
     "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "own generator",
-    "raw kernel", "sparse tensor", "write count",
+    "raw kernel", "sparse tensor", "write count", "nested batch",
 ]  # fmt: skip
 
 _FROZEN = "Host code does not run during a replay, so the value would be frozen."
@@ -60,6 +60,10 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
         "Host code does not run during a replay, so what follows from the count would stay as it is while weights "
         "change in place.",
         "Compute in each run what is kept for as long as the weights are the same.",
+    ),
+    "nested batch": (
+        "torch.nn.TransformerEncoder looks at its mask on the host, and computes without padding.",
+        "Make it with enable_nested_tensor=False, or set encoder.use_nested_tensor = False, which computes the same.",
     ),
 }  # fmt: skip
 """Reason and remedy by kind of violation."""
@@ -163,6 +167,8 @@ def operator_violation(
         return Violation("host sync", f"{operator} reads where the range begins or ends on the host")
     if operator is aten._local_scalar_dense.default:
         return Violation("host sync", "it reads a value on the host")
+    if operator is aten._nested_tensor_from_mask_left_aligned.default:
+        return Violation("nested batch", "it makes nested tensors of a batch and src_key_padding_mask")
     if _returns_numbers(operator):
         return Violation("host sync", f"{operator} returns numbers that it reads from device tensors")
     if _reads_inside(operator, args, kwargs):

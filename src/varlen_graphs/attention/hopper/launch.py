@@ -78,7 +78,7 @@ def _agrees(chosen: Parameters, device: torch.device) -> bool:
     dtype = torch.bfloat16 if chosen.bfloat16 else torch.float16
     lengths, rows = (block + 1, 600, 3), block + 700  # a second tile of one row, several blocks of keys, padding
     # On the CPU, where first uses of operators take no time.
-    wave = torch.arange(rows * 3 * heads * head_dim, dtype=torch.float64).square().mul(0.37).sin()
+    wave = torch.arange(rows * 3 * heads * head_dim, dtype=torch.float64, device="cpu").square().mul(0.37).sin()
     qkv = (2 * wave).to(device, dtype).view(rows, 3, heads, head_dim)
     qkv[sum(lengths) :] = torch.nan
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()

@@ -48,13 +48,13 @@ def check_items(
         return
     if address:
         sizes = (c_int64 * (3 * items)).from_address(address)
-        table[:items, :3] = torch.tensor([*sizes]).view(items, 3)
+        table[:items, :3] = torch.tensor([*sizes], device=table.device).view(items, 3)
     table[items:] = padding
     found = _first_fault(table[:items].tolist(), rows, merge, multiple, segments, longest, frames, whole, window)
     if found:
         table[:] = padding
         veil.fill_(torch.nan)
-        status.copy_(torch.tensor([call, *found, int(status[5]) + 1]))
+        status.copy_(torch.tensor([call, *found, int(status[5]) + 1], device=status.device))
 
 
 def _first_fault(

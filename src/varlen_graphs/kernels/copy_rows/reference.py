@@ -30,7 +30,7 @@ def copy_rows(source: Tensor, places: Tensor, rows: Tensor) -> None:
         return
     if rows.is_cuda:
         raise ValueError("the reference reads memory of the host: expected rows there")
-    wanted = places[:count] if scattered else torch.arange(count)
+    wanted = places[:count] if scattered else torch.arange(count, device=places.device)
     shape = int(wanted.max()) + 1, target.shape[1]
     memory = (c_uint8 * (shape[0] * shape[1])).from_address(address)
     target[:count] = torch.frombuffer(memory, dtype=torch.uint8).view(shape)[wanted]
