@@ -65,7 +65,7 @@ class BoundForward:
         # would read what was cast before it, and others what was cast in its memory.
         torch.clear_autocast_cache()
         try:
-            with self._mode.autocast(device), _named(rows, table), self._state.run():
+            with self._mode.autocast(device), self._named(rows, table), self._state.run():
                 arguments = self._forward.arguments(rows, table, given, self._statics)
                 output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
         except CaptureError as error:
@@ -113,6 +113,33 @@ class BoundForward:
                 check_shared(arguments, partial(self._run, arguments))
         return first.constants
 
+    @contextmanager
+    def _named(self, rows: Tensor, table: ItemTable) -> Iterator[None]:
+        """Say of errors of the module, which the caller's own call may not raise, what it ran and why.
+
+        Raises:
+            CaptureError: The module raised something else than short memory.
+        """
+        try:
+            yield
+        except VarlenGraphsError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            declared = self._forward.spec.advice(
+                "something in the module has a size that follows neither from the rows nor from a declared buffer, or "
+                "rows have another shape than PackedRows(shape=...) declares, or the first call brought; "
+                "vg.diagnose(module, calls) names what cannot be captured, and",
+                "the module computes a size in another way than its recipe declares;",
+            )
+            raise CaptureError(
+                f"{type(error).__name__}: {error}\n  at {raising_line(error.__traceback__)}\n"
+                f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: "
+                f"graphs run at such sizes whatever a call brings. If the error is about a number of items or a shape, "
+                f"{declared} backend='eager' runs without graphs"
+            ) from error
+
     def _run(self, arguments: dict[str, Any]) -> None:
         with self._state.run():
             self._forward.run(arguments)
@@ -121,30 +148,6 @@ class BoundForward:
         """Run a few rows without padding."""
         rows, table, given = probe
         return run_on_sample(partial(self, table=table, compiled=False), rows, given, self._forward, which)
-
-
-@contextmanager
-def _named(rows: Tensor, table: ItemTable) -> Iterator[None]:
-    """Say of errors of the module, which the caller's own call may not raise, what it ran and why.
-
-    Raises:
-        CaptureError: The module raised something else than short memory.
-    """
-    try:
-        yield
-    except VarlenGraphsError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise CaptureError(
-            f"{type(error).__name__}: {error}\n  at {raising_line(error.__traceback__)}\n"
-            f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: "
-            "graphs run at such sizes whatever a call brings. If the error is about a number of items or a shape, "
-            "something in the module has a size that follows neither from the rows nor from a declared buffer, or rows "
-            "have another shape than PackedRows(shape=...) declares, or the first call brought; "
-            "vg.diagnose(module, calls) names what cannot be captured, and backend='eager' runs without graphs"
-        ) from error
 
 
 def outputs_of(parts: Parts) -> list[Tensor]:

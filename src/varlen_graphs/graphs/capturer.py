@@ -34,6 +34,8 @@ MANY_KEYS = 8
 MOST_SETS = 16
 """Number of sets of static arguments and adapters that calls capture; `encoder.capture(...)` captures any."""
 
+PER_CALL = "declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
+
 TOO_MANY_SETS = "more sets of static arguments than calls capture"
 
 Key = tuple[StaticKey, Hashable]
@@ -168,7 +170,7 @@ class Capturer:
         if is_new and len(self.sets) == MANY_KEYS:
             warn(
                 f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
-                "and memory; declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
+                f"and memory; {self._forward.spec.advice(PER_CALL, 'pass the same values, or round them to a few')}"
             )
 
     def why_not(self, key: Key, statics: dict[str, Any]) -> str | None:
@@ -180,8 +182,8 @@ class Capturer:
             warn(
                 f"{len(self.sets)} sets of static arguments have graphs, and {type(self._forward.module).__name__} was "
                 f"called with another one: {self._what_varies(statics)}. Such calls run eager, because each set takes "
-                "time and memory. Declare what changes from call to call by inputs=[vg.PerCall(...)] of the "
-                "BufferSpec, or round it to a few values; encoder.capture(...) captures any set that calls should find"
+                f"time and memory; {self._forward.spec.advice(f'{PER_CALL}, or round it', 'round it')} to a few "
+                "values; encoder.capture(...) captures any set that calls should find"
             )
         return TOO_MANY_SETS
 

@@ -210,7 +210,8 @@ class Installed:
             self._told.add(kind)
             found = "" if self.tower.declared else ", which vg.wrap found without a recipe for it,"
             which = "a call" if self._gave_up is None else "every call"
-            warn(f"{which} of {name}{found} runs eager: {error}")
+            instead = "\nTo declare it yourself, see docs/recipes.md" if isinstance(error, CaptureError) else ""
+            warn(f"{which} of {name}{found} runs eager: {error}{instead}")
 
     def _tell_of_training(self, reason: str) -> None:
         """Warn once of a part that was left in training mode. Where the tower is trained, nobody expects graphs."""

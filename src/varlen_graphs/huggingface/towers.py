@@ -8,6 +8,7 @@ from torch import nn
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.layout.dtypes import why_not_loaded
 from varlen_graphs.recipes.automatic import (
     WAYS,
     WITH_TEXTS,
@@ -86,8 +87,10 @@ def check_weights(path: str, tower: nn.Module) -> None:
             f"accelerate offloads {where}: its weights move to the GPU for each call, but graphs read them where they "
             "were at capture; keep the tower on one device (device_map={'...visual': 0, ...})"
         )
+    if (reason := why_not_loaded(tower)) is not None:
+        raise SpecError(f"{where}: {reason}")
     devices = {str(tensor.device) for tensor in (*tower.parameters(), *tower.buffers())}
-    if len(devices) != 1 or devices == {"meta"}:
+    if len(devices) != 1:
         raise SpecError(
             f"{where} has weights on {sorted(devices)}: expected all on one device; load the tower onto one, because "
             "a tower that is offloaded or spread over devices cannot be graphed"

@@ -1,5 +1,7 @@
 """The dtype of a module, and dtypes for which torch lacks kernels, such as those that copy many tensors at once."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,19 @@ def module_dtype(module: nn.Module) -> torch.dtype:
                 return one.dtype
             first = first or one.dtype
     return first or torch.get_default_dtype()
+
+
+def why_not_loaded(module: nn.Module) -> str | None:
+    """Return that weights of a module are on the meta device, without values, and what to do; `None` if none are."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    name = next((name for name, one in tensors if one.is_meta), None)
+    if name is None:
+        return None
+    return (
+        f"{type(module).__name__} has {name!r} on the meta device, where weights have no values: expected all on one "
+        "device; load them first, by from_pretrained(...), by load_state_dict(..., assign=True), or by "
+        "to_empty(device=...) and then load_state_dict(...)"
+    )
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
 from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -77,6 +78,7 @@ def by_batch(
         SpecError: The tower accepts no such batch, an output depends on several inputs, or it cannot be captured. The
             message names the argument, the output or the line.
     """
+    check_loaded(tower)
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
         with without_new_hooks(tower):
@@ -119,8 +121,8 @@ class _Batched:
         kind = self.name if self.name in INPUTS else str(getattr(tower, "main_input_name", ""))
         if shape is None and kind not in INPUTS:
             raise SpecError(
-                f"its forward takes {list(parameters)}: expected one of {INPUTS} first; pass shape=, that of one "
-                "input, if its first argument is a batch"
+                f"its forward takes {list(parameters)}: expected one of {INPUTS} first; if its first argument is a "
+                "batch, call vg.recipes.by_batch(tower, shape=...) with the shape of one input"
             )
         self.inputs = [*inputs]
         self.shape = self._accepted(item_shapes(tower, kind) if shape is None else [tuple(shape)], parameters)
@@ -134,18 +136,21 @@ class _Batched:
         self.rows = PackedRows.pictures(self.name, self.shape if has_shape else None, normalize)
         used -= {one.name for one in self.inputs}
         if used and shape is None and kind == "input_features":
-            raise SpecError(f"it takes {sorted(used)}: clips of several lengths are no batch; for one pass shape=")
+            raise SpecError(
+                f"it takes {sorted(used)}: clips of several lengths are no batch; for clips of one length call "
+                "vg.recipes.by_batch(tower, shape=...)"
+            )
 
     def _accepted(self, shapes: Iterable[Shape], parameters: Mapping[str, inspect.Parameter]) -> Shape:
         """Return the first shape with which the tower runs; declares the inputs that it requires beside it."""
         needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        declared, refusals = self.inputs, []
+        declared, refusals, how = self.inputs, [], "vg.recipes.by_batch(tower, ...)"
         for self.shape in shapes:
             known = required_inputs(self.shape)
             self.inputs = declared or [known[name] for name in needed if name in known]
             missing = [name for name in needed if name not in {self.name, *(one.name for one in self.inputs)}]
             if missing:
-                refusals.append(f"it requires {missing} too: declare them by inputs=[vg.PerItem(...)]")
+                refusals.append(f"it requires {missing} too: pass {how} with inputs=[vg.PerItem(...)] for them")
                 continue
             try:
                 self.run(FEW)

@@ -28,7 +28,7 @@ def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
     if not shapes:
         raise SpecError(
             f"its configuration does not tell the fixed size of {name}: inputs of several sizes are no batch; for "
-            "one pass shape=, that of one input"
+            "one size call vg.recipes.by_batch(tower, shape=...) with the shape of one input"
         )
     yield from shapes
 

@@ -17,7 +17,7 @@ from varlen_graphs.recipes.modes.host_questions import HostQuestions
 from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
-from varlen_graphs.recipes.towers import check_parts
+from varlen_graphs.recipes.towers import check_loaded, check_parts
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -54,6 +54,7 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
     """
     check_parts(tower, ("embeddings",), "the vision tower of Pix2Struct or Kosmos 2.5")
     check_parts(tower.embeddings, ("patch_projection", "row_embedder", "column_embedder"), "its embeddings")
+    check_loaded(tower)
     pixels = tower.embeddings.patch_projection.in_features
     states = {HIDDEN_STATES: Rows()} if OUTPUT_HIDDEN_STATES in inspect.signature(tower.forward).parameters else {}
     spec = BufferSpec(

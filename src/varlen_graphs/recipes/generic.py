@@ -17,6 +17,7 @@ from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
 from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
@@ -50,6 +51,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         SpecError: The tower requests a tensor that no buffer computes, cannot be captured, or returns another output
             with the declared buffers. The message names the argument or the line.
     """
+    check_loaded(tower)
     before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
         with without_new_hooks(tower):

@@ -34,7 +34,7 @@ from varlen_graphs.recipes.text_model import (
     asks_for_hidden_states,
 )
 from varlen_graphs.recipes.text_padding import ReadPadding
-from varlen_graphs.recipes.towers import item_table
+from varlen_graphs.recipes.towers import check_loaded, item_table
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 from varlen_graphs.watch.kept_state import KeptState
@@ -92,6 +92,7 @@ def packed_text(
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind in REFUSED and getattr(model, "attention_type", None) != "original_full":
         raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
+    check_loaded(model)
     text = TextModel(model)
     if model.training:
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")

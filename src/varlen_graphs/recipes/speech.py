@@ -18,6 +18,7 @@ from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.watch.kept_state import KeptState
@@ -90,6 +91,7 @@ def speech(
     """
     if tower.training:
         raise SpecError(f"{type(tower).__name__} is in training mode, in which it masks features: call .eval() first")
+    check_loaded(tower)
     before = KeptState(tower.named_modules())
     try:
         with torch.no_grad(), without_new_hooks(tower):

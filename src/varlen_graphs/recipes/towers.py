@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layout.dtypes import why_not_loaded
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Per
 
@@ -19,6 +20,16 @@ def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:
     missing = [name for name in parts if not hasattr(tower, name)]
     if missing:
         raise SpecError(f"{type(tower).__name__} has no {missing}: expected {expected}")
+
+
+def check_loaded(tower: object) -> None:
+    """Check that a tower has its weights, which recipes that run it need.
+
+    Raises:
+        SpecError: Some are on the meta device.
+    """
+    if isinstance(tower, nn.Module) and (reason := why_not_loaded(tower)) is not None:
+        raise SpecError(reason)
 
 
 def output_class(tower: Any, *names: str) -> Any:

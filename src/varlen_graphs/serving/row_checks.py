@@ -5,6 +5,7 @@ from torch import Tensor
 
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layout.dtypes import why_not_loaded
 from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.call import Call
 
@@ -25,16 +26,20 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
         here, expected = arena.rows.device, arena.rows.dtype
     else:
         here, expected = forward.device or device, forward.row_dtype
-    if device != here:
+    if device != here and here.type != "meta":
         with store.pool.exclusive(), store.pool.order:
             store.check_memory()
         here = forward.device or device
+    if here.type == "meta" and (reason := why_not_loaded(forward.module)) is not None:
+        raise InputError(reason)
+    if device.type == "meta":
+        raise InputError(f"{name} is on the meta device, where it has no values: expected it on {here}")
     if device != here:
         raise InputError(f"{name} is on {device}, the module on {here}; move it first, for example {name}.to('{here}')")
     if dtype != expected and not (dtype.is_floating_point and expected.is_floating_point):
+        declared = forward.spec.advice(f", or declare rows=PackedRows({name!r}, dtype={dtype})", "")
         raise InputError(
-            f"{name} is {dtype}: expected {expected}; floating rows are cast, others are not: convert them, or declare "
-            f"rows=PackedRows({name!r}, dtype={dtype})"
+            f"{name} is {dtype}: expected {expected}; floating rows are cast, others are not: convert them{declared}"
         )
 
 
@@ -53,15 +58,19 @@ def check_beside(store: GraphStore, call: Call) -> None:
         if tensor.device != here and tensor.device.type != "cpu":
             raise InputError(f"{one.name} is on {tensor.device}: expected it on {here}, like the rows, or on the CPU")
         if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
+            declared = f", or declare {type(one).__name__}({one.name!r}, dtype={tensor.dtype})"
             raise InputError(
                 f"{one.name} is {tensor.dtype}: expected {wanted}; floating tensors are cast, others are not: convert "
-                f"it, or declare {type(one).__name__}({one.name!r}, dtype={tensor.dtype})"
+                f"it{forward.spec.advice(declared, '')}"
             )
         if one.dtype is None and wanted.itemsize < PRECISE <= tensor.dtype.itemsize:
+            declared = (
+                f"declare {type(one).__name__}({one.name!r}, dtype=torch.float32) for the module to get them as they "
+                f"are, or dtype={wanted} to have them cast"
+            )
             raise InputError(
-                f"{one.name} is {tensor.dtype}, or numbers, and the module {wanted}, which would round them: declare "
-                f"{type(one).__name__}({one.name!r}, dtype=torch.float32) for the module to get them as they are, or "
-                f"dtype={wanted} to have them cast"
+                f"{one.name} is {tensor.dtype}, or numbers, and the module {wanted}, which would round them: "
+                f"{forward.spec.advice(declared, f'pass {wanted}')}"
             )
 
 
@@ -76,10 +85,13 @@ def no_rows(store: GraphStore) -> Tensor:
     none = (0,) * len(forward.spec.row_extent.dims)
     if arena is not None:
         return arena.rows.new_empty(*none, *arena.rows.shape[1:])
+    if (reason := None if device is None or device.type != "meta" else why_not_loaded(forward.module)) is not None:
+        raise SpecError(reason)
     shape = forward.spec.layout.usual if packed.shape is None else packed.shape
     if shape is None or device is None:
+        declared = f"declare rows=PackedRows({packed.name!r}, shape=...) or Batch(usual=...), or make a call instead"
         raise SpecError(
             f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell its"
-            f" device; declare rows=PackedRows({packed.name!r}, shape=...) or Batch(usual=...), or make a call instead"
+            f" device; {forward.spec.advice(declared, 'make a call first')}"
         )
     return torch.empty(*none, *shape, dtype=forward.row_dtype, device=device)

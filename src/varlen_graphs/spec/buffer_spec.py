@@ -1,10 +1,11 @@
 """The declaration of a module."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -67,8 +68,11 @@ class BufferSpec:
     inputs: Sequence[Input] = ()
     ignored: Sequence[str] = ()
     min_rows: int = 1
+    is_own: ClassVar[bool] = True  # of each instance: False if a recipe of this library declares it
 
     def __post_init__(self) -> None:
+        declares = sys._getframe(2).f_globals.get("__name__", "")  # behind the `__init__` of a dataclass
+        object.__setattr__(self, "is_own", not declares.startswith("varlen_graphs."))
         check_types(self)
         check_names(self)
         check_rows(self)
@@ -76,6 +80,10 @@ class BufferSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         return {own.name: getattr(self, own.name) for own in fields(self)}  # without what was computed from them
+
+    def advice(self, declares: str, uses: str) -> str:
+        """Return what to try: for those who declare the module themselves, or for those who use a recipe."""
+        return declares if self.is_own else uses
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -166,7 +174,8 @@ class BufferSpec:
     @property
     def call_rows_are(self) -> str:
         """Arrangement of a call's rows, for messages."""
-        return Padded.rows_are if self.batched and not self.layout.pictures else self.layout.rows_are
+        rows_are = Padded.rows_are if self.batched and not self.layout.pictures else self.layout.rows_are
+        return rows_are if self.is_own else rows_are.partition(";")[0]  # behind it stands what to declare instead
 
     @cached_property
     def row_extent(self) -> Extent:

@@ -177,18 +177,19 @@ def _check_batch_to_pack(
 
 
 def _check_sizes(spec: BufferSpec, layout: Layout) -> None:
+    declared = ", or declare the buffer with a larger largest="
     for buffer, largest in spec.limited:
         for index, item in enumerate(layout.items):
             if buffer.size(item) > largest:
                 raise LayoutError(
                     f"{spec.layout.name}[{index}] has a size of {buffer.size(item)}, but buffer {buffer.name!r} has "
-                    f"entries up to {largest}: resize the input, or declare the buffer with a larger largest="
+                    f"entries up to {largest}: resize the input{spec.advice(declared, '')}"
                 )
 
 
 def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
     multiple = spec.row_multiple
-    instead = ", or declare Entries(...) with a function of the rows" if spec.layout.padded else ""
+    instead = ", or declare Entries(...) with a function of the rows" if spec.layout.padded and spec.is_own else ""
     for index, count in enumerate(layout.rows):
         if count % multiple:
             raise LayoutError(

@@ -25,6 +25,12 @@ from varlen_graphs.spec.undeclared import declaration_of
 
 ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
+WITHOUT_IT = (
+    "leave it out, call the module itself (encoder.module, or vg.unwrap(model)), or declare the module yourself, see "
+    "docs/recipes.md"
+)
+"""What users of a recipe can do about an argument that it does not know."""
+
 Off = Callable[[nn.Module], str | None]
 """Returns the reason why a call made now must run eager, or `None`."""
 
@@ -200,9 +206,10 @@ class Signature:
             known = original and name in self._module_takes | self._produced | HANDED_ON
             if (takes or not known) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 declaration = declaration_of(self._spec, name, value, rows, description or {})
+                declared = f"declare {declaration}, or a buffer of this name if it follows from the items"
                 raise InputError(
                     f"argument {name!r} holds a tensor that is not declared: a graph would keep reading the first one; "
-                    f"declare {declaration}, or a buffer of this name if it follows from the items"
+                    f"{self._spec.advice(declared, WITHOUT_IT)}"
                 )
             if takes:
                 if not self._is_default(name, value):
@@ -215,9 +222,10 @@ class Signature:
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
         if self._required and (missing := [name for name in self._required if name not in arguments]):
+            declared = "pass them if they are the same in every call, or declare buffers of these names"
             raise InputError(
-                f"arguments {missing} are missing: {self._who} has no default for them; pass them if they are the same "
-                "in every call, or declare buffers of these names"
+                f"arguments {missing} are missing: {self._who} has no default for them; "
+                f"{self._spec.advice(declared, 'pass them')}"
             )
         if beyond is None and self.original_takes_call:
             beyond = asked_by_config(arguments, self._module)

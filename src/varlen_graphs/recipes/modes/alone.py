@@ -95,7 +95,7 @@ class Alone(TorchFunctionMode):
         if len(x) != len(self._rows):
             raise SpecError(
                 f"its convolution no. {at} sees {len(x)} blocks of {len(self._rows)} clips of {x.shape[2]} frames: "
-                "expected whole clips; declare budgets of shorter clips"
+                "expected whole clips; pass budgets of shorter clips"
             )
         real = real_rows(self._counts[at].of(self._rows), x.shape[2]).view(len(x), 1, -1, *[1] * (x.dim() - 3))
         if func is F.group_norm:
