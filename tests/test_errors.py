@@ -66,7 +66,7 @@ CALLS = {
     ),
     "the wrong device": (
         (ROWS.to("meta"),), {"grid_thw": GRID}, vg.InputError,
-        "hidden_states is on meta, the module on cpu; move it first, for example hidden_states.to('cpu')",
+        "hidden_states is on the meta device, where it has no values: expected it on cpu",
     ),
     "rows of the wrong width": (
         (ROWS[:, :-1],), {"grid_thw": GRID}, vg.InputError,
@@ -90,7 +90,7 @@ CALLS = {
     ),
     "an unknown tensor": (
         (ROWS,), {"grid_thw": GRID, "cu_seqlen": [torch.ones(1)]}, vg.InputError,
-        "argument 'cu_seqlen' holds a tensor that is not declared: a graph would keep reading the first one; declare",
+        "argument 'cu_seqlen' holds a tensor that is not declared: a graph would keep reading the first one; leave it",
     ),
     "too many arguments": ((ROWS, GRID, 1, 2), {}, vg.InputError, "got 4 positional arguments; Qwen3VLVisionModel takes"),
 }  # fmt: skip

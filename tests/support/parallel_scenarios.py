@@ -591,6 +591,19 @@ def a_module_that_was_cast_is_told_so(rank, ranks):
     assert parallel(both.encoder)(rows_for([5] * 6), lengths=[5] * 6).dtype == torch.float64
 
 
+def a_tracer_sees_the_module_itself_on_every_rank(rank, ranks):
+    module = nn.Linear(8, 8).eval().requires_grad_(False)
+    spec = vg.BufferSpec("input", vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64], spec, backend="eager")
+    rows, other = rows_for([5] * 6), rows_for([5] * 6, seed=1)
+    both = parallel(encoder)
+    traced = torch.jit.trace(lambda x: both(x, lengths=[5] * 6), rows)
+    torch.testing.assert_close(traced(other), module(other))
+    with pytest.raises(vg.InputError, match="expected inputs='whole'"):
+        torch.jit.trace(lambda x: parallel(encoder, inputs="spread")(x, lengths=[5] * 6), rows)
+    torch.testing.assert_close(both(other, lengths=[5] * 6), module(other))  # ranks are in step
+
+
 # Ranks that are lost: each ends its group, so they come last
 
 
@@ -635,6 +648,7 @@ SCENARIOS = {
         calls_under_any_autocast,
         a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread,
         values_that_depend_on_the_items_raise_on_every_rank,
+        a_tracer_sees_the_module_itself_on_every_rank,
         a_rank_that_hangs_is_waited_for_until_the_timeout,
     ],
     3: [

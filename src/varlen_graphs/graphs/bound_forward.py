@@ -135,9 +135,9 @@ class BoundForward:
             )
             raise CaptureError(
                 f"{type(error).__name__}: {error}\n  at {raising_line(error.__traceback__)}\n"
-                f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a capture: "
-                f"graphs run at such sizes whatever a call brings. If the error is about a number of items or a shape, "
-                f"{declared} backend='eager' runs without graphs"
+                f"varlen_graphs ran the module with rows {list(rows.shape)}, items {table.budget.items}, for a "
+                "capture: graphs run at such sizes whatever a call brings. If the error is about a number of items or "
+                f"a shape, {declared} backend='eager' runs without graphs"
             ) from error
 
     def _run(self, arguments: dict[str, Any]) -> None:

@@ -151,7 +151,9 @@ class Installed:
         name = type(self.module).__name__
         if self._gave_up is not None:
             return f"{self._gave_up}; to try again, vg.unwrap(model) and wrap it"
-        if self.falls_back and (reason := self._why_training()) is not None:
+        if not self.falls_back:
+            return None  # its recipe runs nothing
+        if (reason := self._why_training()) is not None:
             return reason
         if (mode := active_mode()) is not None:
             return f"the encoder of {name} is made by the first call outside of {mode}"

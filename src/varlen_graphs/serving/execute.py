@@ -27,6 +27,7 @@ from varlen_graphs.serving.results import Borrowed, Collected, Lent
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
 from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, read_layout
@@ -249,11 +250,12 @@ class Executor:
         if watcher == PROXY:
             raise InputError(f"the encoder of {self._module} was called with {watcher}: expected tensors; {INSTEAD}")
         call = self.signature.bind(args, kwargs)
-        if not self.forward.answers_itself(call) or self.spec.packed.normalize is not None:
+        by_row = any(isinstance(one, PerItem) and one.per_row for one in self.spec.inputs)
+        if not self.forward.answers_itself(call) or self.spec.packed.normalize is not None or by_row:
             self.read_watched(call, watcher)
         self.stats.count_call(call.items)
         self.stats.count_eager(watcher)
-        output = self.forward.reference(call, grad=torch.is_grad_enabled())
+        output = self.forward.answer(call, grad=torch.is_grad_enabled())
         return Borrowed(output) if self.lends else output
 
     def read_watched(self, call: Call, watcher: str) -> None:

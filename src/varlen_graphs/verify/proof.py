@@ -211,7 +211,8 @@ class Prover:
             else:
                 wrong.append((task, trial))
         only_small = all(min(trial.example.layout.rows) < smallest_right for _, trial in wrong)
-        hint = f"\n{FEW_ROWS.format(smallest_right)}" if only_small and not self._spec.batched else ""
+        few = self._spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0])
+        hint = f"\n{few.format(smallest_right)}" if only_small and not self._spec.batched else ""
         for task, trial in wrong:
             with graphs.agreement.attempt() as attempt:
                 trial.find_evidence()
