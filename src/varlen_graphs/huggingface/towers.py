@@ -88,7 +88,7 @@ def check_weights(path: str, tower: nn.Module) -> None:
             "were at capture; keep the tower on one device (device_map={'...visual': 0, ...})"
         )
     if (reason := why_not_loaded(tower)) is not None:
-        raise SpecError(f"{where}: {reason}")
+        raise SpecError(f"{path}: {reason}" if path else reason)
     devices = {str(tensor.device) for tensor in (*tower.parameters(), *tower.buffers())}
     if len(devices) != 1:
         raise SpecError(
