@@ -118,5 +118,5 @@ def test_other_models_of_that_name_say_what_is_expected():
         wrapped(model)
     model = MiniCPMV("2.6").eval()
     model.vpm.to("meta")
-    with pytest.raises(vg.SpecError, match="MiniCPMVTower has .* on the meta device"):
+    with pytest.raises(vg.SpecError, match=r"MiniCPMVTower has .* on the meta device"):
         wrapped(model)
