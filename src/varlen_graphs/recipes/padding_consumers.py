@@ -271,7 +271,7 @@ class _Clips:
         self.lengths = torch.tensor(lengths, device=device)
         self.real = real_rows(self.lengths, max(lengths))
         shape = max(lengths), *(spec.packed.shape or ())
-        batch = torch.randn(len(lengths), *shape, generator=torch.Generator().manual_seed(0))
+        batch = torch.randn(len(lengths), *shape, generator=torch.Generator().manual_seed(0), device="cpu")
         batch[1, lengths[1] :] = 0
         self.batch = batch.to(device, module_dtype(tower))
 
