@@ -175,7 +175,15 @@ VISION = (
     "vision_config", "visual_config", "", "vision", "perception_config", "backbone_config", "thinker_config",
     "vq_config", "encoder.vision_config",
 )  # fmt: skip
-BINS = ("num_mel_bins", "n_mels", "n_mel_bins", "input_dim", "feature_size", "input_size")
+BINS = (
+    "feature_projection_input_dim",
+    "num_mel_bins",
+    "n_mels",
+    "n_mel_bins",
+    "input_dim",
+    "feature_size",
+    "input_size",
+)
 AUDIO = (
     "audio_config",
     "",

@@ -40,8 +40,14 @@ def error(came: Any, expected: Any) -> float:
     return worst
 
 
-Sizes = list[list[tuple[int, ...]]]
-"""Shapes of the tensors of an output for each item of a call, when it comes alone and without padding."""
+Sizes = list[dict[str, list[tuple[int, ...]]]]
+"""Shapes of the tensors of each field of an output, for each item of a call that comes alone and without padding."""
+
+
+def fields(output: Any) -> dict[str, list[Tensor]]:
+    """The tensors of each field of an output."""
+    parts = output.items() if isinstance(output, dict) else [("", output)]
+    return {name: [*tensors(part)] for name, part in parts}
 
 
 def alone(function: Any, call: dict[str, Any]) -> Sizes | None:
@@ -62,7 +68,8 @@ def alone(function: Any, call: dict[str, Any]) -> Sizes | None:
                     value = value[..., :count]
             one[name] = value
         try:
-            sizes.append([tuple(x.shape) for x in tensors(function(**one))])
+            own = fields(function(**one))
+            sizes.append({field: [tuple(x.shape) for x in found] for field, found in own.items()})
         except Exception:  # it is too short by itself
             return None
     return sizes
@@ -80,12 +87,18 @@ def real(output: Any, call: dict[str, Any], sizes: Sizes | None) -> list[Tensor]
     framed = any("mask" in name and isinstance(value, Tensor) and value.dim() > 2 for name, value in call.items())
     if framed and isinstance(output, dict) and output.get("pooler_output") is not None:
         output = output["pooler_output"]
-    found = [*tensors(output)]
-    if sizes is None or any(len(own) != len(found) for own in sizes):
+    return [
+        part for name, found in fields(output).items() for part in _real(found, [own.get(name) for own in sizes or ()])
+    ]
+
+
+def _real(found: list[Tensor], sizes: list[list[tuple[int, ...]] | None]) -> list[Tensor]:
+    """The tensors of a field, each without what pads its items if they come alone with as many tensors."""
+    if not sizes or any(own is None or len(own) != len(found) for own in sizes):
         return found
     parts = []
     for at, x in enumerate(found):
-        shapes = [own[at] for own in sizes]
+        shapes = [own[at] for own in sizes if own is not None]
         of_batch = x.dim() > 1 and len(x) == len(shapes) and all(len(own) == x.dim() for own in shapes)
         if of_batch and all(own[0] == 1 for own in shapes):
             parts += [one[tuple(map(slice, own[1:]))] for one, own in zip(x, shapes, strict=True)]
@@ -97,8 +110,8 @@ def real(output: Any, call: dict[str, Any], sizes: Sizes | None) -> list[Tensor]
 def budgets_for(spec: vg.BufferSpec) -> Any:
     """Few budgets that hold the calls of every form."""
     if isinstance(spec.layout, ClipMask):
-        length = max(128, 16 * spec.layout.shortest)
-        return vg.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 4, step=4.0)
+        length = max(128, 64 * spec.layout.shortest)
+        return vg.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 16, step=4.0)
     if spec.layout.name == "patches":
         return vg.PaddedLadder(batch=8, length=160, min_batch=8, min_length=160)
     return [2, 8] if spec.layout.one_row else PADDED if spec.layout.padded else PACKED
