@@ -150,7 +150,7 @@ class GraphedEncoder(OperatedEncoder):
         if not isinstance(capture, Capture):
             raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
         verify = verify if isinstance(verify, Verify) else Verify(verify)
-        resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.layout)
+        resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.needs)
         check_budgets(buffer_spec, resolved)
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory

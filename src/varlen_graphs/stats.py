@@ -11,6 +11,22 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.prometheus import Metric, exposition
 
 
+class Reason(str):
+    """A reason why calls run eager, one of few texts, and beside it what was special about this call.
+
+    Attributes:
+        detail: The numbers of this call; empty if there are none.
+    """
+
+    __slots__ = ("detail",)
+
+    def __new__(cls, reason: str, detail: str = "") -> "Reason":
+        """Make a reason of its text and its detail."""
+        made = super().__new__(cls, reason)
+        made.detail = detail
+        return made
+
+
 @dataclass
 class Stats:
     """Counters of an encoder. Any thread may read or update them, and so may signal handlers and finalisers.
@@ -23,6 +39,7 @@ class Stats:
         replays: Number of replays of each budget.
         active: Active rows in all replays of each budget.
         eager: Number of eager runs, by reason.
+        details: What the last of them lacked, such as "20 segments, and no budget has more than 16", by reason.
         rows: Active rows in all replays.
         padding: Padding rows in all replays.
         checked: Number of replays of each budget that `verify=` compared with an eager run.
@@ -42,6 +59,7 @@ class Stats:
     replays: Counter[Budget] = field(default_factory=Counter)
     active: Counter[Budget] = field(default_factory=Counter)
     eager: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)
     rows: int = 0
     padding: int = 0
     checked: Counter[Budget] = field(default_factory=Counter)
@@ -68,9 +86,12 @@ class Stats:
             self.items += items
 
     def count_eager(self, reason: str) -> None:
-        """Count an eager run."""
+        """Count an eager run, and keep the detail of a `Reason`."""
+        reason, detail = str(reason), getattr(reason, "detail", "")
         with self._lock:
             self.eager[reason] += 1
+            if detail:
+                self.details[reason] = detail
 
     def add_eager(self, other: "Stats") -> None:
         """Add calls that were counted before there was an encoder, all of which ran eager."""
@@ -141,6 +162,7 @@ class Stats:
                 "capture_failure": self.capture_failure,
                 "eager": dict(self.eager),
                 "against": dict(self.against),
+                "details": dict(self.details),
                 "budgets": [
                     {
                         **budget._asdict(),

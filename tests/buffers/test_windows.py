@@ -185,3 +185,43 @@ def test_attention_is_guessed_by_whole_windows():
     layout = parse(spec, {"grid_thw": [(2, 16, 16)]}, ())
     assert spec.needs.squares(layout) == 8 * 64**2
     assert spec_of(vg.Windows(4), "frame").needs.squares(layout) == 2 * 256**2
+
+
+@pytest.mark.parametrize(
+    "budgets", [[1024], 1024, vg.Ladder(256, 1024), [512, vg.Budget(1024, segments=64)]], ids=lambda one: str(one)
+)
+@pytest.mark.parametrize("others", [(), ("frame",)])
+def test_budgets_given_in_rows_have_a_segment_for_every_window_of_ordinary_images(budgets, others):
+    encoder = windows_encoder(budgets, vg.Windows(4), *others)
+    for grid in ([(1, 28, 36)], [(1, 36, 28)], [(1, 10, 98)], [(2, 22, 22)], [(1, 4, 4)] * 3):
+        rows = torch.ones(sum(t * h * w for t, h, w in grid), 1)
+        assert torch.equal(encoder(rows, grid_thw=grid), rows)
+    assert not encoder.stats.eager
+
+
+def windows_encoder(budgets, *per, **options):
+    class Identity(torch.nn.Module):
+        def forward(self, x, cu_0, cu_1=None):
+            return x * 1
+
+    return vg.GraphedEncoder(Identity().eval(), budgets, spec_of(*per), backend="tape", **options)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "grid", "reason"),
+    [
+        ([64, 512], [(1, 24, 24)], "576 rows, and no budget has more than 512"),
+        ([512], [(64, 2, 4)], "64 segments, and no budget has more than 32"),
+        ([vg.Budget(256, segments=99), 512], [(64, 2, 4)], "64 segments, and no budget as large otherwise has more"),
+        ([vg.Budget(512, max_seqlen=32)], [(1, 8, 8)], "a segment of 64 rows, and no budget has more than 32"),
+    ],
+)
+def test_an_item_that_no_budget_holds_is_reported_with_what_it_lacks(budgets, grid, reason):
+    encoder, rows = windows_encoder(budgets, vg.Windows(4)), sum(t * h * w for t, h, w in grid)
+    encoder(torch.ones(rows, 1), grid_thw=grid)
+    assert encoder.stats.eager == {"larger than every budget": 1}
+    assert encoder.stats.details["larger than every budget"].startswith(reason)
+    assert f"1 eager run: larger than every budget; the last: {reason}" in encoder.report()
+    strict = windows_encoder(budgets, vg.Windows(4), on_miss="error")
+    with pytest.raises(vg.BudgetError, match=reason):
+        strict(torch.ones(rows, 1), grid_thw=grid)

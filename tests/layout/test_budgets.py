@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from varlen_graphs.layout import budgets
 from varlen_graphs.layout.budgets import row_count_for
+from varlen_graphs.layout.needs import Needs
 
 
 def resolve_budgets(form, multiple):
-    return budgets.resolve_budgets(form, multiple, vg.Lengths())
+    return budgets.resolve_budgets(form, multiple, Needs(vg.Lengths(), {"item"}))
 
 
 def test_plain_integers_mean_rows_and_are_rounded_up():

@@ -72,6 +72,10 @@ def test_a_group_is_never_parted():
     assert [sum(encoder.stats.replays.values()), dict(encoder.stats.eager)] == [3, {}]  # of 18 rows, 18 and 9
     check_clips(encoder, [(3, 3)] * 4, [[1, 2, 3], 0])
     assert encoder.stats.eager == {"larger than every budget": 1}
+    assert "the last: 27 rows, and no budget has more than 20" in encoder.report()
+    wide = clips_encoder([vg.Budget(40, items=2)])
+    check_clips(wide, [(3, 3)] * 4, [[1, 2, 3], 0])
+    assert "the last: 3 items, and no budget has more than 2" in wide.report()
 
 
 def test_a_group_that_fits_no_budget_is_named():

@@ -12,7 +12,7 @@ from varlen_graphs.layout.memory_size import in_bytes, most_rows
 from varlen_graphs.layout.values import INT64_MAX, quoted
 
 if TYPE_CHECKING:
-    from varlen_graphs.layout.arguments import LayoutArgument
+    from varlen_graphs.layout.needs import Needs
 
 ROW_ALIGNMENT = 16
 """Plain row counts are rounded up to a multiple of this, so that kernels can use aligned vector loads."""
@@ -99,9 +99,10 @@ class Ladder:
         min: Rows of the smallest budget.
         max: Rows of the largest budget.
         step: Ratio of neighbouring budgets, above 1 and at most 4.
-        rows_per_item: A budget of `rows` rows holds `rows // rows_per_item` items, and at least 8. Use a smaller
-            number, such as 16, for short texts.
-        rows_per_segment: Likewise for segments; a budget never holds fewer segments than items.
+        rows_per_item: A budget of `rows` rows holds `rows // rows_per_item` items, and at least 8; `None` is 64. Use a
+            smaller number, such as 16, for short texts.
+        rows_per_segment: Likewise for segments; `None` is a quarter of a window where windows are segments, which is
+            enough for any but the narrowest strips. A budget never holds fewer segments than items.
         memory: Default for the `memory=` of an encoder with this ladder: bytes, or a string such as `"2GiB"`.
 
     Raises:
@@ -111,15 +112,16 @@ class Ladder:
     min: int = 256
     max: int = 16_384
     step: float = 1.02
-    rows_per_item: int = ROWS_PER_ITEM
-    rows_per_segment: int = ROWS_PER_ITEM
+    rows_per_item: int | None = None
+    rows_per_segment: int | None = None
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, BudgetError)
         if not 1 <= self.min <= self.max:
             raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
-        check_at_least(self, 1, "rows_per_item", "rows_per_segment", error=BudgetError)
+        given = [name for name in ("rows_per_item", "rows_per_segment") if getattr(self, name) is not None]
+        check_at_least(self, 1, *given, error=BudgetError)
         if self.memory is not None:
             in_bytes(self.memory)
         if not 1 < self.step <= MAX_STEP:
@@ -127,14 +129,6 @@ class Ladder:
                 f"Ladder(step={self.step}): expected the ratio of neighbouring budgets, above 1 and at most "
                 f"{MAX_STEP}, for example 1.1"
             )
-
-    @classmethod
-    def for_windows(cls, side: int) -> "Ladder":
-        """Return the default ladder with a segment for each quarter of a window of `side` by `side` rows.
-
-        That is enough if the windows at the edges of frames are at least half as wide and half as high.
-        """
-        return cls(rows_per_segment=max(1, side**2 // 4))
 
     @classmethod
     def auto(cls, memory: int | str, bytes_per_row: float | None = None) -> "Ladder":
@@ -165,9 +159,10 @@ class Ladder:
     def __iter__(self) -> Iterator[Budget]:
         return map(self.budget, self.row_counts())
 
-    def budget(self, rows: int) -> Budget:
-        """Return the budget with `rows` rows."""
-        items, segments = (max(MIN_ITEMS, rows // per) for per in (self.rows_per_item, self.rows_per_segment))
+    def budget(self, rows: int, rows_per_segment: int = ROWS_PER_ITEM) -> Budget:
+        """Return the budget with `rows` rows; `rows_per_segment` is the number of those that the ladder leaves open."""
+        per = self.rows_per_item or ROWS_PER_ITEM, self.rows_per_segment or rows_per_segment
+        items, segments = (max(MIN_ITEMS, rows // each) for each in per)
         return Budget(rows, items, max(items, segments))
 
     def row_counts(self) -> Iterator[int]:
@@ -228,18 +223,19 @@ class PaddedLadder:
 Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
 
 
-def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -> tuple[Budget, ...]:
+def resolve_budgets(budgets: Budgets, multiple: int, needs: "Needs") -> tuple[Budget, ...]:
     """Return sorted, distinct budgets from any accepted form of `budgets`.
 
-    Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`. The rows of
-    a `Budget`, or its length in a padded batch, are rounded up to a multiple of `multiple` only. Capacities are never
-    rounded down. Where each item is one row, integers are numbers of items, and are not rounded.
+    Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`, and get the
+    segments that ordinary items need. The rows of a `Budget`, or its length in a padded batch, are rounded up to a
+    multiple of `multiple` only. Capacities are never rounded down. Where each item is one row, integers are numbers of
+    items, and are not rounded.
     """
-    aligned = math.lcm(ROW_ALIGNMENT, multiple)
+    aligned, layout, per = math.lcm(ROW_ALIGNMENT, multiple), needs.layout, needs.rows_per_segment
     if layout.one_row and isinstance(budgets, Ladder):
         raise BudgetError(f"budgets is {budgets!r}: expected batch sizes for a Batch, such as [1, 2, 4, 8, 16]")
     if isinstance(budgets, Ladder):
-        return tuple(sorted({budgets.budget(_round_up(rows, aligned)) for rows in budgets.row_counts()}))
+        return tuple(sorted({budgets.budget(_round_up(rows, aligned), per) for rows in budgets.row_counts()}))
     if not (is_integer(budgets) or isinstance(budgets, Iterable)) or isinstance(budgets, str | bytes):
         raise BudgetError(f"budgets is {budgets!r}: expected row counts or Budgets, or a Ladder")
     entries: list[Any] = [budgets] if isinstance(budgets, Integral | Budget) else list(cast(Iterable[Any], budgets))
@@ -255,7 +251,8 @@ def resolve_budgets(budgets: Budgets, multiple: int, layout: "LayoutArgument") -
             resolved.add(Budget(rows, entry.items, entry.segments, longest))
         elif is_integer(entry):
             count = Budget(entry).rows
-            resolved.add(Budget(count, count, count, 1) if layout.one_row else Budget(_round_up(count, aligned)))
+            ordinary = Ladder().budget(_round_up(count, aligned), per)
+            resolved.add(Budget(count, count, count, 1) if layout.one_row else ordinary)
         else:
             raise BudgetError(f"budget {entry!r} is a {type(entry).__name__}: expected an integer (rows) or a Budget")
     return tuple(sorted(resolved))

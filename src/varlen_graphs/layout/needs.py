@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from varlen_graphs.errors import counted
 from varlen_graphs.layout.arguments import LayoutArgument
+from varlen_graphs.layout.budgets import ROWS_PER_ITEM
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.segments import Per, Windows, segments_of
 
@@ -40,16 +41,24 @@ class Load(NamedTuple):
 
 
 class Needs:
-    """Computes the capacities that items need, by the kinds of segments that a declaration uses."""
+    """Computes the capacities that items need, by the kinds of segments that a declaration uses.
+
+    Args:
+        layout: The argument that describes the items.
+        kinds: The kinds of segments.
+
+    Attributes:
+        layout, kinds: As given.
+    """
 
     def __init__(self, layout: LayoutArgument, kinds: set[Per]) -> None:
-        self._layout = layout
+        self.layout = layout
         self.kinds = kinds
 
     def demand(self, *items: Sequence[int]) -> Demand:
         """Return the demand of an item, or of a group of items."""
         rows = sum([item[0] * item[1] * item[2] for item in items])
-        kinds = [[segments_of(item, per, self._layout.merge) for per in self.kinds] for item in items]
+        kinds = [[segments_of(item, per, self.layout.merge) for per in self.kinds] for item in items]
         segments = sum([max((count for count, _ in own), default=0) for own in kinds])
         longest = max((length for own in kinds for _, length in own), default=0)
         return Demand(rows, segments, rows if "group" in self.kinds else longest, len(items))
@@ -68,7 +77,7 @@ class Needs:
                 frame = max(frame, item[1] * item[2])
             longest = longest or frame
         if self.windows:  # a frame has no fewer windows than one, and none is longer than it
-            cut = [segments_of(item, self.windows, self._layout.merge) for item in layout.items]
+            cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
             segments = sum([count for count, _ in cut])
             longest = longest or max([length for _, length in cut])
         return Load(layout.total, len(layout.items), segments, longest)
@@ -86,8 +95,18 @@ class Needs:
     @cached_property
     def by_kind(self) -> tuple[bool, bool, int]:
         """True if frames are segments, True if items are, and the side of windows in rows if they are, else 0."""
-        window = self.windows.side * self._layout.merge if self.windows else 0
+        window = self.windows.side * self.layout.merge if self.windows else 0
         return "frame" in self.kinds, bool(self.kinds & {"item", "clip", "group"}), window
+
+    @property
+    def rows_per_segment(self) -> int:
+        """Rows for each of which a budget has a segment, if its number of segments is not given.
+
+        A quarter of a window: those at the right and bottom edges of frames may be smaller, and hardly ever are on
+        average, except in strips.
+        """
+        window = self.by_kind[2]
+        return min(ROWS_PER_ITEM, max(1, window**2 // 4)) if window else ROWS_PER_ITEM
 
     @cached_property
     def windows(self) -> Windows | None:
@@ -100,8 +119,8 @@ class Needs:
         segments = longest = 0
         if self.kinds:
             cut = frames or window
-            segments = rows // max(min_segment_rows, self._layout.row_multiple) if cut else items
-            longest = rows - (items - 1) * self._layout.row_multiple
+            segments = rows // max(min_segment_rows, self.layout.row_multiple) if cut else items
+            longest = rows - (items - 1) * self.layout.row_multiple
         if not (frames or whole):
             longest = min(longest, window**2)
         return Load(rows, items, segments, longest)

@@ -66,8 +66,6 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     if budgets is None:
         clips = isinstance(spec.layout, Lengths)
         budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()] if clips else Ladder()
-        if spec.needs.windows:
-            budgets = Ladder.for_windows(spec.needs.windows.side * spec.layout.merge)
     return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Iterable
 
+from varlen_graphs.errors import counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.needs import Demand, Load
 from varlen_graphs.routing.costs import Costs
+from varlen_graphs.stats import Reason
 
 TOO_LARGE = "larger than every budget"
 CAPTURE_FAILED = "its budget could not be captured"
@@ -88,10 +90,28 @@ class EnabledBudgets:
         """True if no budget is enabled because of a memory limit."""
         return OVER_LIMIT in self._causes.values() and not self.costs.replays
 
-    def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> str:
+    def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> Reason:
         """Return the reason why no budget holds what is needed: what rules out the smallest that would."""
         causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
-        return next((cause for budget, cause in sorted(causes.items()) if _holds(budget, needed)), TOO_LARGE)
+        cause = next((cause for budget, cause in sorted(causes.items()) if _holds(budget, needed)), None)
+        return Reason(TOO_LARGE, self.what_exceeds(needed)) if cause is None else Reason(cause)
+
+    def what_exceeds(self, needed: Demand | Load) -> str:
+        """Return which capacity no budget has, with the number needed and the largest; empty if one holds it all."""
+        axes = (
+            ("rows", needed.rows, counted(needed.rows, "row")),
+            ("items", needed.items, counted(needed.items, "item")),
+            ("segments", needed.segments, counted(needed.segments, "segment")),
+            ("max_seqlen", needed.longest, f"a segment of {counted(needed.longest, 'row')}"),
+        )
+        budgets = list(self.budgets)
+        for axis, number, text in axes:
+            most, of_all = (max(getattr(budget, axis) for budget in some) for some in (budgets, self.budgets))
+            if number > most:
+                as_large = "" if most == of_all else " as large otherwise"
+                return f"{text}, and no budget{as_large} has more than {most}"
+            budgets = [budget for budget in budgets if getattr(budget, axis) >= number]
+        return ""
 
     def holds(self, needed: Demand | Load) -> bool:
         """Return True if some budget, enabled or not, holds what is needed."""

@@ -14,6 +14,7 @@ from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_co
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import read_items
+from varlen_graphs.stats import Reason
 
 EAGER_IS_FASTER = "faster without padding"
 
@@ -108,7 +109,8 @@ class Router:
         budget = cheapest(load, costs)
         if budget is None and not self.budgets.holds(load):
             raise BudgetError(
-                f"a stage is one replay, but no budget holds {load}: {self.budgets.describe()}; add a larger one, "
+                f"a stage is one replay, but no budget holds {load}: {self.budgets.what_exceeds(load)}; "
+                f"{self.budgets.describe()}; add a larger one, "
                 "stage fewer items at a time, or call the encoder with the rows, which splits them"
             )
         return budget
@@ -130,7 +132,7 @@ class Router:
         """Return the largest load that a call can have, by its rows and items and by what is promised."""
         return self._spec.needs.most(call.rows.shape[0], call.items, self._min_segment_rows)
 
-    def why_missing(self, layout: Layout, refused: Collection[Budget] = ()) -> str:
+    def why_missing(self, layout: Layout, refused: Collection[Budget] = ()) -> Reason:
         """Return the reason why items that no budget holds run eager, but disabled ones or refused ones might."""
         return self.budgets.why_missing(self._spec.needs.load(layout), refused)
 
@@ -146,8 +148,8 @@ class Router:
             sizes = [layout.items[i][:3] for i in group]
             what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
             raise BudgetError(
-                f"{what} and needs {demands[misses[0]]}, but {self.budgets.describe()}; add a larger budget, or set "
-                "on_miss='eager'"
+                f"{what} and needs {demands[misses[0]]}, but {self.budgets.describe()}: "
+                f"{self.budgets.what_exceeds(demands[misses[0]])}; add a larger budget, or set on_miss='eager'"
             )
         if not layout.grouped:
             return packs

@@ -222,7 +222,7 @@ class OperatedEncoder(StandIn):
             CaptureError, StaleGraphError, and errors of the module: As for `capture`; the budget stays.
         """
         self.executor.check_usable()
-        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.layout)
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
         check_budgets(self.spec, [one])
         with self.pool.exclusive(), self.pool.order:
             if one in self.budgets:
@@ -244,7 +244,7 @@ class OperatedEncoder(StandIn):
             SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
         """
         self.executor.check_usable()
-        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.layout)
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
         with self.pool.exclusive(), self.pool.order:
             if one not in self.budgets:
                 raise BudgetError(f"{one} is not a budget of the encoder: expected one of encoder.budgets")

@@ -67,7 +67,9 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     if stats.checked:
         checked = [f"{counted(n, 'replay')} verified against {against}" for against, n in stats.against.most_common()]
         lines += [f"{' and '.join(checked)}, {stats.wrong.total()} wrong"]
-    lines += [f"{counted(count, 'eager run')}: {reason}" for reason, count in stats.eager.most_common()]
+    for reason, count in stats.eager.most_common():
+        detail = f"; the last: {stats.details[reason]}" if reason in stats.details else ""
+        lines += [f"{counted(count, 'eager run')}: {reason}{detail}"]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)
 

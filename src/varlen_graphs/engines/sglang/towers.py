@@ -88,8 +88,6 @@ def qwen2_5_vl(
         *segment_buffers(attn, "item"),
         *segment_buffers(attn, window, "window_"),
     ]
-    if budgets is None:
-        budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     return _encoder(module, budgets, buffers, forward, options)
 
 

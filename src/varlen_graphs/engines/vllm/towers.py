@@ -82,8 +82,7 @@ def vllm_windows(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()` with one segment per
-            quarter of a window.
+        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()`.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -113,8 +112,6 @@ def vllm_windows(
         *_segments(tower, "frame"),
         *_segments(tower, window, "cu_window_seqlens", "max_window_seqlen", "window_schedule"),
     ]
-    if budgets is None:
-        budgets = Ladder.for_windows(window.side * tower.spatial_merge_size)
     return _encoder(tower, budgets, row_dtype, buffers, forward, options)
 
 
