@@ -17,7 +17,7 @@ from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.kernels.start import start_triton
-from varlen_graphs.layout.budgets import Budgets, Ladder, resolve_budgets
+from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, resolve_budgets
 from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
@@ -74,6 +74,7 @@ class GraphedEncoder(OperatedEncoder):
     Args:
         module: The encoder, on its device and in its dtype.
         budgets: Row counts, `Budget`s, or a `Ladder`; for padded batches `Budget.padded(...)`s or a `PaddedLadder`.
+            `None` is a default of these, of which the first capture leaves out what takes too much memory or time.
         buffer_spec: Declaration of the module's arguments and outputs.
         forward: Function that runs in place of the module, called as `forward(module, **arguments)`. It computes the
             same outputs from other arguments: what differs from the module's own raises, see `Verify.mismatch`.
@@ -114,7 +115,7 @@ class GraphedEncoder(OperatedEncoder):
     def __init__(
         self,
         module: nn.Module,
-        budgets: Budgets,
+        budgets: Budgets | None,
         buffer_spec: BufferSpec,
         *,
         forward: Callable[..., Any] | None = None,
@@ -150,12 +151,16 @@ class GraphedEncoder(OperatedEncoder):
         if not isinstance(capture, Capture):
             raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
         verify = verify if isinstance(verify, Verify) else Verify(verify)
+        chosen = DefaultBudgets.of(buffer_spec.layout) if budgets is None else budgets
+        budgets = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
         resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.needs)
         check_budgets(buffer_spec, resolved)
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory
         memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
-        pool, stats, enabled = Pool() if pool is None else pool, Stats(), EnabledBudgets(Costs.in_rows(resolved))
+        defaults = resolved if isinstance(chosen, DefaultBudgets) else ()
+        pool, stats = Pool() if pool is None else pool, Stats()
+        enabled = EnabledBudgets(Costs.in_rows(resolved), defaults)
         signature = Signature(module, forward, buffer_spec, off, method)
         limit = None if memory is None else MemoryLimit(memory, enabled, stats)
         start_triton(module.parameters())

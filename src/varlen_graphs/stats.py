@@ -19,6 +19,7 @@ class Reason(str):
     """
 
     __slots__ = ("detail",)
+    detail: str
 
     def __new__(cls, reason: str, detail: str = "") -> "Reason":
         """Make a reason of its text and its detail."""

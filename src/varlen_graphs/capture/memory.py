@@ -1,8 +1,11 @@
 """Memory of graphs: released to the pool, poisoned, and freed after errors."""
 
+import math
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -75,3 +78,32 @@ def empty_cache(device: torch.device) -> None:
     """Return memory that torch's allocator keeps unused to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def available_bytes(device: torch.device) -> float:
+    """Return the memory that this process may still allocate on a device; infinity if nothing tells."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        allowed = torch.cuda.get_per_process_memory_fraction(device) * total
+        return min(free + reserved, allowed) - allocated
+    return min(_host_limits(), default=math.inf)
+
+
+def _host_limits() -> Iterator[int]:
+    """Yield what the machine, the container and the limits of the process leave of the host's memory."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        yield most - used + int(cached["file"])
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            yield most - pages * resource.getpagesize()

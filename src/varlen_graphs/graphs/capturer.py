@@ -14,6 +14,7 @@ from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.errors import SpecError, VerificationError, warn
+from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
 from varlen_graphs.graphs.calibrate import measure
@@ -90,6 +91,7 @@ class Capturer:
         self.prove: Prove | None = None
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
+        self._allowance: Allowance | None = None
         self._warned_of_sets = False
         self._forward = forward
         self._mode = mode
@@ -130,7 +132,12 @@ class Capturer:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape, device)
             graphs = None if stand_in else self.sets.get(key)
-            graphs = graphs or GraphSet(arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in)
+            if self._allowance is None:
+                self._allowance = Allowance(device)
+            graphs = graphs or GraphSet(
+                arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in,
+                defaults=self._budgets.defaults, allowance=None if stand_in else self._allowance,
+            )  # fmt: skip
             if is_new and compiled is not None:
                 compiled.begin()
             self._pool.advance()
@@ -149,6 +156,8 @@ class Capturer:
             with _dropped_on_error(graphs, budgets):
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
                 failed = {} if stand_in else self._disable_failed(graphs, budgets)
+                self._budgets.leave_out(graphs.left_out)
+                graphs.left_out = {}
                 if graphs.timed:
                     self.seconds = {} if is_first else self.seconds
                     compiles = device.type == "cuda"  # the tape has no kernels
@@ -251,6 +260,7 @@ class Capturer:
         self.exact.clear()
         self.inputs.clear()
         self.arenas = {}
+        self._allowance = None
         self.dependencies.forget()
 
     def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:

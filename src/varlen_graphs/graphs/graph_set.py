@@ -1,7 +1,7 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -12,6 +12,7 @@ from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
 from varlen_graphs.capture.memory import empty_cache, forget_frames, places_of
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.gpu_checks import GpuChecks
@@ -34,6 +35,10 @@ class GraphSet:
         arena: Static inputs of the forward.
         checks: Checks the item table, as the first operation of each graph.
         agreement: Agreement with other ranks that capture the module: what fails on one is left out on all.
+        timed: True if costs are measured with these graphs.
+        stand_in: Budget that calls would use without the graph of exactly their size.
+        defaults: Budgets that nobody asked for.
+        allowance: Decides which of those are left out; `None` leaves none out.
 
     Attributes:
         arena: As given.
@@ -42,6 +47,7 @@ class GraphSet:
         failed: Reasons why budgets could not be captured.
         refused: Reasons why graphs failed the proof at their capture; these budgets are not captured again.
         against: The outputs that replays were compared with in the proof, in words for the report.
+        unproven: What the proof left out because it takes too long, in words for the report.
         extents: Extent of each tensor of the output.
         per_square: Milliseconds of our own attention for each squared row of a segment.
         state: Memory that runs before the captures left behind, and that graphs may read.
@@ -50,6 +56,7 @@ class GraphSet:
         places: Addresses of the memory of each budget's outputs.
         timed: True if costs were measured with these graphs.
         stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
+        left_out: Default budgets that take too much memory or time, with the reasons.
     """
 
     per_square: float
@@ -57,17 +64,22 @@ class GraphSet:
     rebuild: Callable[[Sequence[Tensor]], Any]
 
     def __init__(
-        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, stand_in: Budget | None = None
-    ) -> None:
+        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, stand_in: Budget | None = None,
+        defaults: Collection[Budget] = (), allowance: Allowance | None = None,
+    ) -> None:  # fmt: skip
         self.arena = arena
         self.checks = checks
         self.agreement = agreement
         self.failed: dict[Budget, str] = {}
         self.refused: dict[Budget, str] = {}
         self.against: set[str] = set()
+        self.unproven: set[str] = set()
         self.most_rows = 0
         self.timed = timed
         self.stand_in = stand_in
+        self.left_out: dict[Budget, str] = {}
+        self._defaults = frozenset(defaults)
+        self._allowance = allowance
         self.state: list[Tensor] = []
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
@@ -107,11 +119,13 @@ class GraphSet:
             CaptureError: There is no graph, and no budget could be captured.
             Exception: The error of the forward at the largest budget and at the smallest.
         """
-        agreement = self.agreement
-        if self.constants is None:
+        agreement, is_new = self.agreement, self.constants is None
+        if is_new:
             with agreement.attempt() as attempt, agreement.rehearsal(), compiling_in_threads():
                 self.constants = forward.probe(self.arena)
             attempt.check()
+        budgets, spare = self._within_allowance(budgets, spare, forward)
+        if is_new:
             self._compile(budgets, forward)
         memory = ReadMemory(self.arena.rows.device, "the module", takes_constants=not forward.is_compiled)
         memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
@@ -125,12 +139,46 @@ class GraphSet:
         self._held, self._read, self.state = memory.held, memory.read, memory.state
         return tried
 
+    def _within_allowance(
+        self, budgets: Sequence[Budget], spare: Sequence[Budget], forward: BoundForward
+    ) -> tuple[Sequence[Budget], Sequence[Budget]]:
+        """Return these budgets without the default ones that take too much memory or time."""
+        allowance, defaults = self._allowance, [one for one in {*budgets, *spare} if one in self._defaults]
+        if allowance is None or not defaults:
+            return budgets, spare
+
+        def run(budget: Budget) -> None:
+            self.arena.load_sample(budget)
+            self.arena.source.copy(budget.rows)  # of none
+            with self.agreement.rehearsal():
+                forward(*self.checks.view(self.arena, budget), compiled=False)
+
+        left_out: dict[Budget, str] = {}
+        if not allowance.is_measured:
+            with CAPTURE_LOCK, self.agreement.attempt() as attempt:
+                left_out = allowance.of_runs(defaults, run)
+            attempt.take()  # errors come again
+        budgets, spare = self._without(self.agreement.same(left_out), budgets, spare)
+        left_out = allowance.of_tapes([one for one in budgets if one in defaults])
+        return self._without(self.agreement.same(left_out), budgets, spare)
+
+    def _without(
+        self, left_out: dict[Budget, str], budgets: Sequence[Budget], spare: Sequence[Budget]
+    ) -> tuple[Sequence[Budget], Sequence[Budget]]:
+        """Leave budgets out. The largest one left takes the place of a larger one, which sizes the memory of all."""
+        self.left_out |= left_out
+        wanted, others = ([one for one in some if one not in left_out] for some in (budgets, spare))
+        if others and (not wanted or max(others) > max(wanted)) and len(wanted) < len(budgets):
+            largest = max(others)
+            wanted, others = [*wanted, largest], [one for one in others if one != largest]
+        return wanted, others
+
     def _compile(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
         """Run the smallest and the largest budget, whose kernels compile in threads. Errors come again later.
 
         The smallest comes first: kernels that it loads are there for the largest, where references take long.
         """
-        if not self.arena.rows.is_cuda:
+        if not self.arena.rows.is_cuda or not budgets:
             return
         with CAPTURE_LOCK, self.agreement.attempt() as attempt, compiling_in_threads():
             for budget in sorted({min(budgets), max(budgets)}):

@@ -2,7 +2,7 @@
 
 from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.batch import Batch
-from varlen_graphs.layout.budgets import Budget, Ladder, PaddedLadder
+from varlen_graphs.layout.budgets import Budget, DefaultBudgets, Ladder, PaddedLadder
 from varlen_graphs.layout.columns import Column, NestedColumn
 from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
 from varlen_graphs.layout.item_table import ItemTable
@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "Budget",
     "Column",
+    "DefaultBudgets",
     "GridHW",
     "GridTHW",
     "ItemTable",

@@ -12,6 +12,7 @@ from varlen_graphs.layout.memory_size import in_bytes, most_rows
 from varlen_graphs.layout.values import INT64_MAX, quoted
 
 if TYPE_CHECKING:
+    from varlen_graphs.layout.arguments import LayoutArgument
     from varlen_graphs.layout.needs import Needs
 
 ROW_ALIGNMENT = 16
@@ -221,6 +222,30 @@ class PaddedLadder:
 
 
 Budgets = Iterable[int | Budget] | Ladder | PaddedLadder | int | Budget
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+"""Default budgets for items of one row."""
+
+
+@dataclass(frozen=True)
+class DefaultBudgets:
+    """Budgets that nobody asked for: an encoder leaves out those of them that take too much memory or time.
+
+    Attributes:
+        budgets: Any form of budgets.
+    """
+
+    budgets: Budgets
+
+    def __iter__(self) -> Iterator[int | Budget]:
+        return iter([self.budgets] if isinstance(self.budgets, int | Budget) else self.budgets)
+
+    @classmethod
+    def of(cls, layout: "LayoutArgument") -> "DefaultBudgets":
+        """Return the default budgets for the items that a declaration describes."""
+        if layout.one_row:
+            return cls(BATCHES)
+        return cls(PaddedLadder() if layout.padded else Ladder())
 
 
 def resolve_budgets(budgets: Budgets, multiple: int, needs: "Needs") -> tuple[Budget, ...]:

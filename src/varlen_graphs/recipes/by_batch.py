@@ -35,9 +35,6 @@ from varlen_graphs.watch.rules_mode import CaptureRulesMode
 HEAD_MASK = "head_mask"
 """Argument of transformers 4 that leaves out heads of attention; calls that bring one run eager."""
 
-BATCHES = [1, 2, 4, 8, 16, 32]
-"""Budgets by default."""
-
 FEW, MORE = 2, 3
 """Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
 
@@ -90,9 +87,7 @@ def by_batch(
         before.restore()  # the tower may have kept something of the random inputs
     if batched.tables:
         options = {"off": partial(why_changed, batched.tables)} | options
-    return GraphedEncoder(
-        tower, BATCHES if budgets is None else budgets, spec, forward=batched.function, **of_recipe(options)
-    )
+    return GraphedEncoder(tower, budgets, spec, forward=batched.function, **of_recipe(options))
 
 
 class _Batched:

@@ -12,7 +12,7 @@ from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import siglip_layers
@@ -40,7 +40,7 @@ def cosmos3_edge(
 
     Args:
         tower: `model.model.visual` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -75,4 +75,4 @@ def cosmos3_edge(
         buffers=[*attention_buffers(tower.encoder.layers[0].self_attn, "frame"), item_table()],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows(), **({"pooler_output": Rows()} if pools else {})),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))

@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedLengths
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
@@ -65,7 +65,7 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
     )
     if budgets is None:
         largest = min(len(tower.embeddings.row_embedder.weight), len(tower.embeddings.column_embedder.weight))
-        budgets = PaddedLadder(batch=8, length=largest, min_length=min(512, largest), step=2)
+        budgets = DefaultBudgets(PaddedLadder(batch=8, length=largest, min_length=min(512, largest), step=2))
     _check(tower, spec, pixels)
     return PatchesEncoder(tower, budgets, spec, forward=_forward, **of_recipe(options))
 

@@ -19,7 +19,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, GridPositions, MaxSeqlen
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.patch_positions import PatchPositions
 from varlen_graphs.recipes.blocks import project_heads
@@ -51,7 +51,7 @@ def gemma4(
 
     Args:
         tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -103,7 +103,7 @@ def gemma4(
         ],
         outputs=Outputs(last_hidden_state=tokens, hidden_states=[*[Rows()] * config.num_hidden_layers, tokens]),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _embed(embedder: Any, pixels: Tensor, positions: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
@@ -63,9 +63,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         ) from error
     finally:
         before.restore()  # the tower may have kept something of the random rows
-    if budgets is None:
-        clips = isinstance(spec.layout, Lengths)
-        budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()] if clips else Ladder()
+    if budgets is None and isinstance(spec.layout, Lengths):
+        budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()])
     return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 

@@ -17,7 +17,7 @@ from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import RotaryTable, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.options import of_recipe
@@ -50,7 +50,7 @@ def glm4v(
 
     Args:
         tower: `model.model.visual` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
@@ -96,7 +96,7 @@ def glm4v(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=merged, pooler_output=merged, hidden_states=layers)
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _embed(tower: Any, patches: Tensor, table: ItemTable) -> Tensor:

@@ -15,7 +15,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
@@ -45,7 +45,7 @@ def hunyuan_vl(
 
     Args:
         tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -104,7 +104,7 @@ def hunyuan_vl(
             last_hidden_state=rows, pooler_output=GridEntries(tokens_of, tokens_at, rows_dim=1), hidden_states=rows
         ),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _block_rows(table: ItemTable, merge: int) -> Tensor:

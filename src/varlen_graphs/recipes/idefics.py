@@ -19,7 +19,7 @@ from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import Lookup
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.pictures import PictureMask
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.options import of_recipe
@@ -57,7 +57,7 @@ def idefics(
 
     Args:
         tower: `model.model.vision_model` of a whole model.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -91,7 +91,7 @@ def idefics(
         ],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _reads_padding(tower: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varlen_graphs.buffers import interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.by_batch import by_batch
@@ -49,7 +49,7 @@ def inkling(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     check_parts(tower, ("encoder_layers", "final_norm"), "the vision tower of Inkling, model.model.vision_tower")
     config = tower.config
     shape = config.temporal_patch_size, config.patch_size, config.patch_size, config.num_channels
-    return by_batch(tower, PATCHES if budgets is None else budgets, shape=shape, **options)
+    return by_batch(tower, DefaultBudgets(PATCHES) if budgets is None else budgets, shape=shape, **options)
 
 
 @handles("Inkling2VisionModel")
@@ -64,7 +64,7 @@ def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> Grap
 
     Args:
         tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`, in tokens; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in tokens; `None` is `Ladder()`, as far as memory and time allow.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -102,7 +102,7 @@ def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> Grap
         buffers=[item_table()],
         outputs=Outputs(last_hidden_state=entries, pooler_output=Rows(), hidden_states=entries),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _patches(table: ItemTable, merge: int) -> ItemTable:

@@ -16,7 +16,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer, RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, is_plain
@@ -44,7 +44,7 @@ def lfm3_vl(
 
     Args:
         tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -86,7 +86,7 @@ def lfm3_vl(
         buffers=[*of_attention, DeviceBuffer("neighbours", neighbours, any_segments=False)],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _neighbours(table: ItemTable, kernel: int) -> Tensor:

@@ -44,7 +44,7 @@ class MergedOrWhole(TwoEncoders):
     """
 
     def __init__(
-        self, tower: nn.Module, budgets: Budgets, spec: BufferSpec, of_whole: BufferSpec,
+        self, tower: nn.Module, budgets: Budgets | None, spec: BufferSpec, of_whole: BufferSpec,
         forward: Callable[..., Any], whole: Callable[..., Any], **options: Any,
     ) -> None:  # fmt: skip
         options = of_recipe(options)

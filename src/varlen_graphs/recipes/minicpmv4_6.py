@@ -18,7 +18,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer, Lookup
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, project_heads, siglip_layers
@@ -54,7 +54,7 @@ def minicpmv4_6(
 
     Args:
         tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -129,7 +129,7 @@ def minicpmv4_6(
     )
     outputs = Outputs(last_hidden_state=before, hidden_states=[before] * (layers + 1))
     of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs)
-    return MergedOrWhole(tower, Ladder() if budgets is None else budgets, spec, of_whole, forward, whole, **options)
+    return MergedOrWhole(tower, budgets, spec, of_whole, forward, whole, **options)
 
 
 def _merged(table: ItemTable, attn: Any) -> Segments:

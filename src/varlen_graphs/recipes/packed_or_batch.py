@@ -24,7 +24,7 @@ class PackedOrBatch(TwoEncoders):
         why_eager: Reason why it does; `None` if it does not.
     """
 
-    def __init__(self, module: nn.Module, budgets: Budgets, spec: BufferSpec, **options: Any) -> None:
+    def __init__(self, module: nn.Module, budgets: Budgets | None, spec: BufferSpec, **options: Any) -> None:
         super().__init__(module, budgets, spec, **options)
         parameters = inspect.signature(module.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from varlen_graphs.buffers import AttentionMask, CuSeqlens, DeviceBuffer, MaxSeqlen, RowPositions
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layout.batch import Batch
-from varlen_graphs.layout.budgets import Budgets, Ladder, PaddedLadder
+from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, PaddedLadder
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
@@ -114,12 +114,12 @@ def packed_text(
     finally:
         before.restore()
     if why_padded is None:
-        budgets = Ladder(rows_per_item=8, rows_per_segment=8) if budgets is None else budgets
+        budgets = DefaultBudgets(Ladder(rows_per_item=8, rows_per_segment=8)) if budgets is None else budgets
     elif spec.layout.one_row:
-        budgets = BATCHES
+        budgets = DefaultBudgets(BATCHES)
     elif not isinstance(budgets, PaddedLadder):
         longest = min(512, text.largest or 512)
-        budgets = PaddedLadder(length=longest, min_length=min(32, longest))
+        budgets = DefaultBudgets(PaddedLadder(length=longest, min_length=min(32, longest)))
     options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding, "around": around}
     return TextEncoder(text, budgets, spec, forward=forward, **of_recipe(options))
 

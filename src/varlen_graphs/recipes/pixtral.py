@@ -18,7 +18,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import GridPositions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.pictures import PictureSizes
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, project_heads, rms_norm, swiglu
 from varlen_graphs.recipes.options import of_recipe
@@ -58,7 +58,7 @@ def pixtral(
     Args:
         tower: `PixtralVisionModel`: `model.model.vision_tower` of Mistral 3, `model.model.vision_encoder` of
             LightOnOCR.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         normalize: If given, pictures are bytes, normalised inside the graph, see `Normalize`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
@@ -107,7 +107,7 @@ def pixtral(
         ],
         outputs=Outputs(last_hidden_state=PACKED, hidden_states=PACKED),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _table_side(tower: Any) -> int | None:

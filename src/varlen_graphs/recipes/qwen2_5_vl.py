@@ -17,7 +17,7 @@ from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, MaxSeqlen, RotaryTable, WindowIndex
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.options import of_recipe
@@ -52,9 +52,9 @@ def qwen2_5_vl(
 
     Args:
         tower: `model.model.visual` of a whole model, or `model.thinker.visual` of an Omni model.
-        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()`. Row counts and ladders
-            have one segment per quarter of a window (16 rows for windows of 8 x 8 patches), which is enough for all
-            images whose sides are at least half a window, 56 pixels.
+        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()`, as far as memory and time
+            allow. Row counts and ladders have one segment per quarter of a window (16 rows for windows of 8 x 8
+            patches), which is enough for all images whose sides are at least half a window, 56 pixels.
         attention: The attention backend.
         normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
@@ -113,4 +113,4 @@ def qwen2_5_vl(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))

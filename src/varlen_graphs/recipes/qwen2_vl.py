@@ -12,7 +12,7 @@ from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import RotaryTable
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
@@ -43,7 +43,7 @@ def qwen2_vl(
 
     Args:
         tower: `model.model.visual` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         normalize: If given, rows are bytes, normalised inside the graph, see `Normalize`, or images, see `Patches`.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
@@ -81,7 +81,7 @@ def qwen2_vl(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _mlp(x: Tensor, mlp: Any) -> Tensor:

@@ -18,7 +18,7 @@ from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budget, Budgets
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import Lengths
 from varlen_graphs.layout.item_table import ItemTable
@@ -122,7 +122,7 @@ def qwen3_asr(
         outputs=Outputs(last_hidden_state=entries, hidden_states=entries),
     )
     if budgets is None:
-        budgets = [Budget(rows, items=max(4, rows // 8)) for rows in ROWS]
+        budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 8)) for rows in ROWS])
     return ChunkedClips(TowerOfChunks(tower), budgets, spec, forward=forward, **of_recipe(options))
 
 

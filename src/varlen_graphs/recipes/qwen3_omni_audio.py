@@ -19,7 +19,7 @@ from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import Lengths
 from varlen_graphs.layout.item_table import ItemTable
@@ -101,7 +101,7 @@ def qwen3_omni_audio(
         outputs=Outputs(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
     )
     if budgets is None:
-        budgets = [Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()]
+        budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()])
     return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 

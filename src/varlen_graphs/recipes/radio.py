@@ -16,7 +16,7 @@ from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, PrefixIndex
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import project_heads
@@ -51,7 +51,8 @@ def radio(
 
     Args:
         tower: `model.vision_model` of a whole model.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`. Those of batches are those of `by_batch`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow. Those of
+            batches are those of `by_batch`.
         attention: The attention backend of packed images.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -99,7 +100,7 @@ def radio(
             hidden_states=Rows(rows_dim=1, prefix="kept"),
         ),
     )
-    return PackedOrBatch(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return PackedOrBatch(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _taps(table: ItemTable, side: int) -> Taps:

@@ -39,7 +39,7 @@ def handles(*class_names: str) -> Callable[[R], R]:
 
         @vg.recipes.handles("MyVisionTower")
         def my_tower(tower, budgets=None, **options):
-            return vg.GraphedEncoder(tower, budgets or vg.Ladder(), buffer_spec=..., forward=..., **options)
+            return vg.GraphedEncoder(tower, budgets, buffer_spec=..., forward=..., **options)
 
     Args:
         *class_names: Names of the classes, without their modules: some come with the weights and cannot be imported. A

@@ -19,7 +19,7 @@ from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqle
 from varlen_graphs.buffers.sincos import RowEntries
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError, SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets, Ladder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.columns import NestedColumn
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.segments import Per
@@ -113,9 +113,9 @@ def queries_of(module: Any) -> Extent:
     return Groups() if is_temporal(module) else Items()
 
 
-def slice_budgets() -> list[Budget]:
+def slice_budgets() -> DefaultBudgets:
     """Return `Ladder()` with fewer items than by default: every slot computes all queries, even an empty one."""
-    return [Budget(rows, items=max(4, rows // 256)) for rows in Ladder().row_counts()]
+    return DefaultBudgets([Budget(rows, items=max(4, rows // 256)) for rows in Ladder().row_counts()])
 
 
 def resampler_buffers(module: Any) -> list[Buffer]:

@@ -18,7 +18,7 @@ from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import CuSeqlens, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
@@ -50,7 +50,7 @@ def siglip2(
 
     Args:
         tower: `Siglip2VisionModel`, `model.vision_model` of a `Siglip2Model`, `model.model.vision_tower` of LFM2-VL.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`, in patches; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -98,7 +98,7 @@ def siglip2(
         outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
     )
     options = {"off": _adapted_head} | options
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _parts(tower: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError, VarlenGraphsError
-from varlen_graphs.layout.budgets import Budget, Budgets, PaddedLadder
+from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.alone import Alone
@@ -100,7 +100,7 @@ def speech(
         before.restore()  # the tower may have kept something of the random clips
     if budgets is None:
         second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
-        budgets = PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5)
+        budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
     model, spec, forward, alone = attempt
     options = of_recipe(options)
     return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, around=around, **options)

@@ -15,7 +15,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import DeviceBuffer
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
@@ -47,7 +47,7 @@ def video_llama3(
 
     Args:
         tower: `model.model.vision_model` of a whole model.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         attention: The attention backend.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
@@ -82,7 +82,7 @@ def video_llama3(
         ],
         outputs=Outputs(last_hidden_state=GridEntries(_tokens, lambda budget: budget.rows), hidden_states=Rows()),
     )
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _tokens(t: int, h: int, w: int, merge: int) -> int:

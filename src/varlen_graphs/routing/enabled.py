@@ -1,6 +1,6 @@
 """The budgets of an encoder: enabled ones, their costs, and why others are disabled."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from varlen_graphs.errors import counted
 from varlen_graphs.layout.budgets import Budget
@@ -13,6 +13,7 @@ CAPTURE_FAILED = "its budget could not be captured"
 WRONG_OUTPUT = "its budget gave a wrong output"
 PROOF_FAILED = "its budget failed the proof"
 OVER_LIMIT = "its budget exceeds the memory limit"
+LEFT_OUT = "its default budget takes too much memory or time"
 """Reasons in `stats.eager` for calls that a disabled or refused budget would have held."""
 
 
@@ -24,8 +25,10 @@ class EnabledBudgets:
 
     Args:
         costs: All budgets, and the assumed costs of their replays.
+        defaults: Those that nobody asked for.
 
     Attributes:
+        defaults: As given; some may be left out, because they take too much memory or time.
         budgets: All budgets, ascending.
         costs: The enabled budgets, and the costs of their replays.
         measured: The measured costs, disabled budgets included; `None` before anything was measured.
@@ -33,7 +36,8 @@ class EnabledBudgets:
         known: Budgets whose costs need not be measured.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, defaults: Collection[Budget] = ()) -> None:
+        self.defaults = frozenset(defaults)
         self.budgets = tuple(sorted(costs.replays))
         self.costs = costs
         self.measured: Costs | None = None
@@ -68,6 +72,18 @@ class EnabledBudgets:
         """Disable a budget that does not fit into a memory limit of so many bytes."""
         self.disable(budget, OVER_LIMIT, f"with it graphs hold more than the limit of {most:,} bytes")
 
+    def leave_out(self, budgets: Mapping[Budget, str]) -> None:
+        """Disable default budgets that take too much memory or time, with the reasons."""
+        for budget, reason in budgets.items():
+            self._causes[budget], self.disabled[budget] = LEFT_OUT, reason
+        self._renew()
+
+    @property
+    def left_out(self) -> list[Budget]:
+        """The default budgets that take too much memory or time."""
+        causes = dict(self._causes)  # a copy: another thread may change it
+        return sorted(budget for budget, cause in causes.items() if cause == LEFT_OUT)
+
     def enable_all(self) -> None:
         """Enable all budgets again."""
         if self.disabled:
@@ -83,6 +99,7 @@ class EnabledBudgets:
         """Remove a budget; at least one must remain."""
         self.disabled.pop(budget, None)
         self._causes.pop(budget, None)
+        self.defaults -= {budget}
         self._change([one for one in self.budgets if one != budget])
 
     @property
@@ -93,8 +110,10 @@ class EnabledBudgets:
     def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> Reason:
         """Return the reason why no budget holds what is needed: what rules out the smallest that would."""
         causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
-        cause = next((cause for budget, cause in sorted(causes.items()) if _holds(budget, needed)), None)
-        return Reason(TOO_LARGE, self.what_exceeds(needed)) if cause is None else Reason(cause)
+        ruled_out = next((budget for budget in sorted(causes) if _holds(budget, needed)), None)
+        if ruled_out is None:
+            return Reason(TOO_LARGE, self.what_exceeds(needed))
+        return Reason(causes[ruled_out], self.disabled.get(ruled_out, ""))
 
     def what_exceeds(self, needed: Demand | Load) -> str:
         """Return which capacity no budget has, with the number needed and the largest; empty if one holds it all."""

@@ -30,12 +30,20 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     if seconds:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
-    for budget in sorted({*costs.replays, *disabled, *used}):
+    left_out = [budget for budget in budgets.left_out if budget in disabled]
+    for budget in sorted({*costs.replays, *disabled, *used}.difference(left_out)):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "" if budget in budgets.budgets else "  dropped"
         note = "  not used: a larger budget takes no longer" if budget in costs.dropped else note
         note = f"  disabled: {disabled[budget]}" if budget in disabled else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
+    if left_out:
+        lines += [
+            "",
+            f"{len(left_out)} of {counted(len(budgets.defaults), 'default budget')}, of {left_out[0].rows} to "
+            f"{left_out[-1].rows} rows, are left out; of {left_out[0].rows} rows {disabled[left_out[0]]}. Give budgets "
+            "to have them",
+        ]
     if costs.measured:
         long = costs.per_square * 1024**2
         lines += [
@@ -61,6 +69,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         lines += [f"  {_describe(inputs.statics)}" for inputs in [*capturer.inputs.values()]]
     for graphs in store.sets:
         lines += [f"proven against {against}" for against in sorted(graphs.against)]
+        lines += [f"not proven on {left_out}" for left_out in sorted(graphs.unproven)]
         lines += [
             f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
         ]

@@ -1,5 +1,6 @@
 """The proof of new graphs: replays over NaN and over other values, compared with the module itself."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import SpecError, VerificationError, warn
+from varlen_graphs.errors import SpecError, VerificationError, counted, warn
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -47,6 +48,10 @@ FEW_ROWS = (
 )
 
 
+MOST_SECONDS = 3.0
+"""Seconds that an eager run may take which shows what the replays of graphs do not; there are up to twenty."""
+
+
 class _NanError(VerificationError):
     """Raised if a module returns nothing but NaN for made-up rows."""
 
@@ -82,6 +87,7 @@ class Prover:
         self._budgets = budgets
         self._options = options
         self._numbers: list[Numbers] = ["normal", "between 0 and 1", "above 1"] if has_floats(forward) else ["normal"]
+        self._seconds_per_row = 0.0  # of the runs so far, at least; 0 before there are any
         self._takes_first = False  # True once the module took numbers of the first range
 
     def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
@@ -131,7 +137,7 @@ class Prover:
         def in_parts(example: Example) -> None:
             right(example, parts=in_two(example.layout, spec.row_multiple))
 
-        checks: list[tuple[Iterator[Layout], Callable[[Example], None], Kind]] = [
+        checks: list[tuple[Iterable[Layout], Callable[[Example], None], Kind]] = [
             (rich_layouts(spec, max(self._budgets.enabled)), right, "random"),
             (crowded_layouts(spec), in_parts, "random"),
             (uneven_layouts(spec), in_parts, "uneven"),
@@ -141,6 +147,10 @@ class Prover:
         if forward.may_leave_out:
             checks.append((even_layouts(spec), partial(check_left_out, forward, limit=limit), "random"))
         for layouts, check, kind in checks:
+            layouts, too_long = self._affordable([*layouts], graphs)
+            if not layouts and too_long is not None:
+                graphs.unproven.add(too_long)
+                continue
             with graphs.agreement.attempt() as attempt:
                 own = known if kind == "random" else {}
                 itself = kind != "uneven"  # whose items are compared with each other
@@ -153,6 +163,18 @@ class Prover:
             check_lengths(forward, (next(make(forward, layout)) for layout in lengths))
         evidence = evidence_of(attempt.take())
         return [] if evidence is None else [evidence]
+
+    def _affordable(self, layouts: Sequence[Layout], graphs: GraphSet) -> tuple[Sequence[Layout], str | None]:
+        """Return the layouts an eager run of which does not take too long, and what the shortest is if none does not.
+
+        Ranks, whose clocks differ, take all.
+        """
+        rate = self._seconds_per_row if graphs.agreement.alone else 0.0
+        affordable = [layout for layout in layouts if layout.size * rate <= MOST_SECONDS]
+        if affordable or not layouts:
+            return affordable, None
+        rows = min(layout.size for layout in layouts)
+        return (), f"{counted(rows, 'row')} at a time, an eager run of which takes some {rows * rate:.0f} s"
 
     def _report(self, refused: dict[Budget, str], graphs: int) -> None:
         message = (
@@ -298,10 +320,10 @@ class Prover:
             layout, own = read_layout(self._spec, call), None
             run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
             if itself and self._forward.answers_itself(call):
-                with suppress(Exception):  # it may need more than these arguments
+                with suppress(Exception), self._timed(layout.size):  # it may need more than these arguments
                     own = Expected(run(partial(self._forward.answer, call)), layout, call.padded)
             by_references = own is None and not alone
-            with references() if by_references else nullcontext():
+            with references() if by_references else nullcontext(), self._timed(layout.size):
                 output = run(partial(self._forward.exact, call))
             form = flatten(output, self._spec.declared)
             against = DECLARATION if own is None and not self._forward.is_module else MODULE
@@ -309,3 +331,11 @@ class Prover:
             return Example(call, layout, own, against, form, by_references, mode.has_indices)
         except Exception as error:
             return error
+
+    @contextmanager
+    def _timed(self, rows: int) -> Iterator[None]:
+        """Note how long a run of so many rows takes."""
+        start = time.perf_counter()
+        yield
+        own = (time.perf_counter() - start) / rows
+        self._seconds_per_row = min(own, self._seconds_per_row or own)

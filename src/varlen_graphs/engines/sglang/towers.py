@@ -18,7 +18,7 @@ from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import Buffer, GridPositions, WindowIndex, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.blocks import run_block, segment_buffers
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Windows
@@ -177,7 +177,7 @@ def _encoder(
         buffers=buffers,
         outputs=Rows(every=tower.spatial_merge_size**2),
     )
-    return GraphedEncoder(module, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(module, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _positions(tower: Any) -> GridPositions:

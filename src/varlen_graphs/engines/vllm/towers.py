@@ -23,7 +23,7 @@ from varlen_graphs.buffers import (
 )
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.vllm.attention import SCHEDULE
-from varlen_graphs.layout.budgets import Budgets, Ladder
+from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.segments import Per, Windows
 from varlen_graphs.recipes.options import of_recipe
@@ -46,7 +46,7 @@ def vllm_positions(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; `None` is `Ladder()`, as far as memory and time allow.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -82,7 +82,8 @@ def vllm_windows(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()`.
+        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `Ladder()`, as far as memory and time
+            allow.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -127,7 +128,7 @@ def _encoder(
     rows = PackedRows("x", (tower.patch_embed.proj.weight[0].numel(),), row_dtype)
     layout = GridTHW("grid_thw", merge=tower.spatial_merge_size)
     spec = BufferSpec(rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2))
-    return GraphedEncoder(tower, Ladder() if budgets is None else budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
 
 
 def _segments(

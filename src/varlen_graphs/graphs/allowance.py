@@ -1,0 +1,141 @@
+"""Default budgets are kept as far as memory and time allow."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from varlen_graphs.capture.memory import available_bytes, empty_cache, forget_frames, is_out_of_memory
+from varlen_graphs.kernels.launch import compiling_in_threads
+from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.watch.memory_meter import MemoryMeter
+from varlen_graphs.watch.thread_modes import run_under
+
+FIRST_ANSWER_S = 30.0
+"""Seconds that the first answer may take with default budgets."""
+
+RUNS = 20
+"""Number of runs of the largest budget that its capture and its proof take."""
+
+SHARE, SHARE_OF_ALL = 0.5, 0.75
+"""Shares of the memory that is available now which one default budget may take, and tapes of several."""
+
+WORTH = 1.5
+"""Growth of a budget below which another run would hardly tell more."""
+
+
+class Taken(NamedTuple):
+    """What a budget takes: the seconds of a run, and the bytes that it and the graph need."""
+
+    seconds: float
+    memory: float
+
+
+class Allowance:
+    """Decides which default budgets are left out, because they take too much memory or time.
+
+    Budgets are run, the smallest first; the next one is the largest whose run is allowed even if memory and time grow
+    with the product of rows and the longest segment, as those of dense attention do. So no run ever takes more than is
+    allowed, and what is left out in the end takes up to that product more than the largest one that was run.
+
+    Args:
+        device: The device of the runs.
+
+    Attributes:
+        is_measured: True once budgets were run, or failed to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.is_measured = False
+        self._taken: dict[Budget, Taken] = {}
+        self._memory: float | None = None  # available before the runs, which may not have given theirs back
+        self._failed = math.inf  # weight of the smallest budget for a run of which there was no memory
+
+    def of_runs(self, budgets: Sequence[Budget], run: Callable[[Budget], object]) -> dict[Budget, str]:
+        """Run as many of these budgets as it takes, and return those to leave out, with the reasons.
+
+        The smallest one is never left out.
+        """
+        smallest, *others = sorted(budgets, key=_weight)
+        self.is_measured, self._memory = True, available_bytes(self._device)
+        following = smallest
+        while True:
+            self._measure(following, run)
+            reasons = {budget: self._why_not(budget) for budget in others}
+            allowed = [budget for budget, reason in reasons.items() if reason is None]
+            following = max(allowed, key=_weight, default=smallest)
+            if len(allowed) == len(others) or _weight(following) < WORTH * max(map(_weight, self._taken), default=0):
+                return {budget: reason for budget, reason in reasons.items() if reason is not None}
+
+    def of_tapes(self, budgets: Sequence[Budget]) -> dict[Budget, str]:
+        """Return those of these budgets for whose tapes, which share no memory, there is none left.
+
+        The largest comes first, because it holds most calls, and then the smallest.
+        """
+        if self._device.type != "cpu" or not self._taken:
+            return {}
+        left, self._memory = SHARE_OF_ALL * (self._memory or available_bytes(self._device)), None  # later there is less
+        left_out, ascending = dict[Budget, str](), sorted(budgets, key=_weight)
+        for budget in [*ascending[-1:], *ascending[:-1]]:
+            memory = self._most(budget).memory
+            if memory > left:
+                left_out[budget] = f"its tape may take up to {memory / 1e9:,.1f} GB beside the others"
+            else:
+                left -= memory
+        return left_out
+
+    def _most(self, budget: Budget) -> Taken:
+        """Return what a budget takes at most, by those that were run."""
+        growths = [(taken, _growth(one, budget)) for one, taken in self._taken.items()]
+        return Taken(
+            min(taken.seconds * growth for taken, growth in growths),
+            min(taken.memory * growth for taken, growth in growths),
+        )
+
+    def _why_not(self, budget: Budget) -> str | None:
+        """Return the reason why a budget takes too much; `None` if it does not."""
+        if _weight(budget) >= self._failed:
+            return "there was no memory for a run"
+        taken, memory = self._most(budget), SHARE * (self._memory or 0)
+        if taken.memory > memory:
+            return f"a graph may take up to {taken.memory / 1e9:,.1f} GB, and {memory / 1e9:,.1f} GB may be used"
+        if taken.seconds > FIRST_ANSWER_S / RUNS:
+            return f"a run may take up to {taken.seconds:.1f} s, and capture and proof take some {RUNS} runs"
+        return None
+
+    def _measure(self, budget: Budget, run: Callable[[Budget], object]) -> None:
+        """Run a budget, and note what it takes."""
+        meter, on_gpu = MemoryMeter(self._device), self._device.type == "cuda"
+        try:
+            if on_gpu:
+                with compiling_in_threads():
+                    run(budget)
+                torch.cuda.synchronize(self._device)
+            elif not self._taken:
+                run(budget)  # fills what the module computes once and keeps
+            start = time.perf_counter()
+            run_under(lambda: run(budget), meter)
+            if on_gpu:
+                torch.cuda.synchronize(self._device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            forget_frames(error)
+            empty_cache(self._device)
+            self._failed = min(self._failed, _weight(budget))
+        else:
+            memory = meter.most if on_gpu else meter.most + meter.total  # a tape keeps all results beside a run
+            self._taken[budget] = Taken(time.perf_counter() - start, memory)
+
+
+def _weight(budget: Budget) -> int:
+    return budget.rows * budget.max_seqlen
+
+
+def _growth(one: Budget, other: Budget) -> float:
+    """Return by which factor another budget may take more."""
+    length = max(1.0, other.max_seqlen / one.max_seqlen)
+    return max(1.0, other.rows / one.rows, length) * length

@@ -1,0 +1,53 @@
+"""Default budgets are kept as far as the memory of a GPU allows."""
+
+from contextlib import contextmanager
+
+import torch
+
+import varlen_graphs as vg
+from tests.support.encoders import rows_for
+from tests.support.gpu import on_gpus
+
+pytestmark = on_gpus()
+
+WIDE = 1 << 16
+
+
+class Hungry(torch.nn.Module):
+    """Has 512 KB for each row in use at a time, and four times as much in all."""
+
+    def forward(self, x):
+        for _ in range(4):
+            x = x + (x[:, :1].expand(-1, WIDE) * 1.0 + 1.0)[:, :1] - 1.0
+        return x
+
+
+@contextmanager
+def memory_left(size):
+    """Let torch allocate no more than so many bytes."""
+    device = torch.cuda.current_device()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + size) / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def test_default_budgets_stay_within_half_of_the_memory_of_a_gpu():
+    rows, spec = rows_for([100, 20], device="cuda"), vg.BufferSpec("x", vg.Lengths())
+    with torch.no_grad(), memory_left(3 << 30):
+        encoder = vg.GraphedEncoder(Hungry().eval(), None, spec, backend="cuda")
+        torch.testing.assert_close(encoder(rows, lengths=[100, 20]), encoder.module(rows))
+    enabled = [budget.rows for budget in encoder.budgets if budget not in encoder.disabled]
+    assert 1000 < max(enabled) < 4000
+    assert f"{len(encoder.disabled)} of 141 default budgets" in encoder.report()
+
+
+def test_default_budgets_of_a_small_tower_are_all_kept():
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8).cuda().eval(), None, spec, backend="cuda")
+    with torch.no_grad():
+        encoder(rows_for([100, 20], device="cuda"), lengths=[100, 20])
+    assert not encoder.disabled

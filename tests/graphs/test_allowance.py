@@ -1,0 +1,143 @@
+"""Default budgets are kept as far as memory and time allow; budgets that were given always are."""
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import varlen_graphs as vg
+from tests.support.encoders import rows_for
+
+resource = pytest.importorskip("resource")
+
+WIDE, TIMES = 2500, 10
+
+
+class Hungry(torch.nn.Module):
+    """Allocates 100 KB for each row, a tenth of it at a time: a tape keeps it all."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        for _ in range(TIMES):
+            x = x * self.scale + x[:, :1].expand(-1, WIDE).contiguous()[:, :1]
+        return x
+
+
+class Slow(torch.nn.Module):
+    """Takes a tenth of a second for each picture."""
+
+    def forward(self, pictures):
+        time.sleep(0.1 * len(pictures))
+        return pictures.mean((1, 2, 3))
+
+
+class SlowAtFirst(torch.nn.Module):
+    """Takes a quarter of a second for one row."""
+
+    def forward(self, x):
+        time.sleep(0.25 * (len(x) == 1))
+        return x * 2
+
+
+@contextmanager
+def memory_left(size):
+    """Let the process allocate no more than so many bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def hungry_encoder(budgets, **options):
+    return vg.GraphedEncoder(Hungry().eval(), budgets, vg.BufferSpec("x", vg.Lengths()), backend="tape", **options)
+
+
+def test_default_budgets_stay_within_half_of_the_memory_and_the_report_says_so():
+    rows = rows_for([100, 20])
+    with torch.no_grad(), memory_left(600 << 20):
+        encoder = hungry_encoder(None)
+        assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
+        assert encoder.bytes() < 350e6
+    enabled = [budget.rows for budget in encoder.budgets if budget not in encoder.disabled]
+    assert 1000 < max(enabled) < 3500
+    smallest = min(encoder.disabled).rows
+    assert (
+        f"{len(encoder.disabled)} of 141 default budgets, of {smallest} to 16384 rows, are left out" in encoder.report()
+    )
+    assert f"of {smallest} rows a graph may take up to 0." in encoder.report()
+    long = rows_for([9000])
+    with torch.no_grad():
+        assert torch.equal(encoder(long, lengths=[9000]), encoder.module(long))
+    (reason,) = encoder.stats.eager
+    assert reason == "its default budget takes too much memory or time"
+    assert "GB may be used" in encoder.stats.details[reason]
+
+
+def test_no_more_tapes_are_captured_than_memory_holds():
+    with torch.no_grad(), memory_left(600 << 20):
+        encoder = vg.GraphedEncoder(
+            Hungry().eval(), None, vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths()), backend="tape"
+        ).capture()
+        assert encoder.bytes() < 400e6
+    assert encoder.disabled
+
+
+def test_budgets_that_were_given_are_never_left_out():
+    rows = rows_for([100, 20])
+    with torch.no_grad(), memory_left(600 << 20):
+        encoder = hungry_encoder([256, 4000])
+        assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
+    assert not encoder.disabled
+    assert "left out" not in encoder.report()
+
+
+def test_budgets_are_measured_again_after_a_release():
+    rows = rows_for([100, 20])
+    with torch.no_grad():
+        with memory_left(600 << 20):
+            encoder = hungry_encoder(vg.layout.DefaultBudgets([256, 512, 4000]))
+            encoder(rows, lengths=[100, 20])
+            assert [budget.rows for budget in encoder.disabled] == [4000]
+            encoder.release()
+            assert not encoder.disabled
+        assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
+    assert not encoder.disabled
+
+
+def test_default_budgets_are_bounded_by_the_time_until_the_first_answer():
+    spec = vg.BufferSpec("pictures", vg.Batch(), outputs=vg.Items())
+    encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.Verify(prove=False))
+    pictures = torch.randn(1, 3, 4, 4)
+    torch.testing.assert_close(encoder(pictures), pictures.mean((1, 2, 3)))
+    assert {budget.items for budget in encoder.disabled} >= {32}
+    assert "rows, are left out" in encoder.report()
+    assert not encoder.stats.eager
+
+
+def test_the_proof_leaves_out_what_takes_long_and_the_report_says_so():
+    spec = vg.BufferSpec("x", vg.Lengths())
+    encoder = vg.GraphedEncoder(SlowAtFirst().eval(), [vg.Budget(1)], spec, backend="tape")
+    rows = torch.ones(1, 8)
+    assert torch.equal(encoder(rows, lengths=[1]), rows * 2)
+    assert "rows at a time, an eager run of which takes some" in encoder.report()
+
+
+def test_default_budgets_of_a_speech_tower_of_three_convolutions():
+    pytest.importorskip("transformers", minversion="5.20", reason="needs the masks of transformers 5")
+    from tests.support.speech_models import clips, error_of, speech_model
+
+    with torch.no_grad(), memory_left(400 << 20):
+        encoder = vg.recipes.speech(speech_model("wav2vec2 large"), backend="tape")
+        call = clips(encoder, [400, 333])
+        expected = encoder.module(**call)
+        assert error_of(encoder, encoder(**call), expected, [400, 333]) < 1e-5
+    assert encoder.stats.replays.total() == 1
+    assert "rows, are left out" in encoder.report()
