@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 gc.disable()
 
 
+@pytest.hookimpl(optionalhook=True)  # the engines' environments have no xdist
 def pytest_xdist_auto_num_workers():
     """Return one process more than there are cores: a tenth of the time tests wait, mostly for child processes."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
