@@ -62,7 +62,7 @@ def in_training(encoder):
     ("state", "reason", "remedy"),
     [
         (with_hook, "forward hooks", "replays run no hooks: remove them"),
-        (in_training, "training mode differs from construction", "make it in the state of the calls, or put"),
+        (in_training, "training mode differs from construction", "call eval() on the module"),
         (lambda _: torch.autocast("cpu", torch.bfloat16), "autocast differs from construction", "make it in the state"),
     ],
 )
