@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
+.PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -50,11 +50,17 @@ fuzz: $(FUZZ_ENV)
 	$(RUN) -m tests.fuzz -artifact_prefix=.fuzz/ -max_total_time=120 $(ARGS)
 
 # The tests of recipes and of whole models on other versions of transformers, each in an environment of its own.
-MATRIX := 4.57.6 5.17.0 5.23.0
+MATRIX := 4.57.6 5.17.0 5.23.0 5.24.0
 test-matrix: $(addprefix .matrix/,$(addsuffix /.done,$(MATRIX)))
 	for version in $(MATRIX); do \
 	    .matrix/$$version/bin/python -m pytest -p no:cacheprovider -m "not gpu" $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
+
+# The same on the newest transformers that the package index offers, which is looked for each time.
+test-newest: .matrix/newest/.done
+	.matrix/newest/bin/python -m pip install --quiet --upgrade transformers
+	.matrix/newest/bin/python -m pip show transformers | grep Version
+	.matrix/newest/bin/python -m pytest -p no:cacheprovider -m "not gpu" $(MATRIX_TESTS) $(ARGS)
 
 MATRIX_TESTS := tests/recipes tests/huggingface tests/demo
 
@@ -62,7 +68,7 @@ MATRIX_TESTS := tests/recipes tests/huggingface tests/demo
 	python3 -m venv .matrix/$*
 	grep -v '^transformers==' constraints/cpu.txt > .matrix/$*/constraints.txt
 	.matrix/$*/bin/python -m pip install --quiet --constraint .matrix/$*/constraints.txt --editable ".[dev]" \
-	    transformers==$*
+	    transformers$(if $(filter newest,$*),,==$*)
 	touch $@
 
 # Each engine's own released Python files, in an environment of its own; its version is that of the extra in pyproject.toml.

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import varlen_graphs as vg
@@ -39,6 +40,8 @@ def tokens(model, inputs):
 def test_a_model_answers_as_before_and_replays_graphs(family):
     if IS_OLD and family == "mllama":
         pytest.skip("the default rotary settings of Mllama build no model in transformers 4")
+    if family == "llama4" and transformers.__version__ == "5.24.0":
+        pytest.skip("its forward raises there, of its language model's output without `image_outputs`")
     model = multimodal_model(family)
     calls = [multimodal_inputs(family, model, seed) for seed in (0, 1)]
     expected = [answer(model, inputs) for inputs in calls]

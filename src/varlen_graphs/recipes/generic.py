@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
 from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, without_new_hooks
+from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in, without_new_hooks
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.options import of_recipe
-from varlen_graphs.recipes.precomputed import GATHERED, CountedExtent, precomputed
+from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -72,11 +73,16 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     """Return the declaration of a tower found by running it, and its forward on `varlen_attention`."""
     tower = Tower(module)
     packed, calls = tower.inspect(_layouts(tower, merge=6)[1])
-    if not calls:
+    replaced = [call for call in calls if call.helper in HELPERS]
+    others = [call for call in calls if call.helper not in HELPERS]  # they count if a graph cannot hold what they do
+    if not replaced:
+        computing = [call for call in others if any(isinstance(part, Tensor) for part in tree_leaves(call.result))]
+        if computing:
+            raise not_replaced(computing[0])
         raise SpecError(
             "it requests no precomputed tensors: expected a tower of transformers 5.15 or newer, which does"
         )
-    found = precomputed(module, calls)
+    found = precomputed(module, replaced)
     layouts = _layouts(tower, found.merge)
     expected = [tower.run(packed, layout) for layout in layouts]
     outputs, unknown = declare(expected, layouts, found.outputs)
@@ -102,7 +108,12 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored)
     encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
     for items, output in zip(layouts, expected, strict=True):
-        buffered = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
+        try:
+            buffered = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
+        except Exception as error:
+            if (helper := raised_in(error, others)) is not None:
+                raise SpecError(f"{not_replaced(helper)}: {error}") from error
+            raise
         _compare(flatten(buffered, outputs).tensors, flatten(_without(output, unknown), outputs).tensors, items)
     if unknown:
         warn(f"{type(module).__name__} returns {unknown}, which belong to no row or item: the encoder returns None")

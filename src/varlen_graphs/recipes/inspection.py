@@ -4,6 +4,7 @@ import dataclasses
 import dis
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,6 +150,15 @@ class Tower:
         raise SpecError(f"it accepts {self.rows} in none of the forms {forms or 'known'}{why}")
 
 
+def raised_in(error: BaseException | None, calls: Sequence[HelperCall]) -> HelperCall | None:
+    """Return the first of these helper calls whose helper raised an error or its cause, or `None`."""
+    codes = set()
+    while error is not None:
+        codes |= {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        error = error.__cause__ or error.__context__
+    return next((call for call in calls if call.code in codes), None)
+
+
 @contextmanager
 def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
     """Append the helper calls that this thread makes inside the block to `calls`, once per settings."""
@@ -161,7 +171,7 @@ def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
     def profile(frame: FrameType, event: str, result: Any) -> None:
         code = frame.f_code
         if event == "return" and frame in pending:
-            calls.append(HelperCall(code.co_name, *pending.pop(frame), result))
+            calls.append(HelperCall(code, *pending.pop(frame), result))
         if event != "call" or _module_of(frame) not in {*own, *HELPER_MODULES}:
             return
         names = code.co_varnames[: code.co_argcount]

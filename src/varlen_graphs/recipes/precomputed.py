@@ -6,8 +6,9 @@ under a standard name. Its other arguments are settings, so the helper calls of 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -36,10 +37,15 @@ from varlen_graphs.spec.entries import Entries, FrameRows, Rows
 class HelperCall:
     """Call of a helper by the tower's own forward."""
 
-    helper: str
+    code: CodeType
     settings: Mapping[str, Any]  # its arguments by name
     line: str  # of the tower
     result: Any
+
+    @property
+    def helper(self) -> str:
+        """Name of the helper."""
+        return self.code.co_name
 
 
 HelperCalls = Mapping[str, HelperCall]
@@ -73,7 +79,7 @@ def cu_seqlens(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
 def max_seqlen(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     """Return no buffer: the maxima are declared along with `cu_seqlens` and `cu_window_seqlens`."""
     if call.settings["kwarg_name"] not in ("max_seqlen", "max_window_seqlen"):
-        raise _unknown(call, f" for {call.settings['kwarg_name']}")
+        raise not_replaced(call, f" for {call.settings['kwarg_name']}")
     return Precomputed()
 
 
@@ -82,7 +88,7 @@ def window_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precompute
     merge, side = call.settings["spatial_merge_size"], call.settings["window_size"] // call.settings["patch_size"]
     block = calls[SHUFFLE].settings["merge_size"] if SHUFFLE in calls else merge
     if side % block:
-        raise _unknown(call, f" for windows of {side} patches a side, which blocks of {block} do not fill")
+        raise not_replaced(call, f" for windows of {side} patches a side, which blocks of {block} do not fill")
     windows = Windows(side // block)
     segments = CuSeqlens("cu_window_seqlens", per=windows), MaxSeqlen("max_window_seqlen", per=windows)
     index: Buffer = WindowIndex(windows, "window_index")
@@ -109,7 +115,7 @@ def interpolation(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomput
     """Return buffers for `interp_indices` and `interp_weights` of a square table."""
     settings, padding = call.settings, call.settings.get("padding", "border")
     if padding != "border" and (padding, settings["mode"], settings["align_corners"]) != ("zeros", "bilinear", False):
-        raise _unknown(call, f" with padding={padding!r} and mode={settings['mode']!r}")
+        raise not_replaced(call, f" with padding={padding!r} and mode={settings['mode']!r}")
     order, merge = _order(call)
     options = settings["num_grid_per_side"] ** 2, settings["mode"], settings["align_corners"], order
     indices = InterpolationIndices("interp_indices", *options)
@@ -147,15 +153,31 @@ def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed
 
 
 def temporal_merge_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
-    """Return a buffer for `temporal_merge_index`, int64 `[tokens, frames, rows of a block]`: the rows of each token."""
-    # The tower averages over frames and needs the same number of frames for all items of a call. The buffer uses the
-    # least common multiple of all numbers up to `pos_emb_time` and repeats each frame to fill it: this keeps the mean.
+    """Return a buffer for `temporal_merge_index`, in the form that the helper of this transformers returns.
+
+    A tuple is the place of each row among those of all tokens, its weight, and the number of tokens. A tensor, int64
+    `[tokens, frames, rows of a block]`, is the rows of each token.
+    """
     side, other = call.settings["kernel_height"], call.settings["kernel_width"]
     if side != other:
-        raise _unknown(call, f" with a kernel of {side} by {other}, which is not square")
-    places, block = math.lcm(*range(1, tower.config.pos_emb_time + 1)), side * side
+        raise not_replaced(call, f" with a kernel of {side} by {other}, which is not square")
+    block = side * side
 
-    def index(table: ItemTable) -> Tensor:
+    def places(table: ItemTable) -> tuple[Tensor, Tensor, int]:
+        tokens, item = table.budget.rows // block, table.row_item
+        _, h, w = table.positions("raster")
+        counts = table.h * table.w // block
+        token = (counts.cumsum(0) - counts)[item] + h // side * (table.w[item] // side) + w // side
+        place = token * block + h % side * side + w % side
+        # Where rows are padding, the last token is as well: items have at most one token per block of rows.
+        place = torch.where(table.row_active, place, tokens * block - 1).clamp(0, tokens * block - 1)
+        return place, 1 / table.t[item].clamp(min=1).float(), tokens
+
+    # The tower averages over frames and needs the same number of frames for all items of a call. The buffer uses the
+    # least common multiple of all numbers up to `pos_emb_time` and repeats each frame to fill it: this keeps the mean.
+    frames = math.lcm(*range(1, tower.config.pos_emb_time + 1))
+
+    def rows_of_tokens(table: ItemTable) -> Tensor:
         tokens = table.h * table.w // block
         ends = tokens.cumsum(0)
         token = torch.arange(table.budget.rows // block, device=table.device)
@@ -164,13 +186,14 @@ def temporal_merge_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Pr
         across = w // side
         within = token - (ends - tokens)[item]
         corner = table.item_starts[item] + within // across * side * w + within % across * side
-        frame = torch.arange(places, device=table.device) * table.t[item, None] // places
+        frame = torch.arange(frames, device=table.device) * table.t[item, None] // frames
         at = torch.arange(block, device=table.device)
         in_block = at // side * w[:, None] + at % side
         rows: Tensor = corner[:, None, None] + frame[:, :, None] * (h * w)[:, None, None] + in_block[:, None]
         return rows.clamp(0, table.budget.rows - 1)
 
-    buffer = DeviceBuffer("temporal_merge_index", index, any_segments=False)
+    function = places if isinstance(call.result, tuple) else rows_of_tokens
+    buffer = DeviceBuffer("temporal_merge_index", function, any_segments=False)
     return Precomputed((buffer,), side, (FrameRows(every=block),))
 
 
@@ -181,7 +204,7 @@ def chunks(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:
     lengths, tokens = call.result[1], len(calls["get_valid_indices"].result)
     stride = next((s for s in (1, 2, 4, 8, 16) if int(((lengths + s - 1) // s).sum()) == tokens), None)
     if stride is None:
-        raise _unknown(call, f", which makes {tokens} tokens of {lengths.tolist()} frames")
+        raise not_replaced(call, f", which makes {tokens} tokens of {lengths.tolist()} frames")
     cuts = ClipCuts(chunk, windows, stride)
     functions: dict[str, Callable[[ItemTable], Any]] = {
         "padded_feature": cuts.chunk_frames,
@@ -224,15 +247,13 @@ GATHERED = ("padded_feature",)
 """Arguments that are gathered from the rows; their buffers hold row indices and a mask of real rows."""
 
 
-def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
-    """Return the declaration that replaces all helpers that a tower calls."""
+def precomputed(tower: Any, calls: Sequence[HelperCall]) -> Precomputed:
+    """Return the declaration that replaces all helpers of `HELPERS` that a tower calls."""
     by_helper = {call.helper: call for call in calls}
     buffers: dict[str, Buffer] = {}
     merges = set()
     outputs: list[CountedExtent] = []
     for call in calls:
-        if call.helper not in HELPERS:
-            raise _unknown(call)
         replacement = HELPERS[call.helper](tower, call, by_helper)
         for buffer in replacement.buffers:
             known = buffers.setdefault(buffer.name, buffer)
@@ -245,6 +266,11 @@ def precomputed(tower: Any, calls: list[HelperCall]) -> Precomputed:
     if len(merges - {1}) > 1:
         raise SpecError(f"it calls helpers with the merge sizes {sorted(merges)}: expected one merge size")
     return Precomputed(tuple(buffers.values()), max(merges, default=1), tuple(outputs))
+
+
+def not_replaced(call: HelperCall, how: str = "") -> SpecError:
+    """Return the error for a helper call that the declaration cannot replace."""
+    return SpecError(f"{call.line} calls {call.helper}{how}, which no buffer replaces")
 
 
 def _rows_by_window(table: ItemTable, side: int) -> Tensor:
@@ -263,9 +289,5 @@ def _per(call: HelperCall) -> Per:
 def _order(call: HelperCall) -> tuple[Order, int]:
     merge = call.settings["spatial_merge_size"]
     if not isinstance(merge, int):
-        raise _unknown(call, " with one merge size per item")
+        raise not_replaced(call, " with one merge size per item")
     return ("merge_block" if merge > 1 else "raster"), merge
-
-
-def _unknown(call: HelperCall, how: str = "") -> SpecError:
-    return SpecError(f"{call.line} calls {call.helper}{how}, which no buffer replaces")
