@@ -70,9 +70,12 @@ CALLS = {
     ),
     "rows of the wrong width": (
         (ROWS[:, :-1],), {"grid_thw": GRID}, vg.InputError,
-        "hidden_states is [32, 95]: expected [rows, 96], the rows of all items one after another, not a batch of",
+        "hidden_states is [32, 95]: expected [rows, 96]; each row is [95], not [96]: they are made for another module",
     ),
-    "rows with a batch dimension": ((ROWS[None],), {"grid_thw": GRID}, vg.InputError, "hidden_states is [1, 32, 96]"),
+    "rows with a batch dimension": (
+        (ROWS[None],), {"grid_thw": GRID}, vg.InputError,
+        "hidden_states is [1, 32, 96]: expected [rows, 96], the rows of all items one after another, not a batch of",
+    ),
     "rows of a boolean dtype": ((ROWS > 0,), {"grid_thw": GRID}, vg.InputError, "hidden_states is torch.bool: expected"),
     "rows that are no tensor": (([[1.0]],), {"grid_thw": GRID}, vg.InputError, "hidden_states is a list: expected a te"),
     "integer rows for floating graphs": (

@@ -113,6 +113,53 @@ def test_the_declaration_that_the_error_names_works(case):
     assert not encoder.stats.eager
 
 
+class OfData(nn.Linear):
+    """Returns as many rows as its values say."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x[x[:, 0] > 0]
+
+
+class OfDataOnTheHost(nn.Linear):
+    def forward(self, x):
+        count = int((super().forward(x)[:, 0] > 0).sum())
+        return x[:count]
+
+
+class Three(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[:3]
+
+
+class Pooled(nn.Linear):
+    def forward(self, x, cu_seqlens):
+        return super().forward(x)[cu_seqlens[:-1]]
+
+
+@pytest.mark.parametrize("outputs", [vg.Rows(), vg.Items()])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OfData, r"shape of aten.index.Tensor's result depends on data\n  at .*in forward: return x\[x\[:, 0\] > 0\]"),
+        (OfDataOnTheHost, r"reads a tensor on the host\n  at .*count = int\("),
+        (Three, r"it has 3 rows whatever the rows and items are: return one for each row or item"),
+    ],
+)
+def test_sizes_that_follow_from_no_declaration_are_named_as_such(kind, message, outputs):
+    encoder = encoder_of(linear(kind).eval(), vg.BufferSpec(ROWS, vg.Lengths(), outputs=outputs))
+    with pytest.raises((vg.CaptureError, vg.SpecError), match=message) as error:
+        encoder(**PACKED_CALL)
+    assert "declare it as Items(rows=" not in str(error.value)
+
+
+def test_what_is_suggested_fits_any_number_of_items():
+    """One for one item of 32 rows is also a ratio of 32."""
+    spec = vg.BufferSpec(ROWS, vg.Lengths(), [vg.CuSeqlens("cu_seqlens")])
+    with pytest.raises(vg.SpecError, match=r"; declare it as Items\(rows=1\), or Entries"):
+        encoder_of(linear(Pooled).eval(), spec)(**PACKED_CALL)
+
+
 def encoder_of(module, spec):
     budgets = [PADDED] if spec.layout.padded else [4] if spec.layout.one_row else [32]
     return vg.GraphedEncoder(module, budgets, spec, backend="tape", verify=vg.Verify(strict=True))

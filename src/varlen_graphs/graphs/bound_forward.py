@@ -17,9 +17,11 @@ from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.graphs.shared_arguments import check_shared
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.spec.outputs import Parts, clear_gaps
+from varlen_graphs.spec.outputs import Parts, SizeError, check_extents, clear_gaps, flatten
 from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.written_state import WrittenState
@@ -103,10 +105,16 @@ class BoundForward:
         """
         probe, *others = arena.probes()
         name = type(self._forward.module).__name__
-        first = run_first(name, self._mode.parts.named, self._forward.beside, partial(self._probe, probe))
-        for parts in (first, *map(self._probe, others)):
-            check_entries(entries(parts), entries(first))
-            check_constants(parts.constants, first.constants)
+        try:
+            first = run_first(name, self._mode.parts.named, self._forward.beside, partial(self._probe, probe))
+            for parts in (first, *map(self._probe, others)):
+                check_entries(entries(parts), entries(first))
+                check_constants(parts.constants, first.constants)
+        except SizeError as error:
+            more = self._explained(arena, error)
+            if more is error:
+                raise
+            raise more from error
         for rows, table, given in arena.probes():
             with self._mode.autocast(rows.device.type):
                 arguments = self._forward.arguments(rows, table, given, self._statics)
@@ -139,6 +147,31 @@ class BoundForward:
                 "capture: graphs run at such sizes whatever a call brings. If the error is about a number of items or "
                 f"a shape, {declared} backend='eager' runs without graphs"
             ) from error
+
+    def _explained(self, arena: Arena, error: SizeError) -> VarlenGraphsError:
+        """Return what says more about an output of another size than declared.
+
+        If a run does what no graph can hold, from which the size may follow, that is it; else what the error suggests
+        to declare fits all probes.
+        """
+        rules = CaptureRulesMode(arena.rows.device, "the module")
+        before = KeptState(self._mode.parts.named, self._forward.beside)
+        found: list[tuple[Parts, Budget]] = []
+        try:
+            for rows, table, given in arena.probes():
+                with self._mode.autocast(rows.device.type), self._state.run():
+                    arguments = self._forward.arguments(rows, table, given, self._statics)
+                    output = rules.watch(partial(self._forward.run, arguments), fast_paths=False)
+                found.append((flatten(output, self._forward.spec.declared), table.budget))
+            for parts, budget in found:
+                check_extents(parts, budget, [one for one in found if one[1] != budget])
+        except VarlenGraphsError as more:
+            return more
+        except Exception:  # the same, or of a module that does not take all probes
+            return error
+        finally:
+            before.restore()
+        return error
 
     def _run(self, arguments: dict[str, Any]) -> None:
         with self._state.run():

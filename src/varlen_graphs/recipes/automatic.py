@@ -29,7 +29,7 @@ MODALITIES = "input_modalities"
 MAIN_INPUT = "main_input_name"
 """Attribute of the models of transformers, unlike of their layers."""
 
-OF_LANGUAGE_MODELS = ("input_ids", "past_key_values", "labels", "mask_labels")
+OF_LANGUAGE_MODELS = ("input_ids", "cache", "past_key_values", "labels", "mask_labels")
 """Arguments of models that generate, and of those with a loss; `decoder_input_ids` and the like are others."""
 
 LOSSES = ("labels", "mask_labels", "start_positions")
@@ -37,9 +37,6 @@ LOSSES = ("labels", "mask_labels", "start_positions")
 
 PROMPTS = ("input_points", "input_boxes")
 """Arguments of models that segment what they are pointed at: the encoder of images is inside of them."""
-
-CACHES = ("padding_cache", "past_key_values")
-"""Arguments by which encoders of streams carry state from one chunk of sound to the next."""
 
 OF_ENCODER = "encoder_hidden_states"
 """Argument of decoders that attend to the output of an encoder."""
@@ -55,6 +52,12 @@ def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     except (TypeError, ValueError):
         return {}
     return dict([*parameters.items()][1:])
+
+
+def caches_of(module: nn.Module) -> list[str]:
+    """Return the arguments by which a model carries state from one call to the next; versions name them differently."""
+    names = arguments_of(module).items()
+    return [name for name, own in names if name == "padding_cache" or "Cache" in str(own.annotation)]
 
 
 def is_model(module: nn.Module) -> bool:
@@ -98,7 +101,8 @@ def hears_streams(module: nn.Module) -> bool:
     """Return True for models of sound that carry state from one chunk to the next."""
     names = arguments_of(module)
     of_sound = next(iter(names), "") in SOUND or getattr(module, MAIN_INPUT, None) in SOUND
-    return is_model(module) and of_sound and any(name in CACHES for name in names) and is_encoder(module, but=CACHES)
+    caches = caches_of(module)
+    return is_model(module) and of_sound and bool(caches) and is_encoder(module, but=caches)
 
 
 def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
@@ -107,7 +111,7 @@ def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -
     Raises:
         SpecError: Always.
     """
-    carried = " and ".join(name for name in CACHES if name in arguments_of(tower))
+    carried = " and ".join(sorted(caches_of(tower)))
     raise SpecError(
         f"{type(tower).__name__} takes {carried}: it carries state from one chunk of sound to the next, in tensors of "
         "the caller that a graph cannot follow"

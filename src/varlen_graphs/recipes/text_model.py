@@ -29,7 +29,7 @@ from varlen_graphs.watch.rules_mode import CaptureRulesMode
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of text encoders."""
 
-ROWS, POOLED, CACHE = "last_hidden_state", "pooler_output", "past_key_values"
+ROWS, POOLED = "last_hidden_state", "pooler_output"
 """Fields of their outputs."""
 
 MORE = 3
@@ -176,7 +176,8 @@ class TextModel:
                 f"{type(self.model).__name__} returns a {type(output).__name__}: expected an output with the field "
                 f"{ROWS!r}; graph the encoder inside of it"
             )
-        fields = {name for name, part in output.items() if part is not None} - {CACHE, HIDDEN_STATES}
+        kept = {name for name, part in output.items() if _is_cache(name, part)}
+        fields = {name for name, part in output.items() if part is not None} - {*kept, HIDDEN_STATES}
         if unknown := sorted(fields - {ROWS, POOLED}):
             raise SpecError(f"{type(self.model).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
         declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
@@ -226,7 +227,7 @@ class TextModel:
             output = self.run({IDS: torch.full((1, 2), self.pad, device=self.device), USE_CACHE: True})
         except RUN_ERRORS:  # stacks of T5 return them only as decoders
             return False
-        return isinstance(output, Mapping) and output.get(CACHE) is not None
+        return isinstance(output, Mapping) and any(_is_cache(name, part) for name, part in output.items())
 
     def check(
         self, spec: BufferSpec, forward: Callable[..., Any], calls: Sequence[Mapping[str, Any]], expected: Sequence[Any]
@@ -277,3 +278,8 @@ def parts_of(output: Any, mask: Tensor) -> dict[str, Tensor]:
 def asks_for_hidden_states(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call that asks for the hidden states of all layers, too."""
     return {**call, OUTPUT_HIDDEN_STATES: True}
+
+
+def _is_cache(name: str, part: Any) -> bool:
+    """Return True for the keys and values in an output, in any version: a `Cache`, or tuples by the old name."""
+    return part is not None and (name == "past_key_values" or "Cache" in {cls.__name__ for cls in type(part).__mro__})

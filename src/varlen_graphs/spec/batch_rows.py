@@ -52,12 +52,16 @@ class BatchRows(Extent):
         tensor = tensor[:, self.first : self.first + self.counts(longest)]
         return filled(tensor, ~real_rows(self.counts.lookup(table.item_rows, longest), tensor.shape[1]), value)
 
-    def instead(self, shape: Sequence[int], budget: Budget) -> str:
-        """Return the declaration for a tensor of this shape at a budget, for messages."""
+    def instead(self, shape: Sequence[int], budget: Budget, others: Sequence[tuple[Sequence[int], Budget]] = ()) -> str:
+        """Return what to do about a tensor of this shape at a budget, for messages."""
         length = budget.max_seqlen
         if len(shape) < 2 or shape[0] != budget.items:
-            return "Items(...), or Entries(of_item, at_budget) if the entries of all items lie one after another"
+            return (
+                "declare it as Items(...), or Entries(of_item, at_budget) if the entries of all items lie one after "
+                "another"
+            )
         ratio = f", Rows(every={length // shape[1]})" if shape[1] and not length % shape[1] else ""
         if shape[1] > length:
             ratio = f", Rows(prefix='kept') with prefix={shape[1] - length} in the layout"
-        return f"Items(){ratio}, or Entries(of_item) with a function of the rows that gives {shape[1]} for {length}"
+        made = f"Entries(of_item) with a function of the rows that gives {shape[1]} for {length}"
+        return f"declare it as Items(){ratio}, or {made}"

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -153,6 +154,18 @@ class BufferSpec:
             )
         end = first + len(self.call_dims)
         return len(shape) >= end and (row is None or tuple(shape[:first]) + tuple(shape[end:]) == row)
+
+    def other_row(self, shape: Sequence[int]) -> str:
+        """Describe rows that are arranged as declared, but have another shape; empty if that is not what is wrong."""
+        row, first, end = self.packed.shape, self.packed.rows_dim, self.packed.rows_dim + len(self.call_dims)
+        if row is None or self.layout.pictures or len(shape) != len(row) + len(self.call_dims):
+            return ""
+        if not Counter(row) - Counter(shape):  # all sizes are there, in another order
+            return ""
+        return (
+            f"; each row is {[*shape[:first], *shape[end:]]}, not {list(row)}: they are made for another module, or "
+            "PackedRows(shape=...) declares another shape"
+        )
 
     def row_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of one row, from that of a call's rows."""

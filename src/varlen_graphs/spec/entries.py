@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import as_before, plain, plain_number
 from varlen_graphs.layout.entry_counts import entries_of
@@ -62,17 +62,21 @@ class Extent(ABC):
         """Return the tensor with `value` in its gaps, or the tensor itself if it has none."""
         return tensor
 
-    def instead(self, shape: Sequence[int], budget: Budget) -> str:
-        """Return the declarations that fit a tensor of this shape at a budget, for messages."""
-        came, fitting = [*shape[self.rows_dim :], 0][0], []
-        if came and not budget.rows % came:
-            fitting.append(f"Rows(every={budget.rows // came})")
-        if came and not came % budget.items:
-            fitting.append(f"Items(rows={came // budget.items})")
+    def instead(self, shape: Sequence[int], budget: Budget, others: Sequence[tuple[Sequence[int], Budget]] = ()) -> str:
+        """Return what to do about a tensor of this shape at a budget, for messages; `others` are those elsewhere."""
+        came = _size(shape, self.rows_dim)
+        elsewhere = [(_size(shape, self.rows_dim), budget) for shape, budget in others]
+        if elsewhere and all(size == came for size, _ in elsewhere):
+            return (
+                f"it has {counted(came, 'row')} whatever the rows and items are: return one for each row "
+                "or item, masked where there is none"
+            )
+        fitting = [one for one in _fitting(came, budget) if all(one in _fitting(*other) for other in elsewhere)]
         more = came - budget.rows
         if more > 0 and not more % budget.items:
             fitting.append(f"Rows(prefix='kept') with prefix={more // budget.items} in the layout")
-        return f"{', '.join([*fitting, 'or ' * bool(fitting) + 'Entries(of_item, at_budget)'])} to match"
+        fitting.append("or " * bool(fitting) + "Entries(of_item, at_budget)")
+        return f"declare it as {', '.join(fitting)} to match"
 
     def padded(self, sizes: Sizes) -> Sizes | None:
         """Return the sizes in entries of items of these sizes, where callers get a batch for one that was packed.
@@ -84,6 +88,20 @@ class Extent(ABC):
     def _check(self, count: int) -> None:
         if not (is_integer(count) and is_integer(self.rows_dim)) or count < 1 or self.rows_dim < 0:
             raise SpecError(f"{self!r}: expected an integer of at least 1, and rows_dim to be at least 0")
+
+
+def _size(shape: Sequence[int], dim: int) -> int:
+    return [*shape[dim:], 0][0]
+
+
+def _fitting(came: int, budget: Budget) -> list[str]:
+    """Return the declarations by a ratio that fit a number of entries at a budget."""
+    fitting = []
+    if came and not budget.rows % came:
+        fitting.append(f"Rows(every={budget.rows // came})")
+    if came and not came % budget.items:
+        fitting.append(f"Items(rows={came // budget.items})")
+    return fitting
 
 
 @dataclasses.dataclass(frozen=True)

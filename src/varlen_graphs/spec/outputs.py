@@ -53,13 +53,20 @@ CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 """Types of Python values that an output may hold: no tensor can hide in them."""
 
 
-def check_extents(parts: Parts, budget: Budget) -> None:
+class SizeError(SpecError):
+    """Raised if an output has another number of entries than declared."""
+
+
+def check_extents(parts: Parts, budget: Budget, others: Sequence[tuple[Parts, Budget]] = ()) -> None:
     """Check that every tensor has the number of entries of its extent at a budget.
 
+    `others` are the output at other budgets, which the declaration that the message suggests fits as well.
+
     Raises:
-        SpecError: A tensor has another number of entries.
+        SizeError: A tensor has another number of entries.
+        SpecError: A tensor is not dense, or has too few dimensions.
     """
-    for tensor, extent in zip(parts.tensors, parts.extents, strict=True):
+    for at, (tensor, extent) in enumerate(zip(parts.tensors, parts.extents, strict=True)):
         if tensor.is_nested or tensor.layout is not torch.strided:
             raise SpecError("an output is a sparse or nested tensor: expected a dense one; try output.to_dense()")
         if tensor.dim() <= extent.rows_dim:
@@ -70,9 +77,10 @@ def check_extents(parts: Parts, budget: Budget) -> None:
         sizes = extent.shape(budget)
         if tensor.shape[extent.rows_dim :][: len(sizes)] != sizes:
             expected = ", ".join([*["any size"] * extent.rows_dim, *map(str, sizes), "..."])
-            raise SpecError(
+            elsewhere = [(other.tensors[at].shape, size) for other, size in others]
+            raise SizeError(
                 f"an output of shape {list(tensor.shape)} is declared as {extent}: expected [{expected}] at {budget}; "
-                f"declare it as {extent.instead(tensor.shape, budget)}"
+                f"{extent.instead(tensor.shape, budget, elsewhere)}"
             )
 
 

@@ -310,4 +310,5 @@ class Signature:
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         if not self._spec.accepts(shape):
             name, form = self._spec.packed.name, self._spec.call_form
-            raise InputError(f"{name} is {list(shape)}: expected {form}, {self._spec.call_rows_are}")
+            why = self._spec.other_row(shape) or f", {self._spec.call_rows_are}"
+            raise InputError(f"{name} is {list(shape)}: expected {form}{why}")

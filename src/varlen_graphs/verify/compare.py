@@ -81,7 +81,7 @@ class Expected:
         self, actual: Parts, layout: Layout, items: Sequence[int], padded: Sequence[int]
     ) -> Iterator[tuple[Path, Tensor]]:
         """Yield the errors of all items in each tensor, float64 `[items]`."""
-        own_spans, spans = _item_spans(self._layout), _item_spans(layout)
+        own_spans, spans = item_spans(self._layout), item_spans(layout)
         paths = {*actual.paths}
         missing = [at(self.output, path) is None for path in actual.paths]
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
@@ -201,7 +201,7 @@ def few(layout: Layout) -> str:
     return f"[{some}, ... {more} more]" if more > 0 else f"[{some}]"
 
 
-def _item_spans(layout: Layout) -> list[Span]:
+def item_spans(layout: Layout) -> list[Span]:
     """Return the span of each item, without the rows that pad it."""
     starts = accumulate(layout.rows, initial=0)
     return [

@@ -1,9 +1,11 @@
 """The part of the proof that needs no graph: the declared forward, run eager on items that no budget needs to hold."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Expected, few
 from varlen_graphs.verify.error_locator import DECLARED
 from varlen_graphs.verify.examples import permuted
+from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.trial import TOGETHER, Example
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
 from varlen_graphs.watch.made_up_run import run_made_up
@@ -91,7 +94,20 @@ def check_eager(forward: Forward, example: Example, limit: float, parts: Sequenc
             counts = any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared))
             kind = _kind(forward, call) if counts else VerificationError
             why = f"{TOGETHER} {COUNTED}" if counts else TOGETHER
-            raise kind(f"wrong for items {few(layout)}: {what}\n{why}")
+            raise kind(f"wrong for items {few(layout)}: {what}\n{why}\n{_mixing(forward, call, layout)}".rstrip())
+
+
+def _mixing(forward: Forward, call: Call, layout: Layout) -> str:
+    """Name the operation through which the items of a call act on each other; empty if it is not found."""
+
+    def run(inputs: Inputs) -> Any:
+        return forward.exact(replace(call, rows=inputs[0].clone(), inputs=inputs[1]))
+
+    if call.padded:
+        return ""
+    with suppress(Exception):  # of the module's own code, or the device's memory
+        return explain_together(forward, layout, run, (call.rows, call.inputs))
+    return ""
 
 
 def in_two(layout: Layout, unit: int = 1) -> list[list[range]]:

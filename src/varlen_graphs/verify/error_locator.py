@@ -13,7 +13,8 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import clear_gaps, flatten
 from varlen_graphs.spec.part import part_of
 from varlen_graphs.verify.compare import Expected, close, equal
-from varlen_graphs.verify.operations import first_difference
+from varlen_graphs.verify.mixing import Inputs, explain_together
+from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
 
 FROZEN = (
@@ -58,7 +59,7 @@ class ErrorLocator:
         spans = pack.spans(layout, Span.of(layout))
         arena.load_layout(self._part, budget)
         own, self._table, given = arena.view(budget)
-        self._padded = []
+        self._padded: list[Inputs] = []
         for fill in (partial(arena.fill, filling), arena.poison):
             fill()
             arena.load_inputs(call, spans, budget)
@@ -66,6 +67,8 @@ class ErrorLocator:
             self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
         arena.keeps_padding = False
         self._active = part_of(self._forward.spec, call, self._part, spans)
+        own_batch = (len(self._part), self._part.length)
+        self._batches = (own_batch, (budget.items, budget.max_seqlen)) if self._part.length else None
 
     def explain_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:
         """Explain why a replay of these items differs from the expected output by more than `limit`."""
@@ -83,16 +86,16 @@ class ErrorLocator:
             named = wrong_buffers(self._forward, self._call, expected, limit) if whole else ""
             return f"{DECLARED} {named}".rstrip()
         at_budget, same = partial(self._at_budget, 1), partial(close, limit=limit)
-        found = first_difference(self._forward.module, self._exact, self._exact, at_budget, same)
+        found = self._changed_by_padding() or self._first_difference(self._exact, at_budget, same)
+        found = found or self._first_difference(self._exact, at_budget, same, views=True)
         if found is None:
-            return self.explain_padding()
+            return MEMORY
         right = "Without padding the output is right. The first operation with a wrong result at the budget is"
         return f"{right} {found}\n{REMEDY}"
 
     def explain_padding(self) -> str:
         """Explain why a replay depends on the contents of padding."""
-        one, other = (partial(self._at_budget, which) for which in range(2))
-        found = first_difference(self._forward.module, self._exact, one, other, equal)
+        found = self._changed_by_padding()
         if found is None:
             return MEMORY
         return f"The first operation whose active rows change with the padding is {found}\n{REMEDY}"
@@ -100,7 +103,7 @@ class ErrorLocator:
     def explain_repetition(self) -> str:
         """Explain why two replays over the same memory differ."""
         run = partial(self._at_budget, 1)
-        found = first_difference(self._forward.module, self._exact, run, run, equal)
+        found = self._first_difference(run, run, equal)
         if found is None:
             return MEMORY
         return (
@@ -108,10 +111,34 @@ class ErrorLocator:
             "place, or the order of its sums is not fixed; see torch.use_deterministic_algorithms."
         )
 
+    def explain_together(self) -> str:
+        """Explain how items of the replay act on each other; empty if they do not."""
+        return explain_together(self._forward, self._part, self._run, self._padded[0])
+
+    def _changed_by_padding(self) -> DifferingOperation | None:
+        """Find the first operation whose active rows change with what padding holds, or would hold uncleared."""
+        clean, poisoned = self._padded
+        others = partial(self._run, poisoned), partial(self._run, clean, clears=False)
+        found = (self._first_difference(partial(self._run, clean), other, equal) for other in others)
+        return next((one for one in found if one is not None), None)
+
+    def _first_difference(self, one: Run, other: Run, same: Same, views: bool = False) -> DifferingOperation | None:
+        return first_difference(self._forward.module, self._exact, one, other, same, self._batches, views)
+
     def _at_budget(self, which: int) -> Any:
-        rows, given = self._padded[which]
+        return self._run(self._padded[which])
+
+    def _run(self, inputs: Inputs, clears: bool = True) -> Any:
+        """Run the forward at the budget; without `clears`, over what lies around all items in the arena."""
+        rows, given = inputs
         given = {name: tensor.clone() for name, tensor in given.items()}
-        return self._forward(rows.clone(), self._table, given, self._statics)
+        arguments = self._forward.arguments(rows.clone(), self._table, given, self._statics)
+        packed, extent, span = self._forward.spec.packed, self._forward.spec.row_extent, Span.of(self._part)
+        cleared = packed.rows_first(arguments[packed.name])
+        passed = (cleared if clears or packed.normalize else rows).clone()
+        extent.part(passed, span).copy_(extent.part(cleared, span))  # in any case, so that the operations are the same
+        arguments[packed.name] = packed.as_argument(passed).contiguous()
+        return self._forward.run(arguments)
 
     def _exact(self) -> Any:
         return self._forward.exact(replace(self._active, padded=()))

@@ -34,8 +34,14 @@ def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str,
     if rows.is_floating_point():
         first, end = packed.rows_dim, packed.rows_dim + len(spec.call_dims)
         dims = [1] if spec.layout.pictures else [dim for dim in range(rows.dim()) if not first <= dim < end]
-        other = rows.flip(dims) / 2
     else:
-        low, high = rows.long().aminmax()
-        other = (low + high - rows.long()).to(rows.dtype)
-    return {**arguments, packed.name: other}
+        dims = []
+    return {**arguments, packed.name: other_values(rows, dims)}
+
+
+def other_values(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return other values, as likely as those of a tensor: floating ones are flipped along `dims` and halved."""
+    if tensor.is_floating_point():
+        return tensor.flip(list(dims)) / 2
+    low, high = tensor.long().aminmax()
+    return (low + high - tensor.long()).to(tensor.dtype)

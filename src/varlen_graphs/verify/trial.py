@@ -1,6 +1,6 @@
 """One trial of the proof: an example replayed in one graph, and the evidence if that is wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -178,7 +178,8 @@ class Trial:
         found = expected.furthest(over_nan, layout, items, call.padded)
         if found.error > limit:
             what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
-            raise VerificationError(f"{where}: {what}\n{self._cause(limit)}")
+            why = self._cause(lambda locator: locator.explain_error(expected, items, limit))
+            raise VerificationError(f"{where}: {what}\n{why}")
         over_rows = self._replay(call, clean=True)
         first = Expected(over_nan.rebuild(over_nan.tensors), layout, call.padded)
         found = first.furthest(over_rows, layout, items, call.padded)
@@ -189,14 +190,15 @@ class Trial:
         )
         if found.error > (0.0 if repeats else limit):
             what = f"{PADDING if repeats else REPEATED}: {found.where} differs by {found.error:.1e}"
-            raise VerificationError(f"{where}: {what}\n{self._cause(None)}")
+            raise VerificationError(f"{where}: {what}\n{self._cause(ErrorLocator.explain_padding)}")
         for groups in self._orders():
             order, shuffled = permuted(self._forward.spec, call, layout, groups)
             shuffled_layout = read_layout(self._forward.spec, shuffled)
             found = expected.furthest(self._replay(shuffled), shuffled_layout, order, call.padded)
             if found.error > limit:
                 what = f"{len(order)} of its items in another order: {found.where} differs by {found.error:.1e}"
-                raise VerificationError(f"{where}: {what} (tolerance {limit:.0e})\n{TOGETHER}")
+                why = f"{TOGETHER}\n{self._cause(ErrorLocator.explain_together)}".rstrip()
+                raise VerificationError(f"{where}: {what} (tolerance {limit:.0e})\n{why}")
 
     def _replay(self, call: Call, clean: bool = False) -> Parts:
         """Replay a call over NaN in the pool and in all padding, or over zeros in the pool and rows as padding."""
@@ -225,20 +227,15 @@ class Trial:
         arena.keeps_padding = False
         return items, spans
 
-    def _cause(self, limit: float | None) -> str:
-        """Locate the cause of a wrong replay by running eager; without a limit, why two replays differ."""
+    def _cause(self, explain: Callable[[ErrorLocator], str]) -> str:
+        """Locate the cause of a wrong replay by running eager."""
         if not self._graphs.agreement.alone:  # ranks may take another course each, and then wait for each other
             return "The cause is not located where ranks share a module."
-        call, layout, expected, *_ = self.example
+        call, layout, *_ = self.example
         try:
             if draw := random_draw(self._forward.module, partial(self._forward.exact, call)):
                 return f"The module draws random numbers, so no two runs agree: {draw}\nCall module.eval() first."
             pack = Pack(self.budget, range(len(layout)))
-            locator = ErrorLocator(self._forward, self._graphs.arena, call, pack, call)
-            return (
-                locator.explain_padding()
-                if limit is None
-                else locator.explain_error(expected, range(len(layout)), limit)
-            )
+            return explain(ErrorLocator(self._forward, self._graphs.arena, call, pack, call))
         except Exception as error:  # of the module's own code, or the device's memory
             return f"The cause could not be located: {reason_of(error)}"

@@ -3,7 +3,9 @@
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -17,7 +19,7 @@ _RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}")
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
-    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "watch")),
+    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "verify", "watch")),
     f"{_PACKAGE / 'recipes' / 'modes'}{os.sep}",
     *_RUNNERS,
 )
@@ -49,22 +51,57 @@ UNKNOWN_LINE = Line("an unknown file", 0, "an unknown function")
 def user_lines() -> Iterator[Line]:
     """Yield the lines of user code on the current stack, innermost first, up to what runs the module.
 
-    If that is a module of torch, the innermost forward counts as user code.
+    If that is a module of torch, the innermost forward counts as user code. Generated code is left out, see `_written`.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frames = _user_frames(sys._getframe(1))
+    first = next(frames, None)
+    if first is None:
+        return
+    if _has_source(first[0]):
+        yield line_of(*first)
+        yield from (line_of(*one) for one in frames if _has_source(one[0]))
+    else:
+        yield from (line_of(*one) for one in _written([first, *frames]))
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of user code and their current lines, see `user_lines`."""
     found, of_torch = False, None
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_LIBRARIES):
             found = True
-            yield line_of(frame, frame.f_lineno)
+            yield frame, frame.f_lineno
         elif file.startswith(_TORCH_MODULES) and frame.f_code.co_name == "forward":
-            of_torch = of_torch or line_of(frame, frame.f_lineno)
+            of_torch = of_torch or (frame, frame.f_lineno)
         elif file.startswith(_RUNNERS) and (found or of_torch):
             if not found and of_torch:
                 yield of_torch
             return
         frame = frame.f_back
+
+
+def _has_source(frame: FrameType) -> bool:
+    """Return True if the text of a frame's code is known, which that of generated code mostly is not."""
+    return bool(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+
+
+def _written(frames: Sequence[tuple[FrameType, int]]) -> Sequence[tuple[FrameType, int]]:
+    """Return the frames, innermost first, whose code somebody wrote, where the innermost is of generated code.
+
+    A library that generates code calls it; the line that called the library says more. If that is outside of the run,
+    in this package, the nearest frame with a source is the first. If none has a source, all frames are returned.
+    """
+    written = [one for one in frames if _has_source(one[0])]
+    library = _package_of(written[0][0]) if written else ""
+    callers = [*dropwhile(lambda one: _package_of(one[0]) == library, written)]
+    inside = callers and not callers[0][0].f_code.co_filename.startswith(f"{_PACKAGE}{os.sep}")
+    return callers if inside else written or frames
+
+
+def _package_of(frame: FrameType) -> str:
+    """Return the name of the outermost package of a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def names_cpu() -> bool:
@@ -82,13 +119,12 @@ def is_user_code(file: str) -> bool:
 
 
 def raising_line(trace: TracebackType | None) -> Line:
-    """Return the innermost line of user code in a traceback."""
-    line = UNKNOWN_LINE
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
-            line = line_of(trace.tb_frame, trace.tb_lineno)
-        trace = trace.tb_next
-    return line
+    """Return the innermost line of user code in a traceback; that of generated code is its caller's."""
+    frames = [one for one in traceback.walk_tb(trace) if not one[0].f_code.co_filename.startswith(_LIBRARIES)]
+    frames.reverse()
+    if frames and not _has_source(frames[0][0]):
+        return line_of(*_written(frames)[0])
+    return line_of(*frames[0]) if frames else UNKNOWN_LINE
 
 
 def line_of(frame: FrameType, number: int) -> Line:
