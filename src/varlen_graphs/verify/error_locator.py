@@ -19,9 +19,9 @@ from varlen_graphs.verify.wrong_buffers import wrong_buffers
 
 FROZEN = (
     "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "
-    "has changed since the capture: a Python number or branch, a cache, or compiled code. Compute it from the items, "
-    "in a declared buffer."
+    "has changed since the capture: a Python number or branch, a cache, or compiled code."
 )
+FROM_ITEMS = "Compute it from the items, in a declared buffer."
 DECLARED = (
     "An eager run of the declared buffers and forward=, without padding, is wrong too: they compute something other "
     "than the module itself."
@@ -39,6 +39,9 @@ PADDING = "the contents of padding change active rows"
 REMEDY = (
     "Rows may mix only through declared buffers: attention over cu_seqlens, gathers by declared indices, sums by item "
     "that leave padding out."
+)
+REPORT = (
+    "Run it without graphs (backend='eager', or vg.unwrap(model)), and report it: its recipe is wrong for this module."
 )
 
 
@@ -80,7 +83,7 @@ class ErrorLocator:
             return expected.furthest(parts, self._part, items).error <= limit
 
         if is_right(self._at_budget(1), clear=True):
-            return FROZEN
+            return f"{FROZEN} {self._forward.spec.advice(FROM_ITEMS, REPORT)}"
         if not is_right(self._exact(), clear=False):
             whole = [*items] == [*range(self._call.items)]
             named = wrong_buffers(self._forward, self._call, expected, limit) if whole else ""
@@ -91,14 +94,15 @@ class ErrorLocator:
         if found is None:
             return MEMORY
         right = "Without padding the output is right. The first operation with a wrong result at the budget is"
-        return f"{right} {found}\n{REMEDY}"
+        return f"{right} {found}\n{self._forward.spec.advice(REMEDY, REPORT)}"
 
     def explain_padding(self) -> str:
         """Explain why a replay depends on the contents of padding."""
         found = self._changed_by_padding()
         if found is None:
             return MEMORY
-        return f"The first operation whose active rows change with the padding is {found}\n{REMEDY}"
+        remedy = self._forward.spec.advice(REMEDY, REPORT)
+        return f"The first operation whose active rows change with the padding is {found}\n{remedy}"
 
     def explain_repetition(self) -> str:
         """Explain why two replays over the same memory differ."""
