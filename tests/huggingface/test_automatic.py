@@ -264,8 +264,8 @@ def test_a_module_of_ones_own_says_the_shape_of_an_input_and_what_comes_beside()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"its forward takes \['x', 'weight', 'scale'\].*pass shape="),
-        ({"shape": (5, 6)}, r"requires \['weight'\] too: declare them by inputs="),
+        ({}, r"its forward takes \['x', 'weight', 'scale'\].*by_batch\(tower, shape="),
+        ({"shape": (5, 6)}, r"requires \['weight'\] too: pass .* with inputs="),
         ({"shape": (5, 7), "inputs": [vg.PerItem("weight")]}, r"for x \[2, 5, 7\] it raises RuntimeError"),
     ],
 )
