@@ -1,6 +1,6 @@
 """The vision tower of Gemma 4.
 
-Follows `transformers/models/gemma4/modeling_gemma4.py` of 5.17 and 5.23, whose submodules it calls by name.
+Follows `transformers/models/gemma4/modeling_gemma4.py` of 5.17, 5.23 and 5.24, whose submodules it calls by name.
 
 The tower takes a padded batch of patches with their positions, masks its padding, and pools squares of patches by a
 matrix of weights for each image. Here the real patches are packed when they are copied in, attend within their image,

@@ -1,8 +1,8 @@
 """GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR and GLM-5.3-Flash: images, and videos as separate frames.
 
 Follows `transformers/models/glm4v/modeling_glm4v.py`, whose submodules it calls by name; they are the same in 4.57,
-5.17 and 5.23, and in the other families. GLM-4.6V has the tower of GLM-4.1V. GLM-OCR and GLM-5.3-Flash have no position
-embeddings, but norms of queries and keys.
+5.17, 5.23 and 5.24, and in the other families. GLM-4.6V has the tower of GLM-4.1V. GLM-OCR and GLM-5.3-Flash have no
+position embeddings, but norms of queries and keys.
 
 Whole models pass each frame of a video to the tower as an image. A video as one item, for which a tower with position
 embeddings raises an error, means the same here: each frame is a segment with its own positions.

@@ -1,7 +1,7 @@
 """The vision towers of Idefics 2, Idefics 3 and SmolVLM.
 
 Follows `modeling_idefics2.py`, `modeling_idefics3.py` and `modeling_smolvlm.py` of transformers, whose submodules it
-calls by name; they are the same in 4.57, 5.17 and 5.23.
+calls by name; they are the same in 4.57, 5.17, 5.23 and 5.24.
 
 The tower takes tiles padded to one size, and masks attention to the padding. Here the real patches are packed when they
 are copied in, and attend within their tile, so only real patches are computed and nothing is masked. Of Idefics 2 only:

@@ -1,8 +1,8 @@
 """Qwen2.5-VL and the vision tower of Qwen2.5-Omni: images and videos; most layers attend within windows.
 
 Follows `transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py`, whose submodules it calls by name; they are the same in
-4.57, 5.17 and 5.23, and in Omni except for its three projections. Where the versions differ (the output type), the
-recipe follows the installed one.
+4.57, 5.17, 5.23 and 5.24, and in Omni except for its three projections. Where the versions differ (the output type),
+the recipe follows the installed one.
 
 Rows are permuted to window order once, at the start. There a window is one segment and a frame is still one segment, so
 both kinds of layers run on the same rows. The merged tokens are permuted back at the end.

@@ -1,7 +1,7 @@
 """Qwen2-VL: images and videos, without windows, position embeddings or deepstack features.
 
 Follows `transformers/models/qwen2_vl/modeling_qwen2_vl.py`, whose submodules it calls by name; they are the same in
-4.57, 5.17 and 5.23. Where the versions differ (the output type), the recipe follows the installed one.
+4.57, 5.17, 5.23 and 5.24. Where the versions differ (the output type), the recipe follows the installed one.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The audio tower of Qwen3-Omni.
 
 Follows `transformers/models/qwen3_omni_moe/modeling_qwen3_omni_moe.py`, whose submodules it calls by name; they are the
-same in 4.57, 5.17 and 5.23.
+same in 4.57, 5.17, 5.23 and 5.24.
 
 Clips of mel frames are cut into chunks, three convolutions turn every eight frames of a chunk into a token, and tokens
 attend to those of their window, which spans several chunks of the clip. (In transformers 4.57 only FlashAttention 2

@@ -1,7 +1,7 @@
 """Qwen3-VL, Qwen3.5 and Qwen3-Omni, and their MoE variants: images and videos, with deepstack features in most.
 
 Follows `transformers/models/qwen3_vl/modeling_qwen3_vl.py`, whose submodules it calls by name; they are the same in
-4.57, 5.17 and 5.23, and in the other families. Where the versions differ (the output type, and the dtype in which
+4.57, 5.17, 5.23 and 5.24, and in the other families. Where the versions differ (the output type, and the dtype in which
 position embeddings are interpolated), the recipe follows the installed one.
 """
 

@@ -1,7 +1,7 @@
 """SigLIP 2 with NaFlex, for images of any size and aspect ratio, and LFM2-VL, which uses its vision tower.
 
 Follows `transformers/models/siglip2/modeling_siglip2.py`, whose submodules it calls by name; they are the same in 4.57,
-5.17 and 5.23. In 4.57 they are one level deeper, in a `Siglip2VisionTransformer`.
+5.17, 5.23 and 5.24. In 4.57 they are one level deeper, in a `Siglip2VisionTransformer`.
 
 The tower takes a padded batch and masks its padding. Here the real rows are packed when they are copied in, and attend
 within their image, so only real rows are computed and nothing is masked.

@@ -1,8 +1,8 @@
 """VideoLLaMA 3: images and videos, each merged by its own size at the end of the tower.
 
 Follows `transformers/models/video_llama_3/modeling_video_llama_3.py`, whose submodules it calls by name; they are the
-same in 4.57, 5.17 and 5.23. The tower merges patches item by item, by resampling. To a size that divides the grid, this
-is the mean of the patches in the middle of each square, and the graph takes it for all items at once.
+same in 4.57, 5.17, 5.23 and 5.24. The tower merges patches item by item, by resampling. To a size that divides the
+grid, this is the mean of the patches in the middle of each square, and the graph takes it for all items at once.
 """
 
 from typing import Any
