@@ -289,6 +289,31 @@ def test_capturing_does_nothing_while_the_library_is_disabled(monkeypatch):
     assert len(encoder.executor.store)
 
 
+@pytest.mark.parametrize("setting", ["1", "true", "True", " YES ", "on"])
+def test_the_environment_disables_the_library_however_it_says_so(monkeypatch, setting):
+    encoder = attention_encoder()
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", setting)
+    encoder(rows_for([6]), lengths=[6])
+    assert encoder.stats.eager == {"VARLEN_GRAPHS_DISABLE=1": 1}
+
+
+@pytest.mark.parametrize("setting", ["0", "False", " no", "OFF", "", " "])
+def test_the_environment_leaves_the_library_on(monkeypatch, recwarn, setting):
+    encoder = attention_encoder()
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", setting)
+    encoder(rows_for([6]), lengths=[6])
+    assert not encoder.stats.eager
+    assert not [one for one in recwarn if "VARLEN_GRAPHS_DISABLE" in str(one.message)]
+
+
+def test_a_setting_of_the_environment_that_says_neither_warns(monkeypatch):
+    encoder = attention_encoder()
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "graphs off please")
+    with pytest.warns(UserWarning, match="VARLEN_GRAPHS_DISABLE='graphs off please': expected one of 1, true, yes, on"):
+        encoder(rows_for([6]), lengths=[6])
+    assert not encoder.stats.eager
+
+
 def test_a_call_of_items_that_are_all_too_large_captures_nothing():
     encoder, lengths = attention_encoder(), [300, 400]
     assert distance(encoder(rows_for(lengths), lengths=lengths), original(rows_for(lengths), lengths)) < 1e-5

@@ -1,5 +1,6 @@
 """The mode of a module: the state that its graphs hold for, and the backend that captures it."""
 
+import functools
 import os
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from varlen_graphs.capture.parts import ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
 from varlen_graphs.errors import SpecError, counted, warn
+from varlen_graphs.layout.values import quoted
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
 
@@ -39,8 +41,14 @@ OF_ADAPTED = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_
 ADAPTERS = (*OF_ADAPTED, "scaling")
 """Attributes of those parts that peft changes without replacing anything."""
 
-DISABLED = "VARLEN_GRAPHS_DISABLE=1"
-"""Setting of the environment under which all calls run eager, and nothing is captured."""
+SWITCH = "VARLEN_GRAPHS_DISABLE"
+"""Variable of the environment that disables the library: all calls run eager, and nothing is captured."""
+
+DISABLED = f"{SWITCH}=1"
+"""Reason of eager runs while the environment disables the library, however it spells that."""
+
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+"""Values of such a variable, in any case and with spaces around."""
 
 TRAINING = "the module is trained"
 TRAINING_CHANGED = "training mode differs from construction"
@@ -118,7 +126,7 @@ class Mode:
 
     def change(self, device_type: str) -> str | None:
         """Return the difference from the state at construction, or `None`."""
-        if os.environ.get("VARLEN_GRAPHS_DISABLE") == "1":  # as `is_disabled`, a call less
+        if SWITCH in os.environ and is_disabled():
             return DISABLED
         if self.parts.training_changed():
             return TRAINING_CHANGED
@@ -203,7 +211,19 @@ class Mode:
 
 def is_disabled() -> bool:
     """Return True if the environment asks that all calls run eager."""
-    return os.environ.get("VARLEN_GRAPHS_DISABLE") == "1"
+    return _is_on(os.environ.get(SWITCH, ""))
+
+
+@functools.cache
+def _is_on(setting: str) -> bool:
+    """Return what the switch is set to; warn, once for each, of a setting that says neither on nor off."""
+    value = setting.strip().lower()
+    if value not in (*ON, *OFF):
+        warn(
+            f"{SWITCH}={quoted(setting)}: expected one of {', '.join(ON)} to run all calls eager, or one of "
+            f"{', '.join(OFF[:-1])} to run graphs; graphs run"
+        )
+    return value in ON
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
