@@ -89,6 +89,28 @@ def test_queries_are_taken_in_blocks_without_a_difference(block):
         reference.MAX_SCORES = before
 
 
+WRONG_BOUNDARIES = {
+    "behind the rows": ([0, 4, 12], 8, "cu_seqlens goes from 0 to 12, but q has 10 rows: expected boundaries that"),
+    "decreasing": ([0, 6, 4, 10], 8, "cu_seqlens[1:3] is [6, 4]: expected boundaries that never fall"),
+    "decreasing below zero": ([0, -2, 10], 12, "cu_seqlens[0:2] is [0, -2]: expected boundaries that never fall"),
+    "behind the rows, and back": ([0, 14, 10], 20, "cu_seqlens[1:3] is [14, 10]: expected boundaries that never fall"),
+    "not from the first row on": ([2, 10], 8, "cu_seqlens goes from 2 to 10, but q has 10 rows"),
+    "longer than promised": ([0, 2, 10], 7, "cu_seqlens[1:3] is [2, 10], a segment of 8 rows, but max_seqlen=7"),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(("values", "longest", "message"), WRONG_BOUNDARIES.values(), ids=WRONG_BOUNDARIES.keys())
+def test_boundaries_on_the_host_that_are_none_are_refused(backend, values, longest, message):
+    qkv, right = random_qkv([10]), boundaries([5, 5, *[0] * (len(values) - 3)] if len(values) > 2 else [10])
+    wrong = torch.tensor(values, dtype=torch.int32)
+    with pytest.raises(vg.InputError, match=re.escape(message)):
+        vg.varlen_attention(*qkv, wrong, longest, backend=backend)
+    of_keys = message.replace("cu_seqlens", "cu_seqlens_k").replace("q has", "k has").replace("_seqlen=", "_seqlen_k=")
+    with pytest.raises(vg.InputError, match=re.escape(of_keys)):
+        vg.varlen_attention(*qkv, right, 10, cu_seqlens_k=wrong, max_seqlen_k=longest, backend=backend)
+
+
 def test_dense_attention_reads_nothing_on_the_host():
     q, k, v = (x.to("meta") for x in random_qkv([40]))
     cu_seqlens = torch.empty(4, dtype=torch.int32, device="meta")

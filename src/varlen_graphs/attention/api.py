@@ -79,8 +79,8 @@ def varlen_attention(
         k: Keys, `[rows_k, heads_k, head_dim]`, dtype of `q`; `heads_k` divides `heads`, and each key head serves
             `heads / heads_k` query heads.
         v: Values, `[rows_k, heads_k, head_dim]`, dtype of `q`.
-        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends up to at most `rows` (not
-            checked, because that would sync), the tail may repeat the last value.
+        cu_seqlens: Segments of the queries, int32 `[segments + 1]`: starts at 0, ascends up to at most `rows`, the tail
+            may repeat the last value. Checked on the CPU only, because a look at a tensor elsewhere would sync.
         max_seqlen: Upper bound on the rows of the longest segment. Frozen at capture.
         cu_seqlens_k: Segments of keys and values, int32 `[segments + 1]`. If `None`, those of the queries. The output
             of a segment without keys is zero.
@@ -111,8 +111,8 @@ def varlen_attention(
         `[rows, heads, head_dim]` in the dtype of `q`. Padding rows are zero, but arbitrary with `"torch"`.
 
     Raises:
-        InputError: Shapes, dtypes or devices do not match, `cu_seqlens` is not int32, the schedule was computed from
-            other tensors, or the backend does not support these inputs.
+        InputError: Shapes, dtypes or devices do not match, `cu_seqlens` is not int32 or, on the CPU, not the boundaries
+            of segments, the schedule was computed from other tensors, or the backend does not support these inputs.
     """
     if backend not in get_args(AttentionBackend):
         raise InputError(f"attention backend {backend!r}: expected one of {get_args(AttentionBackend)}")
