@@ -45,7 +45,7 @@ CALLS = {
         (ROWS,), {"grid_thw": [(1, 4, 6), (1, 1, 8)]}, vg.LayoutError,
         "grid_thw[1] is (1, 1, 8): h and w must be divisible by the merge size 2; resize the input",
     ),
-    "a size of zero": ((ROWS,), {"grid_thw": [(1, 4, 6), (0, 2, 4)]}, vg.LayoutError, "every size must be at least 1"),
+    "a size of zero": ((ROWS,), {"grid_thw": [(0, 4, 8)]}, vg.LayoutError, "grid_thw describes 1 item of 0 rows in all, but"),
     "a negative size": ((ROWS,), {"grid_thw": [(1, 4, -6)]}, vg.LayoutError, "grid_thw[0] is (1, 4, -6): every size"),
     "a size past int64": ((ROWS,), {"grid_thw": [(2**62, 4, 6)]}, vg.LayoutError, "but hidden_states has 32 rows"),
     "an empty list": ((ROWS[:0],), {"grid_thw": []}, vg.LayoutError, "grid_thw is empty: expected at least one item"),

@@ -82,7 +82,7 @@ class GraphedEncoder(OperatedEncoder):
             call has its arguments; graphs hold it, or the function in its place, and are proven against it.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,
             which captures nothing; or `"auto"`: `"cuda"` for a module on a CUDA device, `"eager"` elsewhere, with one
-            warning. For the tape, tensors on the CPU are what tensors on the GPU are for a graph.
+            warning.
         pool: A pool to share with other encoders.
         on_miss: `"eager"` runs items that no budget holds eager; `"error"` raises `BudgetError`.
         outputs: `"owned"`, or `"borrowed"`: calls return a `Borrowed`, and copy no outputs if they were one replay.
@@ -171,11 +171,11 @@ class GraphedEncoder(OperatedEncoder):
         routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
         wanted = Wanted(store, stats, capture)
         router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
-        parts, lends, waits = (signature, mode, router, store, stats), outputs == "borrowed", layouts.check == "checked"
+        parts, lends = (signature, mode, router, store, stats), outputs == "borrowed"
         executor = (
-            VerifyingExecutor(*parts, lends=lends, waits=waits, options=verify)
+            VerifyingExecutor(*parts, lends=lends, layouts=layouts, options=verify)
             if verify.calls
-            else Executor(*parts, lends=lends, waits=waits)
+            else Executor(*parts, lends=lends, layouts=layouts)
         )
         executor.exact = wanted.exact
         identity = capture.compile, method, getattr(forward, "__qualname__", None)

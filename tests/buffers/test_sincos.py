@@ -11,6 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support import strategies
+from tests.support.encoders import SIMULATED
 from tests.support.minicpm import sincos_1d, sincos_2d
 from tests.support.strategies import make_table
 from varlen_graphs.spec import reading
@@ -84,7 +85,7 @@ def limited(largest, axes=("h", "w"), **options):
     def forward(module, x, numbers, positions):
         return vg.buffers.add_sincos(x, positions) + numbers[:, :1]
 
-    return vg.GraphedEncoder(nn.Identity(), budgets, spec, forward=forward, **({"backend": "tape"} | options))
+    return vg.GraphedEncoder(nn.Identity(), budgets, spec, forward=forward, **(SIMULATED | options))
 
 
 def test_sizes_without_entries_are_refused_and_captures_do_not_meet_them():

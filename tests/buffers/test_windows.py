@@ -131,7 +131,9 @@ def test_windows_that_only_the_device_has_seen_are_counted_there():
 
     spec = vg.BufferSpec("x", vg.GridTHW(merge=2), [vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(4))])
     budgets = [vg.Budget(256, segments=16), vg.Budget(512, segments=512)]
-    encoder = vg.GraphedEncoder(Identity(), budgets, spec, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=16))
+    encoder = vg.GraphedEncoder(
+        Identity(), budgets, spec, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=16, simulated=True)
+    )
     grid = torch.tensor([[1, 10, 10], [1, 12, 12]])
     assert encoder(torch.ones(244, 1), grid_thw=grid).isfinite().all()
     assert encoder(torch.ones(256, 1), grid_thw=torch.tensor([[32, 2, 4]])).isnan().all()  # 8 rows a window

@@ -21,12 +21,13 @@ def test_what_the_host_would_refuse_is_found(case):
     items, capacity, rows, limits = case
     table, status, veil = run_check(reference.check_items, *case)
     counts = [t * h * w for t, h, w in items]
+    whole = [item if all(item) else (0, 0, 0) for item in items]  # an item of no rows has no segments
     kinds = {"item": limits["whole"], "frame": limits["frames"], vg.Windows(limits["window"] or 1): limits["window"]}
-    segments = [[segments_of(item, per) for item in items] for per, used in kinds.items() if used]
+    segments = [[segments_of(item, per) for item in whole] for per, used in kinds.items() if used]
     too_many = [sum(count for count, _ in found) > limits["segments"] for found in segments[limits["whole"] :]]
     lengths = [length for found in segments for _, length in found]
     faults = {
-        SIZE: any(size < 1 for item in items for size in item),
+        SIZE: any(size < limits["least"] for item in items for size in item),
         MERGE: any(side % limits["merge"] for item in items for side in item[1:]),
         ROWS: sum(counts) != rows,
         RATIO: any(count % limits["multiple"] for count in counts),
@@ -36,7 +37,7 @@ def test_what_the_host_would_refuse_is_found(case):
     first = next((code for code, wrong in faults.items() if wrong), None)
     if first is None:
         assert status.tolist() == [-9] * 6
-        assert table.tolist() == [[*item, 5] for item in items] + [[0, 0, 0, -1]] * (capacity - len(items))
+        assert table.tolist() == [[*item, 5] for item in whole] + [[0, 0, 0, -1]] * (capacity - len(items))
         assert torch.signbit(veil)
         assert veil == 0
     else:
@@ -65,7 +66,7 @@ def test_what_the_host_has_seen_is_left_alone(case):
 def test_the_operator_is_sound_for_the_compiler():
     header, table = torch.tensor([1, 1, 6, 1, 0]), torch.tensor([[1, 2, 3], [9, 9, 9]])
     tensors = header, table, torch.tensor([0, 0, 0]), torch.zeros(6, dtype=torch.int64), torch.tensor(0.0)
-    torch.library.opcheck(check_items, (*tensors, 1, 1, 4, 10, True, False, 2))
+    torch.library.opcheck(check_items, (*tensors, 0, 1, 1, 4, 10, True, False, 2))
 
 
 def test_a_veil_that_hides_nothing_changes_no_bit():

@@ -36,9 +36,9 @@ MODES = ["bilinear", "bicubic"]
 
 @st.composite
 def item_tables(draw):
-    """An item table as an arena slices it, with extra columns and padding anywhere at its end, and some capacity."""
+    """An item table as an arena slices it, with items of no rows, extra columns and padding at its end, and capacity."""
     side = st.integers(1, 3).map(lambda n: 2 * n)
-    items = draw(st.lists(st.tuples(st.integers(1, 3), side, side), max_size=3))
+    items = draw(st.lists(st.just((0, 0, 0)) | st.tuples(st.integers(1, 3), side, side), max_size=4))
     arena = torch.full((len(items) + draw(st.integers(0 if items else 1, 2)) + 1, 5), 7)
     table = arena[: len(arena) - 1, : draw(st.integers(3, 5))]
     table[:, :3] = 0
@@ -67,7 +67,8 @@ def test_cu_seqlens_of_groups(case, spare, data):
     """The first item begins a group, as padding does."""
     table, _ = case
     table = torch.cat([table, torch.ones_like(table[:, :1])], 1)
-    for item in range(1, int((table[:, 0] > 0).sum())):
+    last = max([0, *(table[:, 0] > 0).nonzero().flatten().tolist()])
+    for item in range(1, last + 1):
         table[item, -1] = data.draw(st.integers(0, 1))
     arguments = (table, len(table) + spare, False, table.shape[1] - 1)
     assert torch.equal(cu_seqlens_triton.cu_seqlens(*arguments), cu_seqlens_reference.cu_seqlens(*arguments))

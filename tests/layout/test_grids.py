@@ -9,6 +9,7 @@ from transformers import vision_utils
 
 import varlen_graphs as vg
 from tests.support import strategies
+from tests.support.encoders import SIMULATED
 from tests.support.strategies import make_table
 from varlen_graphs.layout.samples import sample_layout
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -43,8 +44,7 @@ def test_lengths_come_as_lists_and_tensors(value):
     ("layout", "value", "message"),
     [
         (vg.GridTHW(merge=2), [[1, 3, 4]], "grid_thw[0] is (1, 3, 4): h and w must be divisible by the merge size 2"),
-        (vg.GridTHW(), [[1, 0, 4]], "grid_thw[0] is [1, 0, 4]: every size must be at least 1"),
-        (vg.GridTHW(), [[1, 2, 4], [1, -2, 4]], "grid_thw[1] is [1, -2, 4]: every size must be at least 1"),
+        (vg.GridTHW(), [[1, 2, 4], [1, -2, 4]], "grid_thw[1] is [1, -2, 4]: every size must be at least 0"),
         (vg.GridTHW(), [], "grid_thw is empty: expected at least one item; skip the call"),
         (vg.GridTHW(), torch.empty(0, 3, dtype=torch.long), "grid_thw is empty"),
         (vg.GridTHW(), [[1, 2]], "grid_thw[0] is [1, 2]: expected three integers (t, h, w)"),
@@ -58,13 +58,13 @@ def test_lengths_come_as_lists_and_tensors(value):
         (vg.GridTHW(), torch.tensor(7), "grid_thw is 7: expected integers"),
         (vg.GridHW(), [[1, 2, 4]], "spatial_shapes[0] is [1, 2, 4]: expected two integers (h, w)"),
         (vg.GridHW(), [3, 4], "spatial_shapes[0] is 3: expected two integers (h, w)"),
-        (vg.GridHW("tgt_sizes"), [[3, 4], [0, 4]], "tgt_sizes[1] is [0, 4]: every size must be at least 1"),
+        (vg.GridHW("tgt_sizes"), [[3, 4], [-1, 4]], "tgt_sizes[1] is [-1, 4]: every size must be at least 0"),
         (
             vg.GridHW(),
             torch.ones(1, 2),
             "spatial_shapes is a torch.float32 tensor: expected integers, [items, 2] of (h, w)",
         ),
-        (vg.Lengths(), [3, 0], "lengths[1] is 0: every size must be at least 1"),
+        (vg.Lengths(), [3, -1], "lengths[1] is -1: every size must be at least 0"),
         (vg.Lengths(), [[3]], "lengths[0] is [3]: expected integers"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_module_sees_the_sizes_of_images_and_a_graph_reads_them_where_they_are
         [vg.DeviceBuffer("place", lambda table: table.positions("raster"), any_segments=False)],
         vg.Outputs(x=vg.Rows(), sizes=vg.Items(), place=vg.Rows()),
     )
-    encoder = vg.GraphedEncoder(Sizes(), [16], declared, backend="tape")
+    encoder = vg.GraphedEncoder(Sizes(), [16], declared, **SIMULATED)
     sizes = [[2, 3], [1, 4]]
     place = [(0, h, w) for height, width in sizes for h in range(height) for w in range(width)]
     for value in (

@@ -12,7 +12,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.clips import BUDGETS, COLUMN, DIM, QUERIES, clip_rows, clips_encoder
 from tests.support.contract import check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import SIMULATED, UNPROVEN
 from tests.support.towers import distance
 from varlen_graphs.layout.samples import sample_layout
 from varlen_graphs.spec.reading import parse
@@ -222,7 +222,7 @@ def test_grids_on_the_device_are_not_read_on_the_host():
         [vg.Budget(64, items=4, segments=64)],
         vg.BufferSpec("x", vg.GridHW("tgt_sizes"), [vg.DeviceBuffer("at", lambda table: table.positions("raster")[1])]),
         forward=lambda module, x, at, tgt_sizes: x * 0 + at[:, None] + 10 * tgt_sizes[0, 1],
-        backend="tape",
+        **SIMULATED,
         verify=UNPROVEN,
     )
     output = encoder(torch.zeros(12, 1), tgt_sizes=torch.tensor([[2, 3], [3, 2]]))

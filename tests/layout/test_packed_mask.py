@@ -136,7 +136,7 @@ CALLS = {
     "packed rows": ({"x": X[0]}, vg.InputError, "x is [5, 8]: expected [batch, length, 8], a batch of items, each padded"),
     "no mask": ({"mask": None}, vg.InputError, "argument 'mask' is missing: the call needs ['mask', 'x']"),
     "padding on the left": ({"mask": MASK.flip(1)}, vg.LayoutError, "but not the first 3: expected items padded on the"),
-    "no real row": ({"mask": MASK & False}, vg.LayoutError, "mask[0] marks no row as real (1)"),
+    "no real row": ({"mask": MASK & False}, vg.LayoutError, "mask[0] has no rows, while the call has no rows at all"),
     "another length": ({"mask": MASK[:, :4]}, vg.LayoutError, "mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
     "fewer items": ({"mask": MASK[1:]}, vg.LayoutError, "mask describes 1 item, the longest of 5 rows, but x is [2, 5, 8]"),
     "scores": ({"mask": MASK.float()}, vg.LayoutError, "mask is a torch.float32 tensor: expected a key padding mask"),

@@ -333,7 +333,6 @@ X, PADDING = batch([3, 5])
 CALLS = {
     "padding on the left": (X, PADDING.flip(1), "src_key_padding_mask[0] marks 3 rows as real (0), but not the first 3"),
     "a hole": (X, [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]], "[1] marks 4 rows as real (0), but not the first 4: expected items"),
-    "an empty item": (X, [[0] * 5, [1] * 5], "[1] marks no row as real (0): expected at least one real row in each item; drop empty items"),
     "other values": (X, [[0] * 5, [0, 0, 2, 2, 2]], "[1] has values other than 0 and 1: expected a key padding mask"),
     "another length": (X, PADDING[:, :4], "src_key_padding_mask is [2, 4], but the rows are [2, 5, 8]: expected a mask"),
     "another batch": (X, PADDING[:1], "describes 1 item, the longest of 3 rows, but x is [2, 5, 8]: expected [batch, len"),
@@ -357,7 +356,7 @@ def test_bad_masks_say_what_was_expected(shared, x, mask, message):
     [
         ([3, 6], "lengths describes 2 items, the longest of 6 rows, but x is [2, 5, 8]: expected [batch, length, ...]"),
         ([3], "lengths describes 1 item, the longest of 3 rows, but x is [2, 5, 8]"),
-        ([3, 0], "lengths[1] is 0: every size must be at least 1"),
+        ([3, -1], "lengths[1] is -1: every size must be at least 0"),
         ([[3, 5]], "lengths[0] is [3, 5]: expected integers"),
     ],
 )

@@ -14,7 +14,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import varlen_graphs as vg
 from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
-from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import SIMULATED, UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture import memory
@@ -258,7 +258,7 @@ def test_a_stage_runs_eager_where_calls_do():
             vg.BudgetError,
             "a stage is one replay, but no budget holds 2 items of 129 rows in 2 segments of at most 65 rows:",
         ),
-        (([0],), vg.LayoutError, "every size must be at least 1"),
+        (([-1],), vg.LayoutError, "every size must be at least 0"),
         (([5], {"scales": 1}), vg.InputError, "Attention has no argument 'scales'"),
         (([5], {"x": 1}), vg.InputError, "x came with a stage, which hands out the rows to write; leave it out"),
         ((None,), vg.InputError, "argument 'lengths' is missing"),
@@ -439,13 +439,13 @@ def grid_encoder(budgets=GRID_BUDGETS, **options):
     def forward(module, x, cu_seqlens, max_seqlen, scale):
         return {"x": module(x, cu_seqlens, max_seqlen, scale), "whole": torch.arange(len(x), device=x.device)}
 
-    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, backend="tape", verify=UNPROVEN, **options)
+    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, verify=UNPROVEN, **(SIMULATED | options))
 
 
 WRONG = {
     "rows": ([(1, 2, 4), (1, 4, 4)], 20, "grid_thw describes more rows in all, but 20 came; pass all rows of exactly"),
     "fewer rows": ([(1, 2, 4)], 20, "grid_thw describes 8 rows in all, but 20 came"),
-    "a size": ([(1, 4, 4), (0, 2, 2)], 16, "grid_thw[1] has a size of 0: every size must be at least 1"),
+    "a size": ([(1, 4, 4), (-1, 2, 2)], 16, "grid_thw[1] has a size of -1: every size must be at least 0"),
     "a huge size": ([(2**62, 4, 4)], 16, "grid_thw describes more rows in all, but 16 came"),
     "merge": ([(1, 2, 2), (1, 3, 4)], 16, "grid_thw[1] has a side of 3: h and w must be divisible by the merge size 2"),
 }
@@ -475,7 +475,7 @@ def test_a_wrong_layout_on_the_device_gives_nan_and_harms_no_other_call(grid, co
 
 @pytest.mark.parametrize(("grid", "count", "message"), WRONG.values(), ids=WRONG.keys())
 def test_calls_that_wait_for_their_check_raise_themselves(grid, count, message):
-    encoder, rows = grid_encoder(layouts="checked"), rows_for([count])
+    encoder, rows = grid_encoder(layouts=vg.GpuLayouts("checked", simulated=True)), rows_for([count])
     right = {"grid_thw": torch.tensor([(1, 4, 4)]), "kind": torch.tensor([3])}
     expected = encoder(rows[:16], **right)
     for wrong in (1, 2):
@@ -509,7 +509,7 @@ def test_rows_that_an_output_ratio_cuts_are_found_on_the_device():
             return x.unflatten(0, (-1, 4)).sum(1)
 
     encoder = vg.GraphedEncoder(
-        Merging(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4)), backend="tape"
+        Merging(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4)), **SIMULATED
     )
     assert encoder(torch.ones(12, 2), lengths=torch.tensor([4, 8])).tolist() == [[4.0, 4.0]] * 3
     assert encoder(torch.ones(12, 2), lengths=torch.tensor([6, 6])).isnan().all()
@@ -534,10 +534,12 @@ def test_a_layout_stays_on_the_device_only_where_a_budget_holds_whatever_it_says
     assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 64, 1)
     assert not tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 60, 1)
     assert not tells_at_once(
-        grid_encoder([vg.Budget(64, items=4, segments=15)], layouts=vg.GpuLayouts(min_segment_rows=8)), 64, 1
+        grid_encoder([vg.Budget(64, items=4, segments=15)], layouts=vg.GpuLayouts(min_segment_rows=8, simulated=True)),
+        64,
+        1,
     )
     assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=16, max_seqlen=32)]), 64, 1)
-    assert not tells_at_once(grid_encoder([vg.Budget(64, items=16, segments=16, max_seqlen=32)]), 64, 9)
+    assert tells_at_once(grid_encoder([vg.Budget(64, items=16, segments=16, max_seqlen=32)]), 64, 9)  # all rows of one
     assert tells_at_once(grid_encoder(), 64, 5)  # more items than a budget has
     assert tells_at_once(grid_encoder(), 68, 1)
 
@@ -552,7 +554,9 @@ def test_legal_layouts_on_the_device_are_right_where_no_budget_surely_holds_them
 
 
 def test_a_broken_promise_about_segments_is_told():
-    encoder = grid_encoder([vg.Budget(64, items=4, segments=4)], layouts=vg.GpuLayouts(min_segment_rows=16))
+    encoder = grid_encoder(
+        [vg.Budget(64, items=4, segments=4)], layouts=vg.GpuLayouts(min_segment_rows=16, simulated=True)
+    )
     kind = torch.tensor([0])
     assert encoder(rows_for([64]), grid_thw=torch.tensor([(4, 4, 4)]), kind=kind)["x"].isfinite().all()
     assert encoder(rows_for([32]), grid_thw=torch.tensor([(8, 2, 2)]), kind=kind)["x"].isnan().all()
@@ -575,7 +579,7 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
 
     columned = (vg.Column("kind"),) if columns else ()
     spec = vg.BufferSpec("x", vg.GridTHW(columns=columned), [vg.buffers.RowPositions()])
-    encoder = vg.GraphedEncoder(Numbered(), [64], spec, backend="tape")
+    encoder = vg.GraphedEncoder(Numbered(), [64], spec, **SIMULATED)
     grid = torch.tensor([(1, 2, 2), (2, 3, 1), (1, 1, 5)])
     kind = {"kind": torch.zeros(3, dtype=torch.int64)} if columns else {}
     with torch.inference_mode():
@@ -614,7 +618,7 @@ def test_host_buffers_keep_a_layout_on_the_host():
 
     count = vg.HostBuffer("count", lambda layout: torch.tensor([len(layout)]), (1,), torch.int64)
     spec = vg.BufferSpec("x", vg.Lengths(), buffers=[count])
-    encoder = vg.GraphedEncoder(Shared(), [128], spec, backend="tape")
+    encoder = vg.GraphedEncoder(Shared(), [128], spec, **SIMULATED)
     assert encoder(torch.ones(5, 1), lengths=torch.tensor([2, 3])).tolist() == [[2.0]] * 5
     with pytest.raises(vg.LayoutError):
         encoder(torch.ones(5, 1), lengths=torch.tensor([2, 2]))

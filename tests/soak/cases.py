@@ -124,7 +124,7 @@ class Case:
             spec,
             backend="cuda" if device == "cuda" else "tape",
             outputs="borrowed" if self.borrowed else "owned",
-            layouts=vg.GpuLayouts(min_segment_rows=max(1, promise)),
+            layouts=vg.GpuLayouts(min_segment_rows=max(1, promise), simulated=True),
             capture=capture,
         )
 

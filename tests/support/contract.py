@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import rows_for
+from tests.support.encoders import ON_GPU, rows_for
 from tests.support.leftovers import keep_leftovers
 from tests.support.towers import distance, equal_bits, tensors
 
@@ -84,7 +84,9 @@ def check_uncommon_dtypes(backend, device, dtype):
         def bits(tensor):
             return tensor.contiguous().view(torch.uint8)
 
-        encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(rows, vg.Lengths()), backend=backend).capture()
+        encoder = vg.GraphedEncoder(
+            module, budgets, vg.BufferSpec(rows, vg.Lengths()), backend=backend, layouts=ON_GPU
+        ).capture()
         flat, expected = came.flatten(0, 1), want.flatten(0, 1)
         for lengths in ([60, 60], [20] * 6, torch.tensor([60, 60], device=device)):
             encoder.poison()
@@ -93,12 +95,14 @@ def check_uncommon_dtypes(backend, device, dtype):
             stage.rows.copy_(flat)
         assert torch.equal(bits(stage.output), bits(expected))
         spec = vg.BufferSpec(dataclasses.replace(rows, padded_by="mask"), vg.Lengths())
-        encoder = vg.GraphedEncoder(module, budgets, spec, backend=backend).capture()
+        encoder = vg.GraphedEncoder(module, budgets, spec, backend=backend, layouts=ON_GPU).capture()
         mask = torch.arange(60, device=device) < torch.tensor([[60], [45]], device=device)
         got = encoder(came, lengths=[60, 45], mask=mask)
         assert torch.equal(bits(got)[mask], bits(want)[mask])
         budgets = [vg.Budget.padded(1, 60), vg.Budget.padded(2, 30)]
-        encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(rows, vg.PaddedMask("mask")), backend=backend)
+        encoder = vg.GraphedEncoder(
+            module, budgets, vg.BufferSpec(rows, vg.PaddedMask("mask")), backend=backend, layouts=ON_GPU
+        )
         assert torch.equal(bits(encoder.capture()(came, mask=mask))[mask], bits(want)[mask])
 
 
@@ -112,7 +116,9 @@ def check_outputs_of_all_kinds(backend, device):
 
     names = ["torch.float64", "torch.bfloat16", "torch.float8_e4m3fn", "across", "none", "zeros", "positive"]
     outputs = vg.Outputs(**dict.fromkeys(names, vg.Rows()))
-    encoder = vg.GraphedEncoder(Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend)
+    encoder = vg.GraphedEncoder(
+        Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend, layouts=ON_GPU
+    )
     rows = rows_for([6]).to(device)
     seen, unseen = encoder(rows, lengths=[6]), encoder(rows, lengths=torch.tensor([6], device=device))
     for name in names:

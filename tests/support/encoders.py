@@ -57,19 +57,25 @@ def attention_spec(**changes):
 UNPROVEN = vg.Verify(prove=False)
 """For modules that the proof of new graphs would refuse, rightly."""
 
+ON_GPU = vg.GpuLayouts(simulated=True)
+"""Lets tensors of items on the CPU stand for those on a GPU, which the host does not see."""
+
+SIMULATED = {"backend": "tape", "layouts": ON_GPU}
+"""Options with which the tape stands for a GPU."""
+
 BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
 
 
 def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
     return vg.GraphedEncoder(
-        Attention() if module is None else module, budgets, spec or attention_spec(), **({"backend": "tape"} | options)
+        Attention() if module is None else module, budgets, spec or attention_spec(), **(SIMULATED | options)
     )
 
 
 def encoder_of(module, buffers=(), budgets=BUDGETS, **options):
     """Return an encoder of a module of rows `x` of 8 numbers, described by `lengths`."""
     spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), buffers)
-    return vg.GraphedEncoder(module, budgets, spec, **({"backend": "tape"} | options))
+    return vg.GraphedEncoder(module, budgets, spec, **(SIMULATED | options))
 
 
 def rows_for(lengths, seed=0, dim=8, device="cpu"):

@@ -15,6 +15,10 @@ def cases(draw):
     """A table and what it is checked against, right about as often as wrong."""
     merge = draw(st.integers(1, 2))
     items = draw(strategies.grids(merge=merge))
+    for empty in draw(
+        st.lists(st.sampled_from([(0, 0, 0), (1, 0, 0), (9, 0, 4), (2**40, 4, 0), (0, 8, 8)]), max_size=2)
+    ):
+        items.insert(draw(st.integers(0, len(items))), empty)
     rows = sum(t * h * w for t, h, w in items)
     if draw(st.booleans()):
         rows = max(1, rows + draw(st.integers(-1, 1)))
@@ -23,7 +27,7 @@ def cases(draw):
         items[at] = tuple(draw(sizes) if i == side else size for i, size in enumerate(items[at]))
     capacity = len(items) + draw(st.integers(0, 3))
     limits = {
-        "merge": merge, "multiple": draw(st.sampled_from([1, 1, 4, 8])), "segments": draw(st.integers(1, 12)),
+        "least": draw(st.sampled_from([0, 0, 1])), "merge": merge, "multiple": draw(st.sampled_from([1, 1, 4, 8])), "segments": draw(st.integers(1, 12)),
         "longest": draw(st.sampled_from([8, 64, 1000])), "frames": draw(st.booleans()), "whole": draw(st.booleans()),
         "window": draw(st.sampled_from([0, 0, 2, 4])),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.clips import clip_rows, clips_encoder
-from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import SIMULATED, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.hidden_states import layers_encoder
 from tests.support.inputs import BUDGETS as BUDGETS_OF_INPUTS
 from tests.support.inputs import SPECS, Mixed, call_of
@@ -115,7 +115,7 @@ def padding_that_holds_nan(rank, ranks):
 
 def a_tower_with_deepstack_features(rank, ranks):
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(256, items=4), vg.Budget(512, items=8)], backend="tape")
+    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(256, items=4), vg.Budget(512, items=8)], **SIMULATED)
     both = parallel(encoder)
     for grid in ([(1, 8, 8)], [(1, 8, 8), (3, 6, 4), (1, 16, 20), (2, 4, 4), (1, 2, 2)], [(8, 8, 8), (1, 14, 14)]):
         rows, grid_thw = pixels(grid), torch.tensor(grid)

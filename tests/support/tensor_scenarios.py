@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import varlen_graphs as vg
-from tests.support.encoders import BUDGETS, attention_spec, rows_for
+from tests.support.encoders import BUDGETS, SIMULATED, attention_spec, rows_for
 from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios
 from tests.support.towers import equal_bits, glm4v_tower, pixels, qwen3_vl_tower
 from varlen_graphs.routing.costs import Costs
@@ -75,9 +75,9 @@ def mesh():
 def encoders(module=None, budgets=BUDGETS):
     """An encoder of a module, on one rank, and one of the module sharded."""
     module = Block() if module is None else module
-    alone = vg.GraphedEncoder(copy.deepcopy(module), budgets, SPEC, backend="tape")
+    alone = vg.GraphedEncoder(copy.deepcopy(module), budgets, SPEC, **SIMULATED)
     parallelize_module(module, mesh(), PLAN)
-    encoder = vg.GraphedEncoder(module, budgets, SPEC, backend="tape")
+    encoder = vg.GraphedEncoder(module, budgets, SPEC, **SIMULATED)
     return alone, vg.parallel.TensorParallelEncoder(encoder)
 
 
@@ -138,9 +138,7 @@ def other_towers(rank, ranks):
 def compare_towers(tower, recipe, grids=GRIDS):
     alone = copy.deepcopy(tower)
     parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
-    encoder = recipe(
-        tower, [vg.Budget(256, items=4, segments=64), vg.Budget(512, items=8, segments=64)], backend="tape"
-    )
+    encoder = recipe(tower, [vg.Budget(256, items=4, segments=64), vg.Budget(512, items=8, segments=64)], **SIMULATED)
     both = vg.parallel.TensorParallelEncoder(encoder)
     for seed, grid in enumerate(grids):
         rows, grid_thw = pixels(grid, seed), torch.tensor(grid)
@@ -286,7 +284,7 @@ OTHER_BUDGETS = [vg.Budget(96, items=4), vg.Budget(192, items=8)]
 
 def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
     """While it is rehearsed, twice, and while it is captured, which is the fourth run."""
-    alone = vg.GraphedEncoder(Block(), OTHER_BUDGETS, SPEC, backend="tape")
+    alone = vg.GraphedEncoder(Block(), OTHER_BUDGETS, SPEC, **SIMULATED)
     for run, error in ((1, None), (2, MemoryError("no memory is left")), (4, None)):
         for rows in (192, 96):
             _, both = encoders(Fails((rows,) if rank == 1 else (), run, error), budgets=OTHER_BUDGETS)
@@ -325,14 +323,14 @@ def ranks_with_other_budgets_are_told_so(rank, ranks):
 
 def a_sharded_module_needs_the_ranks_to_agree(rank, ranks):
     _, both = encoders()
-    encoder = vg.GraphedEncoder(both.module, BUDGETS, SPEC, backend="tape")
+    encoder = vg.GraphedEncoder(both.module, BUDGETS, SPEC, **SIMULATED)
     with pytest.raises(vg.SpecError, match=r"make calls through vg\.parallel\.TensorParallelEncoder"):
         encoder(rows_for([5], dim=DIM), lengths=[5])
     check_on_all_ranks(encoder.eager(rows_for([5], dim=DIM), lengths=[5]), both(rows_for([5], dim=DIM), lengths=[5]))
 
 
 def a_module_that_is_not_sharded_is_told(rank, ranks):
-    encoder = vg.GraphedEncoder(Block(), BUDGETS, SPEC, backend="tape")
+    encoder = vg.GraphedEncoder(Block(), BUDGETS, SPEC, **SIMULATED)
     with pytest.warns(UserWarning, match="no weight of Block is sharded, so every rank does all of the work"):
         both = vg.parallel.TensorParallelEncoder(encoder)
     check_on_all_ranks(both(rows_for([5], dim=DIM), lengths=[5]), encoder.eager(rows_for([5], dim=DIM), lengths=[5]))

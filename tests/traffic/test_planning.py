@@ -263,7 +263,9 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
     calls = [[item() for _ in range(dice.randint(1, 4))] for _ in range(12)]
 
     def make(budgets):
-        return vg.recipes.qwen2_5_vl(tower, budgets, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=4))
+        return vg.recipes.qwen2_5_vl(
+            tower, budgets, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=4, simulated=True)
+        )
 
     def run(encoder, grid):
         return encoder(pixels(grid), grid_thw=grid if seen else torch.tensor(grid))

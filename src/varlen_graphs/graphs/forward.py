@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from varlen_graphs.buffers import Buffer
 from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.pool import on_device
-from varlen_graphs.errors import warn
+from varlen_graphs.errors import LayoutError, counted, warn
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.item_table import ItemTable
@@ -23,7 +23,7 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import as_tensor
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.call import EMPTY_ITEM, Call
 from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import filled
 from varlen_graphs.spec.inputs import Input, PerItem
@@ -174,16 +174,18 @@ class Forward:
         Without gradients, unless `grad` asks for them. `buffers` are taken instead of the declared ones of these names.
 
         Raises:
-            LayoutError: Impossible items, if they were not read before.
+            LayoutError: Impossible items, if they were not read before; or items without rows that have no answer.
             SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
         """
         spec, layout = self.spec, read_layout(self.spec, call)
+        if not layout.total or (call.beyond == EMPTY_ITEM and spec.layout.prefix):
+            self._raise_empty(layout)
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             items = exact_table(spec, layout, device)
             arguments = self._exact_arguments(call, layout, items, budget)
             output = self.run({**arguments, **buffers}, positional=call.positional)
-            if call.beyond:
+            if call.beyond not in (None, EMPTY_ITEM):
                 return output
             parts = self.take_apart(output, call.statics, budget)
             if not (spec.changes_outputs or call.padded):
@@ -208,6 +210,15 @@ class Forward:
             sizes, dtype = extent.shape(budget), self.input_dtype(one)
             given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
         return self.arguments(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
+
+    def _raise_empty(self, layout: Layout) -> NoReturn:
+        """Raise that an item without rows has no answer: without any rows, or where each item has prefix rows."""
+        name, prefix = self.spec.layout.name, self.spec.layout.prefix
+        why = f"each item has {counted(prefix, 'prefix row')} of its own" if prefix else "the call has no rows at all"
+        raise LayoutError(
+            f"{name}[{layout.rows.index(0)}] has no rows, while {why}: expected at least one; drop empty items, or "
+            "skip the call when there is nothing to encode"
+        )
 
     def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
         """Flatten the output of a run at a budget.

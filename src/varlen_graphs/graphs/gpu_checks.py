@@ -66,8 +66,9 @@ class GpuChecks:
         """
         spec = self._spec
         check_items(
-            arena.header, arena.table[: budget.items], self._padding, self._status, self.veil, spec.layout.merge,
-            spec.row_multiple, budget.segments, budget.max_seqlen, *spec.needs.by_kind,
+            arena.header, arena.table[: budget.items], self._padding, self._status, self.veil,
+            min(1, spec.layout.prefix), spec.layout.merge, spec.row_multiple, budget.segments, budget.max_seqlen,
+            *spec.needs.by_kind,
         )  # fmt: skip
         return arena.view(budget)
 
@@ -104,7 +105,8 @@ class GpuChecks:
         name = self._spec.layout.name
         where = name if item < 0 else f"{name}[{item}]"
         what = {
-            SIZE: f"{where} has a size of {came}: every size must be at least {expected}; drop empty items",
+            SIZE: f"{where} has a size of {came}: every size must be at least {expected}"
+            + "; drop empty items" * expected,
             MERGE: f"{where} has a side of {came}: h and w must be divisible by the merge size {expected}",
             ROWS: f"{where} describes {'more' if came > expected else came} rows in all, but {expected} came; pass all "
             "rows of exactly these items, in their order",

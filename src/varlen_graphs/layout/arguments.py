@@ -84,7 +84,7 @@ class LayoutArgument(ABC):
         """Check `value` and return its items as `(t, h, w)`.
 
         Raises:
-            LayoutError: `value` describes no items, or impossible ones.
+            LayoutError: `value` describes no items, or impossible ones; an item may have no rows.
         """
 
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:

@@ -11,7 +11,7 @@ from varlen_graphs.layout.arguments import LayoutArgument
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.fields import check_at_least
-from varlen_graphs.layout.values import as_list, is_integers, positive, quoted
+from varlen_graphs.layout.values import as_list, is_integers, quoted, size_of
 
 _PLAIN = frozenset((list, tuple))
 
@@ -55,7 +55,7 @@ class GridTHW(LayoutArgument):
         """Check `value` and return its items as `(t, h, w)`.
 
         Raises:
-            LayoutError: `value` is not integers `[items, 3]`, is empty, or has a size below 1 or a side that `merge`
+            LayoutError: `value` is not integers `[items, 3]`, is empty, or has a size below 0 or a side that `merge`
                 does not divide.
         """
         entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
@@ -66,7 +66,7 @@ class GridTHW(LayoutArgument):
         for index, entry in enumerate(entries):
             if not isinstance(entry, list | tuple) or len(entry) != 3:
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected three integers (t, h, w)")
-            t, h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            t, h, w = (size_of(f"{self.name}[{index}]", side, entry) for side in entry)
             _check_merge(f"{self.name}[{index}]", (t, h, w), self.merge)
             items.append((t, h, w))
         return items
@@ -78,7 +78,7 @@ class GridTHW(LayoutArgument):
             if type(entry) not in _PLAIN or len(entry) != 3:
                 return None
             t, h, w = entry
-            if not (type(t) is type(h) is type(w) is int and 0 < t < 2**63 and 0 < h < 2**63 and 0 < w < 2**63):
+            if not (type(t) is type(h) is type(w) is int and 0 <= t < 2**63 and 0 <= h < 2**63 and 0 <= w < 2**63):
                 return None
             if h % merge or w % merge:
                 return None
@@ -139,14 +139,14 @@ class GridHW(LayoutArgument):
         """Check `value` and return its items as `(1, h, w)`.
 
         Raises:
-            LayoutError: `value` is not integers `[items, 2]`, is empty, or has a size below 1 or a side that `merge`
+            LayoutError: `value` is not integers `[items, 2]`, is empty, or has a size below 0 or a side that `merge`
                 does not divide.
         """
         items = []
         for index, entry in enumerate(as_list(self.name, value, "[items, 2] of (h, w)")):
             if not isinstance(entry, list | tuple) or len(entry) != 2:
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected two integers (h, w)")
-            h, w = (positive(f"{self.name}[{index}]", side, entry) for side in entry)
+            h, w = (size_of(f"{self.name}[{index}]", side, entry) for side in entry)
             _check_merge(f"{self.name}[{index}]", (h, w), self.merge)
             items.append((1, h, w))
         return items
@@ -190,7 +190,7 @@ class Lengths(LayoutArgument):
         """Check `value` and return its items as `(1, 1, length)`.
 
         Raises:
-            LayoutError: `value` is not integers `[items]`, is empty, or has a length below 1.
+            LayoutError: `value` is not integers `[items]`, is empty, or has a length below 0.
         """
         return parse_lengths(self.name, value)
 
@@ -223,4 +223,4 @@ def _check_merge(name: str, entry: tuple[int, ...], merge: int) -> None:
 def parse_lengths(name: str, value: Any) -> list[tuple[int, int, int]]:
     """Check the lengths that an argument brought, and return the items as `(1, 1, length)`."""
     lengths = as_list(name, value, "[items] lengths")
-    return [(1, 1, positive(f"{name}[{i}]", length, length)) for i, length in enumerate(lengths)]
+    return [(1, 1, size_of(f"{name}[{i}]", length, length)) for i, length in enumerate(lengths)]

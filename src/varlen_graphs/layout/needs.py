@@ -114,13 +114,16 @@ class Needs:
         return next((per for per in self.kinds if isinstance(per, Windows)), None)
 
     def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
-        """Return the largest load of `items` items with `rows` rows, in segments of `min_segment_rows` on average."""
+        """Return the largest load of `items` items with `rows` rows, in segments of `min_segment_rows` on average.
+
+        All rows may be those of one item, because others may have none.
+        """
         frames, whole, window = self.by_kind
         segments = longest = 0
         if self.kinds:
             cut = frames or window
             segments = rows // max(min_segment_rows, self.layout.row_multiple) if cut else items
-            longest = rows - (items - 1) * self.layout.row_multiple
+            longest = rows
         if not (frames or whole):
             longest = min(longest, window**2)
         return Load(rows, items, segments, longest)

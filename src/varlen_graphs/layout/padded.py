@@ -49,7 +49,7 @@ class PaddedLengths(Padded):
     prefix: int = 0
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
-        """Check `value`, which must be integers `[batch]` of at least 1, and return its items as `(1, 1, length)`."""
+        """Check `value`, which must be integers `[batch]` of at least 0, and return its items as `(1, 1, length)`."""
         return parse_lengths(self.name, value)
 
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
@@ -110,7 +110,7 @@ class PaddedMask(Padded):
             lengths, expected = ones.tolist(), place < ones[:, None]
         else:
             lengths, expected = (mask.shape[1] - ones).tolist(), place >= mask.shape[1] - ones[:, None]
-        if not (mask == expected).all() or not all(lengths):
+        if not (mask == expected).all():
             self._raise_invalid(mask)
         return [(1, 1, length) for length in lengths]
 
@@ -178,15 +178,11 @@ class PaddedMask(Padded):
     def _raise_invalid(self, mask: "numpy.ndarray[Any, Any]") -> NoReturn:
         counts = (mask == self.real).sum(1)
         expected = (numpy.arange(mask.shape[1]) < counts[:, None]) == self.real
-        index = int(((mask != expected).any(1) | (counts == 0)).argmax())
+        index = int((mask != expected).any(1).argmax())
         entry, length = mask[index].tolist(), int(counts[index])
         what, mark = f"{self.name}[{index}]", int(self.real)
         if not {*entry} <= {0, 1}:
             raise LayoutError(f"{what} has values other than 0 and 1: expected a key padding mask [batch, length]")
-        if not length:
-            raise LayoutError(
-                f"{what} marks no row as real ({mark}): expected at least one real row in each item; drop empty items"
-            )
         raise LayoutError(
             f"{what} marks {counted(length, 'row')} as real ({mark}), but not the first {length}: expected items "
             "padded on the right; with a tokenizer of transformers set tokenizer.padding_side = 'right'"

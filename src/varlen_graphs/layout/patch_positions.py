@@ -66,10 +66,10 @@ class PatchPositions(LayoutArgument):
         valid = (positions == _positions(height, width, length)).flatten(1).all(1) & (height * width <= length)
         items = []
         for index, (h, w, ok) in enumerate(torch.stack([height, width, valid], 1).tolist()):
-            if not (ok and h > 0 and w > 0):
+            if not ok:
                 raise LayoutError(
                     f"{self.name}[{index}] has other positions than those of an image: expected (x, y) line by line "
-                    "from (0, 0), at least one, and then (-1, -1) in padding"
+                    "from (0, 0), and then (-1, -1) in padding"
                 )
             if h % self.merge or w % self.merge:
                 raise LayoutError(

@@ -14,7 +14,7 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.fields import check_at_least, check_fields
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.values import INTEGERS, as_list, is_dense, positive, quoted, stacked
+from varlen_graphs.layout.values import INTEGERS, as_list, is_dense, quoted, size_of, stacked
 
 
 class Pictures(LayoutArgument):
@@ -87,18 +87,13 @@ class PictureSizes(Pictures):
         """Check `value` and return its items as `(1, h, w)`, in patches.
 
         Raises:
-            LayoutError: `value` is not integers `[images, 2]`, is empty, or has a side shorter than a patch.
+            LayoutError: `value` is not integers `[images, 2]`, is empty, or has a side below 0.
         """
         items = []
         for index, entry in enumerate(as_list(self.name, value, "[images, 2] of (height, width)")):
             if not isinstance(entry, list | tuple) or len(entry) != 2:
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected two integers (height, width)")
-            h, w = (positive(f"{self.name}[{index}]", side, entry) // self.patch for side in entry)
-            if not (h and w):
-                raise LayoutError(
-                    f"{self.name}[{index}] is {quoted(entry)}: expected sides of at least one patch, {self.patch} "
-                    "pixels"
-                )
+            h, w = (size_of(f"{self.name}[{index}]", side, entry) // self.patch for side in entry)
             items.append((1, h, w))
         return items
 
@@ -151,10 +146,10 @@ class PictureMask(Pictures):
         whole = (mask == real_patches(heights, widths, mask.shape[1:])).flatten(1).all(1)
         items = []
         for index, (h, w, valid) in enumerate(torch.stack([heights, widths, whole], 1).tolist()):
-            if not (valid and h and w):
+            if not valid:
                 raise LayoutError(
                     f"{self.name}[{index}] marks other patches than those of a rectangle in the upper left corner: "
-                    "expected an image of at least one patch, padded at the right and at the bottom"
+                    "expected an image padded at the right and at the bottom"
                 )
             items.append((1, h, w))
         return items

@@ -48,24 +48,27 @@ def check_not_freed(tensor: Tensor, name: str) -> None:
 
 _SMALL = (list, tuple, int)
 
+EMPTY_ITEMS = 2**14
+"""Number of items without rows that a call may have in any case."""
+
 
 def check_numbers(name: str, value: Any, rows: int) -> None:
-    """Check that `value` holds no more numbers than the items of `rows` rows can need.
+    """Check that `value` holds no more numbers than the items of `rows` rows, and some without rows, can need.
 
     Runs before `tolist`: an expanded tensor or array can claim more elements than memory holds as a list.
 
     Raises:
-        LayoutError: `value` holds more than three numbers per row.
+        LayoutError: `value` holds more than three numbers per row and per item without rows.
     """
     entries = value if isinstance(value, list | tuple) else [value]
     numbers = 0
     for entry in entries:
         if not isinstance(entry, _SMALL):
             numbers += _numbers(entry)
-    if numbers > 3 * rows:
+    if numbers > 3 * (rows + EMPTY_ITEMS):
         raise LayoutError(
             f"{name} holds {counted(numbers, 'number')}, which cannot describe the items of {counted(rows, 'row')}: "
-            "expected at most three numbers per item, and at least one row in each item"
+            f"expected at most three numbers per item, and at most {EMPTY_ITEMS} items without rows"
         )
 
 
@@ -139,17 +142,17 @@ def _without_arrays(value: Any) -> Any:
     return value
 
 
-def positive(what: str, size: Any, entry: Any) -> int:
+def size_of(what: str, size: Any, entry: Any) -> int:
     """Return `size` as an int; error messages quote `entry`.
 
     Raises:
-        LayoutError: `size` is not an integer, is below 1, or exceeds int64.
+        LayoutError: `size` is not an integer, is below 0, or exceeds int64.
     """
     if not isinstance(size, Integral) or isinstance(size, bool):
         raise LayoutError(f"{what} is {quoted(entry)}: expected integers, got {quoted(size)} ({type(size).__name__})")
     number = int(size)
-    if number < 1:
-        raise LayoutError(f"{what} is {quoted(entry)}: every size must be at least 1; drop empty items")
+    if number < 0:
+        raise LayoutError(f"{what} is {quoted(entry)}: every size must be at least 0")
     if number > INT64_MAX:
         raise LayoutError(f"{what} is {quoted(entry)}: sizes must be below 2**63; no call has that many rows")
     return number

@@ -24,7 +24,7 @@ from varlen_graphs.serving.row_checks import check_beside, check_rows
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import read_call, read_layout
+from varlen_graphs.spec.reading import read_items, read_layout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -175,7 +175,7 @@ class DataParallelEncoder:
         """Return the items of a call; `None` if only the module itself can run it, as a whole."""
         if call.beyond is not None or kind.trained is not None:
             return None
-        read_call(self.encoder.spec, call)
+        read_items(self.encoder.spec, call)
         if call.beyond is not None:
             return None
         layout = read_layout(self.encoder.spec, call)
@@ -227,7 +227,7 @@ class DataParallelEncoder:
         """Return the items of this rank, which may be none."""
         spec = self.encoder.spec
         if call.rows.shape[0] or len(call.description[spec.layout.name]):
-            read_call(spec, call)
+            read_items(spec, call)
             return read_layout(spec, call)
         if spec.packs:
             batch, padded = spec.batch_of(call.rows)

@@ -85,6 +85,8 @@ class Router:
                 if budget is not None and budget.holds(*self._spec.needs.most(rows, items, self._min_segment_rows)):
                     return Route((Pack(budget, range(items)),))
             read_items(self._spec, call)
+            if call.beyond is not None:
+                return Route(reason=call.beyond)
         layout = call.layout
         assert layout is not None  # noqa: S101 - it was just read
         if call.staged:

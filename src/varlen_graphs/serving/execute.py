@@ -17,6 +17,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.layout.options import GpuLayouts
 from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
@@ -30,7 +31,7 @@ from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.inputs import PerItem
 from varlen_graphs.spec.outputs import flatten, with_padding
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import check_inputs, only_on_device, read_call, read_layout
+from varlen_graphs.spec.reading import check_inputs, only_on_device, read_items, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
@@ -47,10 +48,10 @@ class Executor:
         store: The graphs.
         stats: The counters.
         lends: If True, outputs are `Borrowed`.
-        waits: If True, calls wait for the checks of layouts on the GPU.
+        layouts: Options for layouts on the GPU.
 
     Attributes:
-        signature, mode, router, store, stats, lends, waits: As given.
+        signature, mode, router, store, stats, lends, layouts: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, or in its stead, by static arguments.
@@ -66,7 +67,7 @@ class Executor:
         stats: Stats,
         *,
         lends: bool = False,
-        waits: bool = False,
+        layouts: GpuLayouts = GpuLayouts(),  # noqa: B008 - frozen
     ) -> None:
         self.signature = signature
         self.mode = mode
@@ -74,7 +75,7 @@ class Executor:
         self.store = store
         self.stats = stats
         self.lends = lends
-        self.waits = waits
+        self.layouts = layouts
         self.forward = store.forward
         self.pool = store.pool
         self.spec = store.forward.spec
@@ -98,8 +99,8 @@ class Executor:
             check_beside(self.store, call)
         if (loan := self.pool.loan) is not None:
             self.own_borrowed(call, loan)
-        if not only_on_device(self.spec, call.description, call.rows.device):
-            read_call(self.spec, call)
+        if not only_on_device(self.spec, call.description, call.rows.device, self.layouts.simulated):
+            read_items(self.spec, call)
         elif call.inputs:
             check_inputs(self.spec, call)
         return call
@@ -216,7 +217,7 @@ class Executor:
                         return Lent(graphs, budget, items.everything, self.pool)
                 collected.take(outputs, graphs.extents, spans, items.veils)
             if isinstance(items, DeviceItems):
-                items.finish(self.waits)
+                items.finish(self.layouts.check == "checked")
             tensors = collected.tensors
             if call.padded and call.layout is not None:
                 places = places or call.places

@@ -10,6 +10,9 @@ from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.packed_batch import Places, Sizes
 from varlen_graphs.spec.statics import StaticKey
 
+EMPTY_ITEM = "an item has no rows"
+"""Reason why the module itself answers a call: what it does with such an item is its own business."""
+
 
 @dataclass(slots=True)
 class Call:

@@ -16,35 +16,14 @@ from varlen_graphs.layout.pictures import Pictures
 from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_numbers, is_integers
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.call import EMPTY_ITEM, Call
 from varlen_graphs.spec.inputs import PerRow
-
-
-def read_call(spec: BufferSpec, call: Call) -> Layout:
-    """Return the items of a user's call, as `read_items` does; `call.beyond` tells if only the module can run them.
-
-    Raises:
-        LayoutError: As for `read_items`.
-    """
-    layout = read_items(spec, call)
-    if call.beyond is None:
-        call.beyond = why_beyond(spec, layout, call.padded)
-    return layout
-
-
-def why_beyond(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ()) -> str | None:
-    """Return the reason why no graph takes such items, whatever budgets hold; `None` if graphs do."""
-    if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
-        return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
-    if spec.layout.pictures and isinstance(spec.layout, Pictures):
-        return spec.layout.beyond(layout, padded)
-    return None
 
 
 def read_items(spec: BufferSpec, call: Call) -> Layout:
     """Return the items of a call, and keep them in `call.layout`. Costs a sync if only the GPU has seen them.
 
-    A padded batch to pack stays padded, with `call.to_pack`.
+    A padded batch to pack stays padded, with `call.to_pack`; `call.beyond` tells if only the module can run the items.
 
     Raises:
         LayoutError: Impossible items, items that do not match the rows or other tensors of the call, or an item that an
@@ -58,7 +37,18 @@ def read_items(spec: BufferSpec, call: Call) -> Layout:
         if spec.packs:
             call.rows, call.padded, call.sizes = batch, padded, item_sizes(call.layout, padded)
             call.places, call.to_pack = Places(batch.device), True
+        if call.beyond is None:
+            call.beyond = why_beyond(spec, call.layout, call.padded)
     return call.layout
+
+
+def why_beyond(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ()) -> str | None:
+    """Return the reason why no graph takes such items, whatever budgets hold; `None` if graphs do."""
+    if 0 in layout.rows:
+        return EMPTY_ITEM
+    if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
+        return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
+    return spec.layout.beyond(layout, padded) if isinstance(spec.layout, Pictures) else None
 
 
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
@@ -98,9 +88,12 @@ def check_inputs(spec: BufferSpec, call: Call) -> None:
                 )
 
 
-def only_on_device(spec: BufferSpec, description: Mapping[str, Any], device: torch.device) -> bool:
-    """Return True if the device alone needs to see the items, which are described by tensors there."""
-    if spec.needs_layout:
+def only_on_device(spec: BufferSpec, description: Mapping[str, Any], device: torch.device, simulated: bool) -> bool:
+    """Return True if the device alone needs to see the items, which are described by tensors there.
+
+    The host reads what lies on the CPU, unless that is `simulated` to be a device.
+    """
+    if spec.needs_layout or (device.type == "cpu" and not simulated):
         return False
     table = description[spec.layout.name]
     if not isinstance(table, Tensor) or not spec.layout.is_table(table) or table.device != device:

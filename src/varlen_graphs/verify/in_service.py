@@ -12,6 +12,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.layout.options import GpuLayouts
 from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
@@ -39,9 +40,9 @@ class VerifyingExecutor(Executor):
 
     def __init__(
         self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool,
-        waits: bool, options: Verify,
+        layouts: GpuLayouts, options: Verify,
     ) -> None:  # fmt: skip
-        super().__init__(signature, mode, router, store, stats, lends=lends, waits=waits)
+        super().__init__(signature, mode, router, store, stats, lends=lends, layouts=layouts)
         self._options = options
         self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 

@@ -127,9 +127,7 @@ def _forward(own_forward: Any, tower: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _arguments(tower: Any, x: Tensor, grid_thw: Any) -> dict[str, Any]:
-    # A grid that the host has; on the tape, a tensor would be one that only the GPU has.
-    known = grid_thw if isinstance(grid_thw, list) or grid_thw.is_cuda else grid_thw.tolist()
-    return {"x": x.to(tower.device, non_blocking=True), "grid_thw": known}
+    return {"x": x.to(tower.device, non_blocking=True), "grid_thw": grid_thw}
 
 
 def after_initialize(_: None, runner: Any) -> None:

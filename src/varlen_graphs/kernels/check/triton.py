@@ -13,13 +13,13 @@ LONGEST = tl.constexpr(reference.LONGEST)
 
 
 def check_items(
-    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, merge: int, multiple: int,
+    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, least: int, merge: int, multiple: int,
     segments: int, longest: int, frames: bool, whole: bool, window: int,
 ) -> None:  # fmt: skip
     """Run `reference.check_items` in one launch. The table must be contiguous."""
     capacity, width = table.shape
     launch(_check_items, (1,),
-        header, table, padding, status, veil, merge, multiple, segments, longest, capacity,
+        header, table, padding, status, veil, least, merge, multiple, segments, longest, capacity,
         FRAMES=frames, WHOLE=whole, WINDOW=window, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
     )  # fmt: skip
 
@@ -47,23 +47,23 @@ def _size(p_item, address, at: tl.constexpr, i_item, items, other: tl.constexpr)
     return tl.where(m_there, there, here)
 
 
-@triton.jit(do_not_specialize=["merge", "multiple", "segments", "longest", "capacity"])
+@triton.jit(do_not_specialize=["least", "merge", "multiple", "segments", "longest", "capacity"])
 def _check_items(
-    p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
+    p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # Stored by its bits: a constant of -0.0 loses its sign in Triton 3.6.
     tl.store(p_veil, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
     if tl.load(p_header + 3) != 0:
         _check_unseen(
-            p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
+            p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
             FRAMES, WHOLE, WINDOW, WIDTH, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _check_unseen(
-    p_header, p_table, p_padding, p_status, p_veil, merge, multiple, segments, longest, capacity,
+    p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     items = tl.load(p_header + 1)
@@ -83,6 +83,14 @@ def _check_unseen(
     b_area = tl.minimum(b_h * b_w, most)
     b_rows = tl.where(m_item, tl.minimum(b_t * b_area, most), 0)
     total = tl.sum(b_rows, axis=0)
+    # An item without rows has no frames, height and width, whatever it says.
+    b_t = tl.where(b_rows > 0, b_t, 0)
+    b_h = tl.where(b_rows > 0, b_h, 0)
+    b_w = tl.where(b_rows > 0, b_w, 0)
+    b_area = tl.where(b_rows > 0, b_area, 0)
+    m_empty = m_item & (b_rows == 0)
+    for i_size in tl.static_range(3):
+        tl.store(p_table + o_item + i_size, tl.zeros_like(t), mask=m_empty)
     smallest = tl.minimum(t, tl.minimum(h, w))
     b_count = b_rows * 0
     b_longest = b_rows * 0
@@ -97,7 +105,7 @@ def _check_unseen(
     if WHOLE:
         b_longest = b_rows
 
-    small = _first(m_item & (smallest < 1), i_item, BLOCK)
+    small = _first(m_item & (smallest < least), i_item, BLOCK)
     uneven = _first(m_item & ((h % merge != 0) | (w % merge != 0)), i_item, BLOCK)
     cut = _first(m_item & (b_rows % multiple != 0), i_item, BLOCK)
     long = _first(m_item & (b_longest > longest), i_item, BLOCK)
@@ -117,7 +125,7 @@ def _check_unseen(
         b_side = tl.where(h % merge != 0, h, w)
         code, item, came, expected = zero + MERGE, zero + uneven, _at(b_side, i_item, uneven), zero + merge
     if small < BLOCK:
-        code, item, came, expected = zero + SIZE, zero + small, _at(smallest, i_item, small), zero + 1
+        code, item, came, expected = zero + SIZE, zero + small, _at(smallest, i_item, small), zero + least
 
     wrong = code != 0
     m_padding = (i_item < capacity) & (i_item >= tl.where(wrong, 0, items))

@@ -15,9 +15,9 @@ def cu_seqlens(values: Tensor, segments: int, by_frame: bool, begins: int | None
     rows = item_rows(values)
     if by_frame:
         counts, lengths = values[:, 0], values[:, 1] * values[:, 2]
-    else:
-        starts = rows > 0 if begins is None else (rows > 0) & (values[:, begins] != 0)
-        counts, lengths = starts.long(), rows
+    else:  # an item without rows is an empty segment, and so is one of padding, at the end
+        counts = torch.ones_like(rows) if begins is None else (values[:, begins] != 0).long()
+        lengths = rows
     ends, row_ends = counts.cumsum(0), rows.cumsum(0)
     slot = torch.arange(segments + 1, device=values.device)
     item = torch.searchsorted(ends, slot, right=True).clamp(max=values.shape[0] - 1)

@@ -25,9 +25,9 @@ def cu_seqlens_kernel(
     for first in range(0, items, ITEMS):
         t, h, w = read_items(values, item_stride, column_stride, items, first)
         rows = t * h * w
-        counts = t if BY_FRAME else (rows > 0).to(tl.int64)
+        item = first + tl.arange(0, ITEMS)
+        counts = t if BY_FRAME else (item < items).to(tl.int64)
         if GROUPED:
-            item = first + tl.arange(0, ITEMS)
             begin = tl.load(values + item * item_stride + begins * column_stride, item < items, 0)
             counts = tl.where(begin != 0, counts, 0)
         ends = total + tl.cumsum(counts, 0)
