@@ -89,7 +89,9 @@ def test_a_call_of_no_rows_is_answered_where_the_module_answers_it():
     assert encoder(torch.ones(0, 8), lengths=torch.tensor([0, 0])).shape == (0, 8)
     encoder.check()
     for lengths in ([0, 0], numpy.array([0, 0])):
-        with pytest.raises(vg.LayoutError, match=re.escape("lengths[0] has no rows, while the call has no rows at all")):
+        with pytest.raises(
+            vg.LayoutError, match=re.escape("lengths[0] has no rows, while the call has no rows at all")
+        ):
             encoder(torch.ones(0, 8), lengths=lengths)
 
 

@@ -1,8 +1,10 @@
 """Plans: the cheapest budgets for a trace, against every other choice."""
 
 import itertools
+import math
 import random
 import re
+import time
 from collections import Counter
 
 import pytest
@@ -90,6 +92,51 @@ def test_no_other_budgets_cost_less_whatever_they_have_room_for(calls, most, cos
         for chosen in itertools.combinations(budgets, size)
     )
     assert vg.traffic.plan(trace_of(calls, costs), max_graphs=most).cost <= least * (1 + 1e-6)
+
+
+def least_cost(calls, most, costs):
+    """The cost of the best plan, by the plain recursion over all row counts and all that come before."""
+    wanted = Counter()
+    for size, count in calls.items():
+        wanted[row_count_for(size.rows)] += count
+    rows = sorted(wanted)
+    before = [*itertools.accumulate((wanted[one] for one in rows), initial=0)]
+    best = [0.0] + [math.inf] * len(rows)
+    for _ in range(most):
+        best = [0.0] + [
+            min(
+                best[end],
+                *(best[n] + (before[end] - before[n]) * replay_cost(rows[end - 1], costs) for n in range(end)),
+            )
+            for end in range(1, len(rows) + 1)
+        ]
+    return best[-1]
+
+
+falling = st.dictionaries(st.integers(1, 300).map(lambda n: vg.Budget(32 * n)), st.floats(0.1, 50), min_size=1).map(
+    lambda replays: vg.routing.Costs(replays, host=3.0)
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.integers(1, 9000), st.integers(1, 500), min_size=1, max_size=60),
+    st.integers(1, 20),
+    any_costs | falling,
+)
+def test_a_plan_costs_what_the_plain_recursion_finds(lengths, most, costs):
+    calls = {Size(rows, 1, 1, rows, rows): count for rows, count in lengths.items()}
+    plan = vg.traffic.plan(trace_of(calls, costs), max_graphs=most)
+    assert plan.cost == pytest.approx(least_cost(calls, most, costs), rel=1e-6)
+    assert len(plan.budgets) <= most
+
+
+def test_thousands_of_sizes_are_planned_at_once():
+    dice = random.Random(0)
+    calls = {Size(rows, 1, 1, rows, rows): dice.randint(1, 20) for rows in dice.sample(range(100, 400_000), 4000)}
+    start = time.process_time()
+    assert len(vg.traffic.plan(trace_of(calls), max_graphs=64).budgets) == 64
+    assert time.process_time() - start < 5
 
 
 @given(histograms, st.integers(1, 9), any_costs)

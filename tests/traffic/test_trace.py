@@ -20,8 +20,8 @@ from varlen_graphs.traffic.trace import Size
 def sizes(draw):
     """Of calls, with segments or without."""
     largest, items = draw(st.integers(1, 5000)), draw(st.integers(1, 9))
-    rows = draw(st.integers(largest, largest * items))
-    return Size(rows, items, draw(st.integers(0, 40)), draw(st.integers(0, largest)), largest)
+    rows = draw(st.integers(max(largest, items), largest * items))
+    return Size(rows, items, draw(st.integers(0, min(rows, 40))), draw(st.integers(0, largest)), largest)
 
 
 @pytest.mark.parametrize("backend", ["tape", "eager"])
@@ -234,6 +234,23 @@ def test_a_file_that_is_no_trace_says_so(tmp_path, text):
     with pytest.raises(
         vg.InputError, match=re.escape(f"{path} is not a trace") + ".*expected a file from `Trace.save`"
     ):
+        vg.traffic.Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ([10, 100, 1, 1, 1, 3], "expected no more items, and no more segments, than rows"),
+        ([10, 2, 11, 1, 9, 3], "expected no more items, and no more segments, than rows"),
+        ([10, 2, 2, 10, 10, 0], "calls is 0: expected an integer of at least 1"),
+        ([10, 2, 2, 9, 8, 3], "expected longest <= largest <= rows <= largest * items"),
+        ([10, 2], "expected 6 integers, rows, items, segments, longest, largest, calls"),
+    ],
+)
+def test_a_line_of_a_size_that_no_call_has_is_named(tmp_path, line, what):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"columns": COLUMNS, "calls": [[9, 2, 2, 5, 5, 1], line], "squares": 0, "costs": None}))
+    with pytest.raises(vg.InputError, match=re.escape(f"calls[1] is {line}") + ".*" + re.escape(what)):
         vg.traffic.Trace.load(path)
 
 

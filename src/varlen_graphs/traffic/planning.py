@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -191,19 +191,13 @@ def _budget(rows: int, parts: Sequence[Load]) -> Budget:
 
 def _cheapest(replays: Mapping[int, int], price: Callable[[int], float], most: int) -> list[int]:
     """Choose the cheapest row counts, at most `most`; `replays` counts by the smallest row count that holds them."""
-    rows = sorted(replays)
-    before = [*accumulate((replays[count] for count in rows), initial=0)]
-    prices = [price(count) for count in rows]
+    rows, counts, prices = _worth_paying(replays, price)
+    before = [*accumulate(counts, initial=0)]
     best = [0.0] + [math.inf] * len(rows)  # cost of the first n row counts with one budget per layer
     layers: list[list[int]] = []  # for each n, how many row counts the budgets below the last one serve
     totals = []
     for _ in range(min(most, len(rows))):
-        after, starts = [math.inf], [0]
-        for end, each in enumerate(prices, start=1):
-            choices = [cost + (before[end] - below) * each for cost, below in zip(best[:end], before, strict=False)]
-            after.append(min(choices))
-            starts.append(choices.index(after[end]))
-        best = after
+        best, starts = _with_one_more(best, before, prices)
         layers.append(starts)
         totals.append(best[-1])
     fewest = next(at for at, total in enumerate(totals) if total <= min(totals) * (1 + ROUNDING))
@@ -212,3 +206,58 @@ def _cheapest(replays: Mapping[int, int], price: Callable[[int], float], most: i
         chosen.append(rows[end - 1])
         end = layer[end]
     return chosen[::-1]
+
+
+def _worth_paying(
+    replays: Mapping[int, int], price: Callable[[int], float]
+) -> tuple[list[int], list[int], list[float]]:
+    """Return the row counts that cost less than all larger ones, ascending; their replays and those below; the prices.
+
+    A budget of another row count is never used: a larger one costs no more.
+    """
+    rows: list[int] = []
+    counts: list[int] = []
+    prices: list[float] = []
+    for count in sorted(replays, reverse=True):
+        each = price(count)
+        if rows and each >= prices[-1]:
+            counts[-1] += replays[count]
+        else:
+            rows.append(count)
+            counts.append(replays[count])
+            prices.append(each)
+    return rows[::-1], counts[::-1], prices[::-1]
+
+
+def _with_one_more(
+    best: Sequence[float], before: Sequence[int], prices: Sequence[float]
+) -> tuple[list[float], list[int]]:
+    """Return the least cost of the first n row counts with one budget more, for each n, and how many others serve.
+
+    What the first `s` cost with the others, `best[s] - before[s] * price` apart from what is the same for all `s`, is a
+    line over the price, and falls faster than those of smaller `s`. Prices ascend, so the lowest line at each comes
+    after that at the one before, among those that are the lowest somewhere.
+    """
+    after, starts = [math.inf], [0]
+    lines: deque[int] = deque()
+    for end, each in enumerate(prices, start=1):
+
+        def cost(start: int, end: int = end, each: float = each) -> float:
+            return best[start] + (before[end] - before[start]) * each
+
+        new = end - 1
+        if best[new] < math.inf:
+            while len(lines) > 1 and _is_nowhere_lowest(lines[-2], lines[-1], new, best, before):
+                lines.pop()
+            lines.append(new)
+        while len(lines) > 1 and cost(lines[1]) < cost(lines[0]):
+            lines.popleft()
+        starts.append(lines[0] if lines else 0)
+        after.append(cost(starts[-1]) if lines else math.inf)
+    return after, starts
+
+
+def _is_nowhere_lowest(left: int, middle: int, right: int, best: Sequence[float], before: Sequence[int]) -> bool:
+    """Return True if one of two other lines is no higher than the middle one, wherever it is lower than the other."""
+    rise, further = best[middle] - best[left], best[right] - best[middle]
+    return further * (before[middle] - before[left]) <= rise * (before[right] - before[middle])

@@ -106,8 +106,14 @@ class Trace:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
             if value["columns"] != COLUMNS:
                 raise InputError(f"columns are {quoted(value['columns'])}, expected {COLUMNS}: record the trace again")
-            for *numbers, calls in value["calls"]:
-                trace.calls[_size(*numbers)] += integer("calls", calls)
+            for at, line in enumerate(value["calls"]):
+                try:
+                    if len(line) != len(COLUMNS):
+                        raise InputError(f"expected {len(COLUMNS)} integers, {', '.join(COLUMNS)}")
+                    *numbers, calls = line
+                    trace.calls[_size(*numbers)] += integer("calls", calls)
+                except DAMAGED as error:
+                    raise InputError(f"calls[{at}] is {quoted(line)}: {error}") from error
             trace.squares = integer("squares", value["squares"], zero=True, most=LARGEST**2)
             trace.costs = None if value["costs"] is None else Costs.from_json(value["costs"])
         except DAMAGED as error:
@@ -132,4 +138,6 @@ def _size(rows: object, items: object, segments: object, longest: object, larges
     )
     if not size.longest <= size.largest <= size.rows <= size.largest * size.items:
         raise InputError(f"{size}: expected longest <= largest <= rows <= largest * items")
+    if max(size.items, size.segments) > size.rows:
+        raise InputError(f"{size}: expected no more items, and no more segments, than rows")
     return size
