@@ -172,7 +172,11 @@ def test_the_layout_graphs_are_captured_with_has_whole_windows():
         ),
         (
             lambda: vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per=vg.Windows(4))]),
-            "needs items with frames, which Lengths does not describe; use per='item'",
+            "needs items with frames, which Lengths does not describe; declare GridTHW, with t = 1 for an image",
+        ),
+        (
+            lambda: vg.BufferSpec("x", vg.GridHW(merge=2), [vg.CuSeqlens(per=vg.Windows(4))]),
+            "needs items with frames, which GridHW does not describe; declare GridTHW, with t = 1 for an image",
         ),
         (lambda: spec_of(4), "CuSeqlens(per=4): expected 'frame', 'item', 'clip', 'group' or a Windows"),
     ],

@@ -58,6 +58,15 @@ def launch(q, k, cos, sin):
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, in tests/gpu")
 
 
+def test_a_table_of_other_channels_than_a_head_says_what_makes_them():
+    q, k = torch.randn(5, 2, 8), torch.randn(5, 1, 8)
+    hint = (
+        "2 * axes * frequencies channels, so declare axes and inv_freq that make 8, or rotate 4 channels of each head"
+    )
+    with pytest.raises(vg.InputError, match=re.escape(hint)):
+        vg.kernels.apply_rotary(q, k, *angles(5, 4))
+
+
 @needs_interpreter
 @pytest.mark.parametrize("head_dim", [2, 32, 40, 64, 72, 80, 96, 112, 128])
 @pytest.mark.parametrize(("rows", "heads", "heads_k"), [(0, 2, 2), (1, 1, 1), (13, 3, 1), (45, 4, 2)])

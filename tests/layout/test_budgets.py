@@ -1,11 +1,14 @@
 import itertools
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
+from tests.support.encoders import attention_encoder, attention_spec, rows_for
+from tests.support.memory import memory_limit
 from varlen_graphs.layout import budgets
 from varlen_graphs.layout.budgets import row_count_for
 from varlen_graphs.layout.needs import Needs
@@ -87,6 +90,31 @@ def test_an_automatic_ladder_goes_as_far_as_memory_does(memory, rows):
     assert vg.Ladder.auto(memory, bytes_per_row=2**16) == vg.Ladder(max=rows)
 
 
+def test_an_automatic_ladder_has_no_more_rows_than_kernels_count():
+    assert vg.Ladder.auto("900000 GiB", bytes_per_row=1.0).max == 2**31 - 16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+@pytest.mark.parametrize("budget", [vg.Budget(2**31 - 64, items=1), vg.Budget(64, items=2**31 - 1)], ids=str)
+def test_budgets_without_memory_for_their_inputs_say_so(budget):
+    encoder = attention_encoder([budget], spec=attention_spec(rows=vg.PackedRows("x", (8,))))
+    with (
+        memory_limit(2**30),
+        pytest.raises(vg.BudgetError, match="no memory for the inputs of the largest budget, Bud"),
+    ):
+        encoder(rows_for([6]), lengths=[6])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_a_budget_without_memory_for_its_segments_cannot_be_captured():
+    encoder = attention_encoder([vg.Budget(64, segments=2**31 - 1)])
+    with (
+        memory_limit(2**30),
+        pytest.raises(vg.CaptureError, match="no budget could be captured, because memory is shor"),
+    ):
+        encoder(rows_for([6]), lengths=[6])
+
+
 def test_an_automatic_ladder_begins_lower_where_memory_is_short():
     assert vg.Ladder.auto("80MiB", bytes_per_row=2**17) == vg.Ladder(min=128, max=128)
 
@@ -110,6 +138,17 @@ def test_what_is_no_memory_says_so(memory):
         (lambda: vg.Budget(64, segments=-1), "Budget(segments=-1)"),
         (lambda: vg.Budget(64, max_seqlen=1.5), "Budget(max_seqlen=1.5)"),
         (lambda: vg.Budget(True), "Budget(rows=True)"),
+        (
+            lambda: vg.Budget(2**62),
+            "Budget(rows=4611686018427387904): expected rows to be below 2**31, because kernels",
+        ),
+        (lambda: resolve_budgets([2**31 - 15], 1), "expected rows to be below 2**31"),
+        (lambda: vg.Budget(64, items=2**31), "Budget(items=2147483648): expected items to be below 2**31"),
+        (lambda: vg.Budget(64, segments=2**62), "expected segments to be below 2**31"),
+        (lambda: vg.Budget(64, max_seqlen=2**63 - 1), "expected max_seqlen to be below 2**31"),
+        (lambda: vg.Budget.padded(2**16, 2**15), "expected rows to be below 2**31"),
+        (lambda: vg.Ladder(256, 2**40), "Ladder(256, 1099511627776): expected 1 <= min <= max, and fewer than 2**31"),
+        (lambda: vg.PaddedLadder(2**16, 2**15), "and fewer than 2**31 rows"),
         (lambda: vg.Ladder(rows_per_item=0), "Ladder(rows_per_item=0): expected an integer of at least 1"),
         (lambda: vg.Ladder(512, 256), "Ladder(512, 256): expected 1 <= min <= max"),
         (

@@ -2,8 +2,6 @@
 
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy
 import pytest
@@ -13,6 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec
+from tests.support.memory import memory_limit
 from tests.support.untrusted import LAYOUTS, NEARLY, attack, attacks, device_attacks, target
 
 
@@ -66,20 +65,6 @@ ODD = {
 def test_odd_objects_are_refused_too(name, make):
     for argument in LAYOUTS[name][1]:
         attack(name, {argument: make()})
-
-
-@contextmanager
-def memory_limit(more):
-    """Lets this process have only so many bytes more than it has now."""
-    import resource
-
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 MANY = 10**5

@@ -70,7 +70,8 @@ def forget_frames(error: BaseException) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error says that a GPU or the host is out of memory."""
-    short = ("out of memory", "not enough memory")  # torch raises its own class for some of these only
+    # Torch raises its own class for some of these only.
+    short = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in short)
 
 

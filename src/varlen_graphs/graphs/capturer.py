@@ -11,9 +11,10 @@ import torch
 
 from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.interrupts import outside_inference
+from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.errors import SpecError, VerificationError, warn
+from varlen_graphs.errors import BudgetError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
@@ -214,7 +215,16 @@ class Capturer:
         arena = self.arenas.get(row_shape) if spec.layout.one_row else next(iter(self.arenas.values()), None)
         if arena is None:
             inputs = [self._forward.input_dtype(one) for one in spec.inputs]
-            arena = Arena(spec, self._budgets.enabled, row_shape, dtype, device, inputs)
+            try:
+                arena = Arena(spec, self._budgets.enabled, row_shape, dtype, device, inputs)
+            except (RuntimeError, MemoryError) as error:
+                if device.type == "cuda" or not is_out_of_memory(error):
+                    raise
+                largest = max(self._budgets.enabled)
+                raise BudgetError(
+                    f"no memory for the inputs of the largest budget, {largest} ({reason_of(error)}): expected budgets "
+                    "for which there is memory; take the largest call that comes as the largest one"
+                ) from error
             # Torch reuses pinned memory at once that it has not copied from itself, also after a capture that failed.
             weakref.finalize(arena, self._pool.synchronize).atexit = False
         return arena

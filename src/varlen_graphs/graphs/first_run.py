@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.errors import CaptureError
+from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.outputs import Parts
 from varlen_graphs.watch.kept_state import KeptState
-from varlen_graphs.watch.made_up_run import run_made_up
+from varlen_graphs.watch.made_up_run import MadeUpRun, OutOfRangeError, run_made_up
+from varlen_graphs.watch.thread_modes import run_under
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
@@ -130,6 +132,9 @@ def run_on_sample(
     """Run a function of rows, and `given` ones beside them, on others of the same form; see `other_values`.
 
     Indices are checked first on a GPU, because the module may not have all ids that seem valid.
+
+    Raises:
+        SpecError: Values of padding, or defaults, that are declared are no indices that the module takes.
     """
     spec = forward.spec
     sample = other_values(
@@ -139,10 +144,55 @@ def run_on_sample(
     for one in spec.inputs:
         if one.name in given:
             tensor = given[one.name]
+            if which == 0 and one.default is not None:
+                tensor = torch.full_like(tensor, one.default)
             beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
-    ids = not all(tensor.is_floating_point() for tensor in (sample, *beside.values()))
-    made_up = partial(run, sample, given=given | beside)
-    return run_made_up(made_up, sample.device) if ids and which > 1 else made_up()
+    given = given | beside
+    ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
+    made_up = partial(run, sample, given=given)
+    checked = partial(run_made_up, made_up, sample.device) if ids else made_up
+    if which > 1:
+        return checked()
+    try:
+        return checked()
+    except (IndexError, RuntimeError) as error:
+        if (found := _out_of_range(error, made_up)) is not None:
+            raise SpecError(_wrong_values(type(forward.module).__name__, spec, found)) from error
+        raise
+
+
+def _out_of_range(error: Exception, run: Callable[[], Parts]) -> OutOfRangeError | None:
+    """Return the indices out of range behind an error of a run, if it is about some: the CPU does not say which."""
+    if isinstance(error, OutOfRangeError):
+        return error
+    try:
+        run_under(run, MadeUpRun())
+    except OutOfRangeError as found:
+        return found
+    except Exception:
+        return None
+    return None
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    """Return True if tensors of a dtype may be indices."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _wrong_values(name: str, spec: BufferSpec, found: OutOfRangeError) -> str:
+    """Return what is wrong with declared values that a module does not take as indices."""
+    declared = [one for one in (spec.packed, *spec.host_buffers, *spec.inputs) if one.dtype and _is_integral(one.dtype)]
+    wrong = [
+        f"{type(one).__name__}({one.name!r}, {field}={value})"
+        for one in (*declared, *spec.layout.columns)
+        for field in ("pad", "default")
+        if (value := getattr(one, field, None)) is not None and not found.least <= value <= found.most
+    ]
+    return (
+        f"{name} is captured with padding, and takes indices from {max(0, found.least)} to {found.most}, but got "
+        f"{found.low if found.low < found.least else found.high}: "
+        + (f"{', '.join(wrong)}; declare a value that it takes" if wrong else "a buffer computes it from padding")
+    )
 
 
 def other_values(tensor: Tensor, which: int, ids: range) -> Tensor:

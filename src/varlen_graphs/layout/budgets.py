@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layout.fields import check_at_least, check_fields, is_integer
 from varlen_graphs.layout.memory_size import in_bytes, most_rows
-from varlen_graphs.layout.values import INT64_MAX, quoted
+from varlen_graphs.layout.values import quoted
 
 if TYPE_CHECKING:
     from varlen_graphs.layout.arguments import LayoutArgument
@@ -28,6 +28,9 @@ a little short of whole tiles of 128, and hardly more in between (docs/benchmark
 
 ROWS_PER_ITEM, MIN_ITEMS = 64, 8
 """By default a budget holds one item per `ROWS_PER_ITEM` rows, and at least `MIN_ITEMS`."""
+
+LARGEST = 2**31 - 1
+"""Largest capacity of a budget: kernels count in 32 bits."""
 
 MAX_STEP = 4
 """Largest accepted ratio of neighbouring budgets: a larger one is most likely a number of rows."""
@@ -50,7 +53,7 @@ class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
         max_seqlen: Rows of the longest segment, default `rows`. Attention kernels see this number as a constant.
 
     Raises:
-        BudgetError: A capacity is not an integer of at least 1.
+        BudgetError: A capacity is not an integer of at least 1 and below 2**31.
     """
 
     __slots__ = ()
@@ -70,6 +73,11 @@ class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
                     f"Budget({name}={quoted(capacity)}): no item could use it; expected {name} to be an integer of at "
                     "least 1"
                 )
+            if capacity > LARGEST:
+                raise BudgetError(
+                    f"Budget({name}={quoted(capacity)}): expected {name} to be below 2**31, because kernels count in 32"
+                    " bits; take the largest call that comes, such as 16_384 rows, as the largest budget"
+                )
         return super().__new__(cls, *map(int, capacities.values()))
 
     @classmethod
@@ -77,7 +85,7 @@ class Budget(_Capacities):  # a tuple, whose hash and order cost no Python call
         """Return the budget of a graph for padded batches: up to `batch` items, each padded to `length` rows.
 
         Raises:
-            BudgetError: `batch` or `length` is not an integer of at least 1.
+            BudgetError: `batch` or `length` is not an integer of at least 1, or their product is not below 2**31.
         """
         return cls(cls(length).rows * cls(batch).rows, items=batch, segments=batch, max_seqlen=length)
 
@@ -119,8 +127,8 @@ class Ladder:
 
     def __post_init__(self) -> None:
         check_fields(self, BudgetError)
-        if not 1 <= self.min <= self.max:
-            raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max")
+        if not 1 <= self.min <= self.max <= LARGEST:
+            raise BudgetError(f"Ladder({self.min}, {self.max}): expected 1 <= min <= max, and fewer than 2**31 rows")
         given = [name for name in ("rows_per_item", "rows_per_segment") if getattr(self, name) is not None]
         check_at_least(self, 1, *given, error=BudgetError)
         if self.memory is not None:
@@ -154,7 +162,7 @@ class Ladder:
         if bytes_per_row is None:
             in_bytes(memory)
             return cls(memory=memory)
-        most = most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT)
+        most = min(most_rows(memory, bytes_per_row, multiple=ROW_ALIGNMENT), LARGEST // ROW_ALIGNMENT * ROW_ALIGNMENT)
         return cls(min=min(cls.min, most), max=most)
 
     def __iter__(self) -> Iterator[Budget]:
@@ -203,9 +211,9 @@ class PaddedLadder:
 
     def __post_init__(self) -> None:
         check_fields(self, BudgetError)
-        if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length <= INT64_MAX // self.batch):
+        if not (1 <= self.min_batch <= self.batch and 1 <= self.min_length <= self.length <= LARGEST // self.batch):
             raise BudgetError(
-                f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length, and fewer than 2**63 rows"
+                f"{self}: expected 1 <= min_batch <= batch and 1 <= min_length <= length, and fewer than 2**31 rows"
             )
         if not 1 < self.step <= MAX_STEP:
             raise BudgetError(f"{self}: expected a step above 1 and at most {MAX_STEP}, for example 1.25")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.watch.owners import PLAIN_TENSORS
@@ -38,12 +39,36 @@ def check_not_freed(tensor: Tensor, name: str) -> None:
     """Check that there is memory behind a tensor, an argument of this name.
 
     Raises:
-        InputError: It was freed.
+        InputError: It was freed, or there never was any.
     """
     if type(tensor) not in PLAIN_TENSORS or not tensor.numel() or tensor._is_zerotensor():
         return
-    if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise InputError(
+            f"{name} has no memory of its own, as under a transform of torch.func ({quoted(str(error))}): expected a "
+            "tensor of values; call the module itself under transforms, vg.unwrap(model) or encoder.module"
+        ) from None
+    if address == tensor.storage_offset() * tensor.itemsize:
         raise InputError(f"the memory of {name} was freed (untyped_storage().resize_(0)); pass another tensor")
+
+
+def check_has_values(name: str, value: Any) -> None:
+    """Check that a tensor, or the first one of a list, is none that tracers make up, which has a shape and no values.
+
+    Inside of such a tracer itself, calls run eager.
+
+    Raises:
+        InputError: It is.
+    """
+    tensor = value[0] if isinstance(value, list | tuple) and value else value
+    if type(tensor) in PLAIN_TENSORS or not isinstance(tensor, FakeTensor) or torch._C._len_torch_dispatch_stack():
+        return
+    raise InputError(
+        f"{name} is a FakeTensor, which has a shape and no values: expected a tensor of values; trace the module "
+        "itself, vg.unwrap(model) or encoder.module"
+    )
 
 
 _SMALL = (list, tuple, int)

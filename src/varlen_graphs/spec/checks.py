@@ -166,9 +166,9 @@ def check_segments(spec: "BufferSpec") -> None:
         if buffer.per == "group":
             _check_grouped(spec, buffer, "per='item'")
         elif buffer.per != "item" and not spec.layout.has_frames:
+            cut = "declare GridTHW, with t = 1 for an image" if isinstance(buffer.per, Windows) else "use per='item'"
             raise SpecError(
-                f"{buffer!r} needs items with frames, which {type(spec.layout).__name__} does not describe; use "
-                "per='item'"
+                f"{buffer!r} needs items with frames, which {type(spec.layout).__name__} does not describe; {cut}"
             )
     orders = [getattr(buffer, name, None) for buffer in spec.buffers for name in ("windows", "order")]
     sizes = {per for per in (*spec.needs.kinds, *orders) if isinstance(per, Windows)}

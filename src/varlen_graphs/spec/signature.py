@@ -9,6 +9,7 @@ from torch import Tensor, nn, strided
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.errors import InputError, SpecError, counted
+from varlen_graphs.layout.values import check_has_values
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.other_outputs import (
@@ -139,6 +140,8 @@ class Signature:
             InputError: An argument is missing, unknown, given twice, computed by the graph, or an undeclared tensor.
         """
         arguments = self._named(args, kwargs)
+        for name, value in arguments.items():
+            check_has_values(name, value)
         packed = self._spec.packed
         rows = arguments[packed.name]
         if not isinstance(rows, Tensor):

@@ -30,8 +30,16 @@ def run_made_up(run: Callable[[], Result], device: torch.device, mode: "MadeUpRu
     return run_under(run, mode or MadeUpRun()) if device.type == "cuda" else run()
 
 
+class OutOfRangeError(IndexError):
+    """An operator got indices from `low` to `high`, but they may be from `least` to `most`."""
+
+    def __init__(self, operator: Any, low: int, high: int, least: int, most: int) -> None:
+        super().__init__(f"{operator} got indices from {low} to {high}, for a dimension of size {most + 1}")
+        self.low, self.high, self.least, self.most = low, high, least, most
+
+
 class MadeUpRun(RunMode):
-    """Raises `IndexError` for an index out of range, as the CPU does, and computes attention without cuDNN.
+    """Raises `OutOfRangeError` for an index out of range, as the CPU does, and computes attention without cuDNN.
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.
     And cuDNN spends some 30 ms planning for each new length of a segment, which made-up items are full of.
@@ -58,7 +66,7 @@ class MadeUpRun(RunMode):
             if index.numel() and index.dtype not in (torch.bool, torch.uint8):
                 low, high = (int(bound) for bound in torch.stack(index.aminmax()).tolist())
                 if low < lowest or high >= size:
-                    raise IndexError(f"{func} got indices from {low} to {high}, for a dimension of size {size}")
+                    raise OutOfRangeError(func, low, high, lowest, size - 1)
         return func(*args, **(kwargs or {}))
 
 

@@ -31,10 +31,16 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     same = q.dim() == k.dim() == 3 and (k.shape[0], k.shape[2]) == table and cos.shape == sin.shape == table
     floating = all(x.is_floating_point() for x in (q, k, cos, sin))
     if not same or not floating or q.shape[-1] % 2:
+        hint = "try cos and sin of a RotaryTable"
+        if cos.dim() == 2 and cos.shape[0] == table[0] and 0 < cos.shape[1] != table[1]:
+            hint = (
+                f"a RotaryTable has 2 * axes * frequencies channels, so declare axes and inv_freq that make {table[1]}"
+                f", or rotate {cos.shape[1]} channels of each head, such as q[..., :{cos.shape[1]}]"
+            )
         raise InputError(
             f"apply_rotary got q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, cos {cos.dtype} "
             f"{list(cos.shape)}, sin {sin.dtype} {list(sin.shape)}: expected floating q and k [rows, heads, head_dim] "
-            "with an even head_dim, cos and sin [rows, head_dim]; try cos and sin of a RotaryTable"
+            f"with an even head_dim, cos and sin [rows, head_dim]; {hint}"
         )
     rotated: tuple[Tensor, Tensor] = _operator(q, k, cos, sin)
     return rotated
