@@ -155,7 +155,7 @@ def run_on_sample(
         return checked()
     try:
         return checked()
-    except (IndexError, RuntimeError) as error:
+    except CaptureError as error:  # of something that the module raised
         if (found := _out_of_range(error, made_up)) is not None:
             raise SpecError(_wrong_values(type(forward.module).__name__, spec, found)) from error
         raise
@@ -163,15 +163,12 @@ def run_on_sample(
 
 def _out_of_range(error: Exception, run: Callable[[], Parts]) -> OutOfRangeError | None:
     """Return the indices out of range behind an error of a run, if it is about some: the CPU does not say which."""
-    if isinstance(error, OutOfRangeError):
-        return error
-    try:
-        run_under(run, MadeUpRun())
-    except OutOfRangeError as found:
-        return found
-    except Exception:
-        return None
-    return None
+    if isinstance(error.__cause__, IndexError | RuntimeError) and not isinstance(error.__cause__, OutOfRangeError):
+        try:
+            run_under(run, MadeUpRun())
+        except Exception as again:
+            error = again
+    return error.__cause__ if isinstance(error.__cause__, OutOfRangeError) else None
 
 
 def _is_integral(dtype: torch.dtype) -> bool:
