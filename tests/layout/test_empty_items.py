@@ -9,53 +9,15 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import ON_GPU, Attention, attention_encoder, attention_spec, rows_for
+from tests.support.empty_items import EMPTY, WITH_EMPTY, check_empty_segments
+from tests.support.encoders import ON_GPU, SIMULATED, attention_encoder, attention_spec, rows_for
 from tests.support.prefixed import prefixed
-from tests.support.segments import boundaries
 from tests.support.towers import distance, equal_bits
-
-EMPTY = "an item has no rows"
-
-
-class Segments(nn.Module):
-    """Attention in segments, and the sum and the number of the rows of each item, told by the boundaries."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = Attention()
-        self.eval()
-
-    def forward(self, x, lengths, cu_seqlens, max_seqlen):
-        rows = self.attention(x, cu_seqlens, max_seqlen)
-        start, end = cu_seqlens[: len(lengths), None], cu_seqlens[1 : len(lengths) + 1, None]
-        place = torch.arange(len(x), device=x.device)
-        own = (start <= place) & (place < end)
-        return {"rows": rows, "sums": torch.where(own[..., None], rows, 0).sum(1), "counts": own.sum(1)}
-
-
-SEGMENTS = vg.BufferSpec(
-    vg.PackedRows("x", (8,)),
-    vg.Lengths(),
-    [vg.CuSeqlens(), vg.MaxSeqlen()],
-    outputs=vg.Outputs(rows=vg.Rows(), sums=vg.Items(), counts=vg.Items()),
-)
-WITH_EMPTY = [[4, 0, 7], [0, 4, 7], [4, 7, 0], [0, 0, 11, 0]]
 
 
 @pytest.mark.parametrize("lengths", WITH_EMPTY, ids=str)
 def test_an_item_of_no_rows_is_an_empty_segment_on_the_host_and_on_the_device(lengths):
-    module, rows = Segments(), rows_for([11])
-    encoder = attention_encoder([vg.Budget(64, items=8)], module, SEGMENTS)
-    with torch.no_grad():
-        expected = module(rows, torch.tensor(lengths), boundaries(lengths), max(lengths))
-    for layout in (lengths, numpy.array(lengths), torch.tensor(lengths), torch.tensor(lengths, dtype=torch.int32)):
-        got = encoder(rows, lengths=layout)
-        encoder.check()
-        for name, output in expected.items():
-            assert got[name].shape == output.shape
-            assert distance(got[name].float(), output.float()) < 1e-5, (name, layout)
-    assert encoder.stats.eager == {EMPTY: 2}  # what the GPU alone sees is replayed
-    assert encoder.stats.wrong_layouts == 0
+    check_empty_segments(lengths, **SIMULATED)
 
 
 def test_items_of_no_frames_height_or_width_have_no_segments():

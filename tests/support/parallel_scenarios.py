@@ -417,7 +417,8 @@ def a_wrong_call_raises_on_every_rank(rank, ranks):
             both(rows_for([5]), lengths=wrong)
     with pytest.raises(vg.BudgetError, match="item 1 is"):
         both(rows_for([5, 300]), lengths=[5, 300])
-    check_on_all_ranks(both(rows_for([5, 6]), lengths=[5, 6]), encoder.eager(rows_for([5, 6]), lengths=[5, 6]))
+    for lengths in ([5, 6], [5, 0, 6]):
+        check_on_all_ranks(both(rows_for(lengths), lengths=lengths), encoder.eager(rows_for(lengths), lengths=lengths))
 
 
 def a_first_call_that_differs_raises_on_every_rank(rank, ranks):

@@ -178,7 +178,8 @@ def _is_integral(dtype: torch.dtype) -> bool:
 
 def _wrong_values(name: str, spec: BufferSpec, found: OutOfRangeError) -> str:
     """Return what is wrong with declared values that a module does not take as indices."""
-    declared = [one for one in (spec.packed, *spec.host_buffers, *spec.inputs) if one.dtype and _is_integral(one.dtype)]
+    tensors: list[Any] = [spec.packed, *spec.host_buffers, *spec.inputs]
+    declared = [one for one in tensors if one.dtype and _is_integral(one.dtype)]
     wrong = [
         f"{type(one).__name__}({one.name!r}, {field}={value})"
         for one in (*declared, *spec.layout.columns)

@@ -63,7 +63,7 @@ def check_has_values(name: str, value: Any) -> None:
         InputError: It is.
     """
     tensor = value[0] if isinstance(value, list | tuple) and value else value
-    if type(tensor) in PLAIN_TENSORS or not isinstance(tensor, FakeTensor) or torch._C._len_torch_dispatch_stack():
+    if not isinstance(tensor, FakeTensor) or torch._C._len_torch_dispatch_stack():
         return
     raise InputError(
         f"{name} is a FakeTensor, which has a shape and no values: expected a tensor of values; trace the module "

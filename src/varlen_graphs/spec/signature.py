@@ -23,6 +23,7 @@ from varlen_graphs.spec.other_outputs import (
 from varlen_graphs.spec.parameters import HANDED_ON, WITHOUT_EFFECT, parameters_of
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
 from varlen_graphs.spec.undeclared import declaration_of
+from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -141,7 +142,8 @@ class Signature:
         """
         arguments = self._named(args, kwargs)
         for name, value in arguments.items():
-            check_has_values(name, value)
+            if type(value) not in PLAIN_TENSORS:
+                check_has_values(name, value)
         packed = self._spec.packed
         rows = arguments[packed.name]
         if not isinstance(rows, Tensor):
