@@ -412,7 +412,7 @@ def a_module_that_keeps_its_first_rows_is_refused(rank, ranks):
 def a_wrong_call_raises_on_every_rank(rank, ranks):
     encoder = attention_encoder(on_miss="error")
     both = parallel(encoder)
-    for wrong, error in (([3, 4], vg.LayoutError), ([5, 0], vg.LayoutError), ([], vg.LayoutError)):
+    for wrong, error in (([3, 4], vg.LayoutError), ([6, -1], vg.LayoutError), ([], vg.LayoutError)):
         with pytest.raises(error):
             both(rows_for([5]), lengths=wrong)
     with pytest.raises(vg.BudgetError, match="item 1 is"):
