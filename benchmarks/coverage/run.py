@@ -82,9 +82,10 @@ def _is_mask(name: str, value: Any) -> bool:
 def real(output: Any, call: dict[str, Any], sizes: Sizes | None) -> list[Tensor]:
     """The tensors of an output; those of a batch without what pads items, of which models may make anything.
 
-    Of pictures in frames, those that the model itself goes on with.
+    Of pictures in frames, and of items that the model does not take alone, those that the model itself goes on with.
     """
-    framed = any("mask" in name and isinstance(value, Tensor) and value.dim() > 2 for name, value in call.items())
+    framed = sizes is None and any(_is_mask(name, value) and not value.all() for name, value in call.items())
+    framed |= any("mask" in name and isinstance(value, Tensor) and value.dim() > 2 for name, value in call.items())
     if framed and isinstance(output, dict) and output.get("pooler_output") is not None:
         output = output["pooler_output"]
     return [
@@ -110,7 +111,7 @@ def _real(found: list[Tensor], sizes: list[list[tuple[int, ...]] | None]) -> lis
 def budgets_for(spec: vg.BufferSpec) -> Any:
     """Few budgets that hold the calls of every form."""
     if isinstance(spec.layout, ClipMask):
-        length = max(128, 64 * spec.layout.shortest)
+        length = max(256, 64 * spec.layout.shortest)
         return vg.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 16, step=4.0)
     if spec.layout.name == "patches":
         return vg.PaddedLadder(batch=8, length=160, min_batch=8, min_length=160)
