@@ -235,9 +235,7 @@ def test_what_a_file_alone_requests_and_fails_is_forgotten(tmp_path, scale):
     statics["scale"] = scale
     path.write_text(json.dumps(value))
     encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, lazy=True))
-    asked = pytest.warns(
-        UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: "
-    )
+    asked = pytest.warns(UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: ")
     with asked if scale in ("evil", None) else contextlib.nullcontext():  # JSON has no others, so they are left out
         assert encoder.capture_wanted(None) == []
     assert encoder.capture_wanted(None) == []
