@@ -168,7 +168,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(family):
     [
         ("cosmos3_edge", [(1, 3, 4)], {}, "h and w must be divisible by the merge size 2"),
         ("hunyuan_vl", [(1, 4, 4), (2, 4, 4)], {}, r"\(2, 4, 4\): expected images"),
-        ("lfm3_vl", [(1, 4, 0)], {}, r"grid_thw\[0\]"),
+        ("lfm3_vl", [(1, 4, 3)], {}, r"grid_thw\[0\]"),
         ("video_llama3", [(1, 4, 4), (1, 4, 6)], {"merge_sizes": [1, 4]}, r"\(1, 4, 6\) with merge_sizes 4: expected"),
         ("video_llama3", [(1, 4, 4)], {"merge_sizes": torch.tensor([0])}, "merge_sizes 0: expected a size of at least"),
         ("video_llama3", [(1, 4, 4)], {"merge_sizes": [1, 1]}, "expected one integer for each of 1 item"),

@@ -156,7 +156,6 @@ def test_adapters_are_called(path):
         ({"mask": patch_mask(SIZES, (9, 6))}, vg.LayoutError, r"is \[3, 9, 6\], but the pictures have 8 x 6 patches"),
         ({"mask": patch_mask(SIZES).flip(1)}, vg.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
         ({"mask": patch_mask(SIZES).flip(2)}, vg.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
-        ({"mask": patch_mask(SIZES).index_fill(0, torch.tensor([1]), False)}, vg.LayoutError, r"\[1\] marks other patches than"),
         ({"mask": patch_mask(SIZES) * 2}, vg.LayoutError, r"\[0\] marks other patches than those of a rectangle"),
         ({"mask": patch_mask(SIZES).flatten(1)}, vg.LayoutError, r"is torch.bool \[3, 48\]: expected a tensor \[images, height"),
         ({"mask": patch_mask(SIZES).float()}, vg.LayoutError, r"is torch.float32 \[3, 8, 6\]"),

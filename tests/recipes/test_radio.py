@@ -137,7 +137,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
     ("rows", "shapes", "message"),
     [
         (patches([(2, 3)]), [(2, 4)], "image_grid_hw"),
-        (patches([(2, 3)]), [(2, 0), (2, 3)], r"image_grid_hw\[0\]"),
+        (patches([(2, 3)]), [(2, -1), (2, 3)], r"image_grid_hw\[0\]"),
         (patches([(2, 3)]), [(1, 2, 3)], r"image_grid_hw\[0\] is .* expected two integers"),
         (torch.randn(6, 2 * ROW), [(2, 3)], r"pixel_values is \[6, 96\]"),
     ],

@@ -229,7 +229,7 @@ def test_adapters_are_called(path):
         ({"mask": mask_of(SHAPES).flip(1)}, vg.LayoutError, "but not the first 15: expected items padded on the right"),
         ({"shapes": [(3, 5), (2, 2), (16, 9)]}, vg.LayoutError, "the longest of 144 rows, but pixel_values is"),
         ({"shapes": SHAPES[:2]}, vg.LayoutError, "spatial_shapes describes 2 items"),
-        ({"shapes": [(3, 5), (2, 2), (0, 6)]}, vg.LayoutError, r"spatial_shapes\[2\] is \[?\(?0, 6"),
+        ({"shapes": [(3, 5), (2, 2), (-1, 6)]}, vg.LayoutError, r"spatial_shapes\[2\] is \[?\(?-1, 6"),
         ({"mask": None}, vg.InputError, "argument 'pixel_attention_mask' is missing"),
     ],
 )  # fmt: skip
