@@ -270,7 +270,7 @@ DECLARATIONS = {
     "no declaration": (
         lambda: vg.GraphedEncoder(torch.nn.Identity(), [64], [vg.CuSeqlens()]), vg.SpecError, "a list as buffer_spec",
     ),
-    "no budgets": (lambda: attention_encoder(None), vg.BudgetError, "budgets is None: expected row counts or Budgets"),
+    "no budgets": (lambda: attention_encoder(2.5), vg.BudgetError, "budgets is 2.5: expected row counts or Budgets"),
     "budgets as a text": (lambda: attention_encoder("64"), vg.BudgetError, "budgets is '64': expected row counts"),
     "a buffer declared twice": (
         lambda: attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens()]), vg.SpecError,

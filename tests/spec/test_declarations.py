@@ -108,7 +108,7 @@ GOOD = {
 }  # fmt: skip
 """All that declares something or takes options, with a good value for each field."""
 
-NOT_DECLARED = {"Layout", "Input"}
+NOT_DECLARED = {"Layout", "Input", "DefaultBudgets"}
 """Frozen dataclasses of the public face that are bases of others, or that the library makes itself."""
 
 FIELDS = [(kind, name) for kind, good in GOOD.items() for name in good]

@@ -51,6 +51,7 @@ ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 """Values of such a variable, in any case and with spaces around."""
 
 TRAINING = "the module is trained"
+DIAGNOSED = "the module around it is diagnosed"
 TRAINING_CHANGED = "training mode differs from construction"
 ROWS_NEED_GRAD = "rows require grad"
 
@@ -94,7 +95,7 @@ class Mode:
         if (RemovableHandle.next_id != self._hooks_seen or self._hooks_ask) and self.has_hooks():
             return "forward hooks"
         if OBSERVED.get():
-            return "the module around it is diagnosed"
+            return DIAGNOSED
         return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
 
     def why_trained(self, rows_need_grad: bool) -> str | None:

@@ -133,8 +133,8 @@ class BoundForward:
         except VarlenGraphsError:
             raise
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
+            if is_out_of_memory(error) or (rows.is_cuda and torch.cuda.is_current_stream_capturing()):
+                raise  # what CUDA refuses in a recording, `CudaCapture` explains
             declared = self._forward.spec.advice(
                 "something in the module has a size that follows neither from the rows nor from a declared buffer, or "
                 "rows have another shape than PackedRows(shape=...) declares, or the first call brought; "

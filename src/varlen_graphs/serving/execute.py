@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.mode import NO_GRAPHS, Mode, is_disabled
+from varlen_graphs.capture.mode import DIAGNOSED, NO_GRAPHS, OBSERVED, Mode, is_disabled
 from varlen_graphs.capture.pool import Loan, on_device
 from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, records
 from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
@@ -255,7 +255,7 @@ class Executor:
         if not self.forward.answers_itself(call) or self.spec.packed.normalize is not None or by_row:
             self.read_watched(call, watcher)
         self.stats.count_call(call.items)
-        self.stats.count_eager(watcher)
+        self.stats.count_eager(DIAGNOSED if OBSERVED.get() else watcher)
         output = self.forward.answer(call, grad=torch.is_grad_enabled())
         return Borrowed(output) if self.lends else output
 

@@ -59,7 +59,7 @@ def copied_to_device(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return [args[0]] if moves else []
     if operator not in _COPYING or is_host(args[0]):
         return []
-    sources = args[1] if operator in _INDEXING else args[1:2]
+    sources = (*args[1], *args[2:3]) if operator in _INDEXING else args[1:2]  # indices, and what is put there
     return [source for source in sources if isinstance(source, Tensor) and is_host(source)]
 
 

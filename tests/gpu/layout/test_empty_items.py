@@ -23,10 +23,10 @@ def test_an_image_of_no_patches_changes_nothing():
     rows = pixels([(1, 4, 4), (1, 2, 6)], device="cuda")
     with torch.no_grad():
         expected = tower(rows, grid_thw=torch.tensor([(1, 4, 4), (1, 2, 6)], device="cuda"))
-    assert distance(encoder(rows, grid_thw=grid.cuda()), expected) < 1e-4
+    assert distance(encoder(rows, grid_thw=grid.cuda()), expected) < 2e-3
     encoder.check()
     assert not encoder.stats.eager
-    assert distance(encoder(rows, grid_thw=grid), expected) < 1e-4
+    assert distance(encoder(rows, grid_thw=grid), expected) < 2e-3
     assert encoder.stats.eager == {"an item has no rows": 1}
 
 
