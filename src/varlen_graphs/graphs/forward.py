@@ -347,7 +347,7 @@ class Forward:
         by_row = self._by_row(call)
         for name in filter(None, [self.spec.layout.name * self.spec.layout.has_argument, packed.padded_by]):
             if not (self.spec.layout.optional or self.is_module) or arguments.get(name) is not None:
-                arguments[name] = as_tensor(name, arguments[name], call.rows.device)
+                arguments[name] = as_tensor(name, arguments[name], call.rows.device).to(call.rows.device)
         run = partial(self._run_itself, call.positional, grad)
         if self.function is None:
             return run(arguments | by_row)

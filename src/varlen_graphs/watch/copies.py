@@ -59,8 +59,14 @@ def copied_to_device(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return [args[0]] if moves else []
     if operator not in _COPYING or is_host(args[0]):
         return []
-    sources = (*args[1], *args[2:3]) if operator in _INDEXING else args[1:2]  # indices, and what is put there
+    sources = (*args[1], *_put(args)) if operator in _INDEXING else args[1:2]
     return [source for source in sources if isinstance(source, Tensor) and is_host(source)]
+
+
+def _put(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what an operator puts at indices, if it copies that: where a mask is the index, it fills."""
+    masked = any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    return () if masked else args[2:3]
 
 
 def lists_to_tensors(index: Any) -> Any:
