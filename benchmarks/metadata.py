@@ -64,7 +64,7 @@ def work(rows: int, device: str = "cuda") -> Iterator[tuple[str, Tensors, Tensor
     )
     header = torch.tensor([1, int((items[:, 0] > 0).sum()), int(items.prod(1).sum()), 1, 0], device=device)
     padding, found = items.new_zeros(3), (items.new_zeros(5), torch.zeros((), device=device))
-    limits = (MERGE, MERGE**2, segments, rows, True, False, 0)
+    limits = (1, MERGE, MERGE**2, segments, rows, True, False, 0)
 
     def check() -> tuple[Tensor, ...]:
         check_items(header, items, padding, *found, *limits)

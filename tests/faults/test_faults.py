@@ -53,7 +53,7 @@ class Test01AHostValueIsFrozen:
     def test_a_bound_or_a_branch_read_from_the_data_is_refused_by_its_line(self, frozen, remedy):
         class Reading(Attention):
             def forward(self, x, cu_seqlens, max_seqlen):
-                return super().forward(x, cu_seqlens, self.longest(cu_seqlens))
+                return super().forward(x, cu_seqlens, max_seqlen + int(self.longest(cu_seqlens)))
 
             longest = eval(f"lambda self, cu_seqlens: {frozen}", {"torch": torch})
 

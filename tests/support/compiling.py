@@ -98,7 +98,7 @@ def compile_others():
         copy_rows(source, places, rows)
     header, padding, status = (torch.zeros(n, dtype=torch.int64) for n in (5, 8, 6))
     for frames, window in ((True, 0), (False, 2)):
-        check_items(header, TABLE, padding, status, torch.zeros(1), 2, 4, 8, 64, frames, not frames, window)
+        check_items(header, TABLE, padding, status, torch.zeros(1), 1, 2, 4, 8, 64, frames, not frames, window)
 
 
 def compile_in_threads():

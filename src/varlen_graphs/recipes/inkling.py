@@ -107,8 +107,8 @@ def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> Grap
 
 def _patches(table: ItemTable, merge: int) -> ItemTable:
     """Return the table of the patches that tokens are merged of, behind a class token an image."""
-    budget, area = table.budget, merge**2
-    of_patches = Budget(budget.rows * area, budget.items, budget.items, budget.max_seqlen * area)
+    budget, rows = table.budget, table.budget.rows * merge**2
+    of_patches = Budget(rows, budget.items, budget.items, rows)  # no buffer counts the longest image
     sides = torch.tensor([1, merge, merge], device=table.device)
     return ItemTable(table.values * sides, of_patches, GridTHW(merge=merge, prefix=1))
 
