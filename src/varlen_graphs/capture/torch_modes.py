@@ -1,4 +1,4 @@
-"""What follows a call beside eager PyTorch: modes, transforms and tracers see each operation, but none of a replay."""
+"""Modes, transforms and tracers, which see each operation of an eager call, but none of a replay."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ SUBCLASS = "a tensor of a subclass of torch.Tensor"
 PROXY = "a proxy of a tensor"
 
 INSTEAD = "call vg.unwrap(model) first, or take the module itself (encoder.module)"
-"""What to do where only the module itself will do."""
+"""Remedy where only the module itself will do."""
 
 _ORDINARY = frozenset({*PLAIN_TENSORS, list, tuple, range, dict, int, float, bool, str, type(None)})
 """Types of nearly all arguments, which have no torch functions of their own."""

@@ -27,7 +27,7 @@ WORTH = 1.5
 
 
 class Taken(NamedTuple):
-    """What a budget takes: the seconds of a run, and the bytes that it and the graph need."""
+    """Cost of a budget: the seconds of a run, and the bytes that it and the graph need."""
 
     seconds: float
     memory: float

@@ -35,17 +35,17 @@ from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 
 MODULE = "the module itself"
-"""What computed an expected output: the module, with the caller's own arguments or with no computed one."""
+"""Reference that is the module, run with the caller's own arguments or with no computed one."""
 
 DECLARATION = (
     "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
     "means, such as per='item' or per='frame', was not proven"
 )
-"""What computed an expected output where the module cannot tell."""
+"""Reference for calls that the module does not take."""
 
 
 class Reference(NamedTuple):
-    """The expected output of a call, and what computed it, in words: `MODULE` or `DECLARATION`."""
+    """The expected output of a call, and its reference in words: `MODULE` or `DECLARATION`."""
 
     output: Any
     against: str

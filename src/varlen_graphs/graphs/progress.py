@@ -1,4 +1,4 @@
-"""How far a capture is, on a terminal."""
+"""Progress of a capture, on a terminal."""
 
 import os
 import sys
