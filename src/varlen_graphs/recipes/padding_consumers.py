@@ -120,7 +120,7 @@ class PaddingConsumers(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why calls with padding that matters run eager."""
+        """Return the reason why calls with padding that matters run eager."""
         return MAY_READ if self.untried else READS_AROUND
 
     def matters(self, ids: Tensor, mask: Tensor | None, pad: int) -> bool:

@@ -28,7 +28,7 @@ REMEDIES = {
     "autocast differs from construction": AS_MADE,
     "the default dtype differs from the capture": AS_MADE,
 }
-"""What to do, by the reasons for which nobody wants calls to run eager."""
+"""Remedies, by the reasons for which nobody wants calls to run eager."""
 
 ONLY_ITSELF = "only the module itself answers such calls: leave out what they ask for, or declare it"
 

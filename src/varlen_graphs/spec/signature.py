@@ -31,7 +31,7 @@ WITHOUT_IT = (
     "leave it out, call the module itself (encoder.module, or vg.unwrap(model)), or declare the module yourself, see "
     "docs/recipes.md"
 )
-"""What users of a recipe can do about an argument that it does not know."""
+"""Remedy for users of a recipe, about an argument that it does not know."""
 
 Off = Callable[[nn.Module], str | None]
 """Returns the reason why a call made now must run eager, or `None`."""

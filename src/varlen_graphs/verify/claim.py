@@ -33,11 +33,11 @@ def check_claim(forward: Forward, tolerance: float | None, call: Call, own: obje
     if Expected(forward.answer(call), layout, call.padded).differs_from(expected, output) > limit:
         return  # the module draws random numbers
     name = f"{type(forward.module).__name__}.{forward.method}"
-    named = wrong_buffers(forward, call, expected, limit)
+    named = "".join(f"\n{wrong}" for wrong in [wrong_buffers(forward, call, expected, limit)] if wrong)
     raise SpecError(
         f"forward={getattr(forward.function, '__qualname__', forward.function)!r} computes something other than "
         f"{name}, in whose place it runs: {found.where} differs by {found.error:.1e} (tolerance {limit:.0e}), in a "
-        f"call of items {few(layout)}. Expected the same outputs.\n{named}\nIf it is to compute what another method of "
+        f"call of items {few(layout)}. Expected the same outputs.{named}\nIf it is to compute what another method of "
         "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
         "against it. If the module itself is right, pass verify=vg.Verify(mismatch='module'); if nothing in the "
         "module computes this, verify=vg.Verify(prove=False)"
