@@ -48,19 +48,16 @@ Run = Callable[[torch.Tensor, Any], Any]
 """Makes a call."""
 
 
-def images(calls: int, device: str, dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, Any, list[Call]]:
-    """An encoder of images, one that lends its outputs, and calls with lists of sizes."""
+def images(calls: int, device: str, dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, list[Call]]:
+    """An encoder of images, and calls with lists of sizes."""
     tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
     tower.requires_grad_(False)
     budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
-    encoder, lender = (
-        vg.recipes.qwen3_vl(tower, budgets, outputs=outputs, backend=BACKENDS[device]).capture()
-        for outputs in ("owned", "borrowed")
-    )
+    encoder = vg.recipes.qwen3_vl(tower, budgets, backend=BACKENDS[device]).capture()
     sides = 2 * torch.randint(1, 4, (calls, IMAGES, 2), generator=generator)
     grids = [[(1, h, w) for h, w in sides_of_call] for sides_of_call in sides.tolist()]
     rows = torch.randn(512, tower.patch_embed.proj.weight[0].numel(), device=device, dtype=dtype)
-    return encoder, lender, [(rows[: sum(t * h * w for t, h, w in grid)], grid) for grid in grids]
+    return encoder, [(rows[: sum(t * h * w for t, h, w in grid)], grid) for grid in grids]
 
 
 def texts(calls: int, device: str, dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, list[Call]]:
@@ -138,36 +135,32 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
-    encoder, lender, pictures = images(args.calls, device, dtype, generator)
+    encoder, pictures = images(args.calls, device, dtype, generator)
     reader, batches = texts(args.calls, device, dtype, generator)
 
-    def see(one: Any) -> Run:
-        return lambda rows, grid: one(rows, grid_thw=grid)
+    def see(rows: torch.Tensor, grid: Any) -> Any:
+        return encoder(rows, grid_thw=grid)
 
     def read(ids: torch.Tensor, mask: torch.Tensor) -> Any:
         return reader(input_ids=ids, attention_mask=mask)
 
     allowed = 0.1 if device == "cuda" else 1e-4
     for rows, grid in pictures[:20]:
-        check(see(encoder)(rows, grid).pooler_output, encoder.eager(rows, grid_thw=grid).pooler_output, allowed)
+        check(see(rows, grid).pooler_output, encoder.eager(rows, grid_thw=grid).pooler_output, allowed)
     for ids, mask in batches[:20]:
         check(read(ids, mask).pooler_output, reader.eager(input_ids=ids, attention_mask=mask).pooler_output, allowed)
     if device == "cpu":
-        for one in (encoder, lender, reader):
+        for one in (encoder, reader):
             for graphs in one.executor.store.sets:
                 graphs.replay = partial(outputs_alone, graphs)
 
     cases: dict[str, tuple[Run, list[Call]]] = {
-        "list": (see(encoder), pictures),
-        "tensor on the CPU": (see(encoder), [(rows, torch.tensor(grid)) for rows, grid in pictures]),
-        "list, borrowed outputs": (see(lender), pictures),
+        "list": (see, pictures),
+        "tensor on the CPU": (see, [(rows, torch.tensor(grid)) for rows, grid in pictures]),
         "padded batch, mask on the CPU": (read, batches),
     }
     if device == "cuda":
-        cases["tensor on the GPU"] = (
-            see(encoder),
-            [(rows, torch.tensor(grid, device=device)) for rows, grid in pictures],
-        )
+        cases["tensor on the GPU"] = see, [(rows, torch.tensor(grid, device=device)) for rows, grid in pictures]
         cases["padded batch, mask on the GPU"] = read, [(ids, mask.to(device)) for ids, mask in batches]
         cases["CUDA alone"] = bare(encoder), pictures
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, replays of nothing"

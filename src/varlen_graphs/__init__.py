@@ -72,7 +72,6 @@ from varlen_graphs.errors import (
     RankError,
     SpecError,
     StaleGraphError,
-    StaleOutputError,
     VarlenGraphsError,
     VerificationError,
 )
@@ -140,7 +139,6 @@ __all__ = [
     "Rows",
     "SpecError",
     "StaleGraphError",
-    "StaleOutputError",
     "VarlenGraphsError",
     "VerificationError",
     "Verify",

@@ -27,7 +27,6 @@ from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import LazyRouter
 from varlen_graphs.serving.operate import OperatedEncoder
-from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.serving.staging import Stage, stage
 from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -85,7 +84,6 @@ class GraphedEncoder(OperatedEncoder):
             warning.
         pool: A pool to share with other encoders.
         on_miss: `"eager"` runs items that no budget holds eager; `"error"` raises `BudgetError`.
-        outputs: `"owned"`, or `"borrowed"`: calls return a `Borrowed`, and copy no outputs if they were one replay.
         layouts: `"reported"`: wrong layouts on the GPU are reported as above, and no other call is harmed. `"checked"`:
             such calls wait for the GPU, and raise `LayoutError` themselves. A `GpuLayouts` has more options.
         off: Called with the module at each call; returns the reason why the call must run eager, or `None`. For what
@@ -123,7 +121,6 @@ class GraphedEncoder(OperatedEncoder):
         backend: BackendName = "auto",
         pool: Pool | None = None,
         on_miss: Literal["eager", "error"] = "eager",
-        outputs: Literal["owned", "borrowed"] = "owned",
         layouts: LayoutCheck | GpuLayouts = "reported",
         off: Off | None = None,
         memory: int | str | Memory | None = None,
@@ -137,7 +134,6 @@ class GraphedEncoder(OperatedEncoder):
             )
         _check_choice("backend", backend, get_args(BackendName))
         _check_choice("on_miss", on_miss, ("eager", "error"))
-        _check_choice("outputs", outputs, ("owned", "borrowed"))
         for name, function in (("forward", forward), ("off", off)):
             if function is not None and not callable(function):
                 raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
@@ -171,11 +167,11 @@ class GraphedEncoder(OperatedEncoder):
         routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
         wanted = Wanted(store, stats, capture)
         router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
-        parts, lends = (signature, mode, router, store, stats), outputs == "borrowed"
+        parts = signature, mode, router, store, stats
         executor = (
-            VerifyingExecutor(*parts, lends=lends, layouts=layouts, options=verify)
+            VerifyingExecutor(*parts, layouts=layouts, options=verify)
             if verify.calls
-            else Executor(*parts, lends=lends, layouts=layouts)
+            else Executor(*parts, layouts=layouts)
         )
         executor.exact = wanted.exact
         identity = capture.compile, method, getattr(forward, "__qualname__", None)
@@ -204,7 +200,7 @@ class GraphedEncoder(OperatedEncoder):
         """Encode the items of one call.
 
         Returns:
-            The module's output; with `outputs="borrowed"` a `Borrowed`.
+            The module's output.
 
         Raises:
             InputError: An argument is missing, unknown, undeclared, or on the wrong device.
@@ -224,8 +220,7 @@ class GraphedEncoder(OperatedEncoder):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call eager and without padding, for comparison: through the same code where possible. Not counted."""
-        output = self.executor.run_eager(self.executor.bind(args, kwargs))
-        return Borrowed(output) if self.executor.lends else output
+        return self.executor.run_eager(self.executor.bind(args, kwargs))
 
     @contextmanager
     def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:
@@ -263,7 +258,7 @@ class GraphedEncoder(OperatedEncoder):
         error is located by running eager, operation by operation, and named with its line.
 
         For tests and for the start of a service: five replays of each call in each budget, and three eager runs of it.
-        Syncs, captures if nothing is captured, and keeps the pool's turn meanwhile. Borrowed outputs become invalid.
+        Syncs, captures if nothing is captured, and keeps the pool's turn meanwhile.
 
         Args:
             calls: Calls by their keyword arguments, the rows among them. They should fill each budget that matters.

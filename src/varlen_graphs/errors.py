@@ -55,10 +55,6 @@ class CompilerError(VarlenGraphsError, RuntimeError):
     """A kernel is not in Triton's cache, and this machine cannot build it."""
 
 
-class StaleOutputError(VarlenGraphsError, RuntimeError):
-    """A borrowed output was read after a later replay or capture that may have overwritten it."""
-
-
 class StaleGraphError(VarlenGraphsError, RuntimeError):
     """The graphs are stale: memory that they read was moved or replaced, or the process was forked."""
 

@@ -202,13 +202,6 @@ class Test07OutputsAreOverwrittenByTheNextReplay:
         encoder.poison()
         assert equal_bits(kept, before)
 
-    def test_a_borrowed_output_refuses_once_a_replay_may_have_written_there(self):
-        encoder = attention_encoder(outputs="borrowed")
-        kept = encoder(rows_for([40]), lengths=[40])
-        encoder(rows_for([40], seed=1), lengths=[40])
-        with pytest.raises(vg.StaleOutputError, match="call clone"):
-            _ = kept.output
-
 
 class Test08SlowerThanEagerAndNobodyNotices:
     def test_a_small_image_does_not_pay_for_the_frames_that_videos_may_have(self):

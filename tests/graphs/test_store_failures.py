@@ -254,15 +254,6 @@ def test_the_first_stage_may_find_that_its_budget_fails():
     assert distance(stage.output, encoder.eager(rows, lengths=[100])) < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:the graph of")
-def test_borrowed_outputs_of_a_call_whose_budget_fails_are_the_callers_own():
-    encoder, rows = faulty(memory_short, (256,), outputs="borrowed"), rows_for([200])
-    handle = encoder(rows, lengths=[200])
-    encoder(rows_for([6]), lengths=[6])
-    assert handle.valid
-    assert distance(handle.output, encoder.eager(rows, lengths=[200]).output) < 1e-6
-
-
 def test_an_encoder_without_any_budget_in_use_runs_eager():
     encoder = attention_encoder(spec=SHAPED).capture()
     with encoder.pool.exclusive():

@@ -66,19 +66,16 @@ def test_any_batch_gives_each_item_as_if_it_were_alone_and_zeros_past_its_end(sh
     assert distance(shared.eager(x, src_key_padding_mask=padding), out) < 1e-5
 
 
-@pytest.mark.parametrize("outputs", ["owned", "borrowed"])
-def test_the_padding_contract_holds_where_attention_multiplies_by_what_it_masks(outputs):
-    encoder = transformer(outputs=outputs).capture()
+def test_the_padding_contract_holds_where_attention_multiplies_by_what_it_masks():
+    encoder = transformer().capture()
     calls = [[48] * 4, [1], [16, 3, 9, 16], [48], [1] * 8, [48, 48, 1, 2], [40, 13]]
     for number, lengths in enumerate(calls):
         over_nan, over_leftovers = batch(lengths, seed=number), batch(lengths, seed=number, fill=7.0)
         encoder.poison()
         first = encoder(over_nan[0], src_key_padding_mask=over_nan[1])
-        first = first.clone() if outputs == "borrowed" else first
         large = batch(calls[0], seed=100)
         encoder(large[0], src_key_padding_mask=large[1])
         second = encoder(over_leftovers[0], src_key_padding_mask=over_leftovers[1])
-        second = second.output if outputs == "borrowed" else second
         assert equal_bits(first, second), lengths
         assert distance(first, one_by_one(over_nan[0], lengths)) < 1e-5
     assert not encoder.stats.eager
@@ -243,19 +240,6 @@ def test_the_mask_of_a_stage_may_be_wider_than_what_it_marks():
     with encoder.stage(torch.cat([padding, torch.ones(3, 2000, dtype=torch.bool)], 1)) as stage:
         stage.rows.copy_(x)
     assert distance(stage.output, one_by_one(x, [3, 40, 9])) < 1e-5
-
-
-def test_outputs_that_are_lent_are_those_of_one_graph():
-    encoder, (x, padding) = transformer(outputs="borrowed"), batch([3, 10])
-    lent = encoder(x, src_key_padding_mask=padding)
-    assert lent.output.shape == x.shape
-    assert equal_bits(lent.clone(), lent.output)
-    x, padding = batch([3, 10], length=30)  # longer than its budget: the caller's own
-    own = encoder(x, src_key_padding_mask=padding)
-    assert not lent.valid
-    encoder(x, src_key_padding_mask=padding)
-    assert own.valid
-    assert distance(own.output, one_by_one(x, [3, 10])) < 1e-5
 
 
 def test_columns_and_host_buffers_know_the_items_of_a_batch():

@@ -95,15 +95,6 @@ def test_an_item_larger_than_every_budget_runs_eager_or_is_an_error():
         packed_encoder(on_miss="error")(x, mask=mask, lengths=lengths)
 
 
-def test_outputs_are_the_callers_own_where_others_are_lent():
-    graphed, lengths = packed_encoder(outputs="borrowed"), [3, 9]
-    x, mask = padded_batch(lengths)
-    own = graphed(x, mask=mask, lengths=lengths)
-    graphed(x, mask=mask, lengths=lengths)
-    assert own.valid
-    assert same(own.output, packed_one_by_one(x, lengths))
-
-
 def test_token_ids_are_packed_too():
     class Tokens(nn.Embedding):
         def forward(self, ids, cu_seqlens):

@@ -88,8 +88,6 @@ def test_options_that_cannot_be():
         vg.parallel.DataParallelEncoder(torch.nn.Linear(2, 2))
     with pytest.raises(vg.SpecError, match="inputs='half': expected 'whole' or 'spread'"):
         vg.parallel.DataParallelEncoder(attention_encoder(), inputs="half")
-    with pytest.raises(vg.SpecError, match="expected an encoder with outputs='owned'"):
-        vg.parallel.DataParallelEncoder(attention_encoder(outputs="borrowed"))
 
 
 def test_a_group_of_one_is_the_encoder():

@@ -31,7 +31,7 @@ def test_importing_the_package_imports_neither_triton_nor_transformers():
 
 def test_the_errors_have_one_base():
     errors = [getattr(vg, name) for name in vg.__all__ if name.endswith("Error")]
-    assert len(errors) == 11
+    assert len(errors) == 10
     assert all(issubclass(error, vg.VarlenGraphsError) for error in errors)
 
 
@@ -43,18 +43,14 @@ def sent(value):
 @pytest.mark.parametrize("send", [sent, copy.deepcopy, copy.copy])
 def test_what_an_encoder_tells_may_be_sent_to_another_process_and_copied(send):
     spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-    encoder = attention_encoder(spec=spec, outputs="borrowed")
+    encoder = attention_encoder(spec=spec)
     call = {"x": rows_for([6]), "lengths": [6]}
     with encoder.record() as trace:
-        borrowed = encoder(**call)
-        stats, recorded, own = send(encoder.stats), send(trace), send(borrowed)
+        encoder(**call)
+        stats, recorded = send(encoder.stats), send(trace)
         assert stats == encoder.stats
         assert stats.prometheus() == encoder.stats.prometheus()
-        torch.testing.assert_close(own.output, borrowed.output)
         encoder(**call)
-    assert own.valid
-    with pytest.raises(vg.StaleOutputError):
-        send(borrowed)
     assert (stats.calls, len(recorded), len(send(trace))) == (1, 1, 2)  # as they were, whatever comes later
     stats.count_call(1)
     recorded.count(next(iter(recorded.calls)))

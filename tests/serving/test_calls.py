@@ -1,4 +1,4 @@
-"""Where rows, items and outputs go: stages, borrowed outputs, layouts that only the device has seen."""
+"""Where rows, items and outputs go: stages, layouts that only the device has seen."""
 
 import ctypes
 import re
@@ -296,116 +296,6 @@ def test_padding_of_staged_integer_rows_is_the_declared_one():
     assert stage.output.tolist() == [14, 14]
 
 
-# Borrowed outputs
-
-
-def begin(stage):
-    with stage as writing:
-        writing.rows.zero_()
-
-
-def test_borrowed_outputs_are_refused_once_others_may_have_been_written():
-    pool, rows = vg.Pool(), rows_for([5, 9])
-    encoder = attention_encoder(outputs="borrowed", pool=pool, spec=SHAPED)
-    other = attention_encoder(pool=pool, spec=SHAPED)
-    expected = encoder.eager(rows, lengths=[5, 9]).output
-    voids = [
-        lambda: encoder(rows, lengths=[5, 9]),
-        lambda: other(rows, lengths=[5, 9]),
-        lambda: other.capture(scale=3.0),
-        lambda: other.release(),
-        lambda: begin(other.stage([5])),
-        lambda: encoder.poison(),
-        lambda: encoder.release(),
-    ]
-    for void in voids:
-        handle = encoder(rows, lengths=[5, 9])
-        assert isinstance(handle, vg.serving.Borrowed)
-        assert handle.valid
-        assert distance(handle.output, expected) < 1e-5
-        own = handle.clone()
-        void()
-        assert not handle.valid
-        for read in (lambda: handle.output, handle.clone):  # noqa: B023
-            with pytest.raises(
-                vg.StaleOutputError, match=r"after \d later calls or captures, which write to the same memory"
-            ):
-                read()
-        assert distance(own, expected) < 1e-5
-
-
-def test_a_stage_ends_borrowed_outputs_which_may_be_views_of_its_rows():
-    encoder = attention_encoder(outputs="borrowed", spec=SHAPED)
-    handle = encoder(rows_for([5, 9]), lengths=[5, 9])
-    with encoder.stage([5]) as stage:
-        stage.rows.zero_()
-        assert not handle.valid
-        with pytest.raises(vg.StaleOutputError):
-            _ = handle.output
-
-
-def test_borrowed_outputs_are_not_copied():
-    encoder, rows = attention_encoder(outputs="borrowed"), rows_for([5])
-    first = encoder(rows, lengths=[5])
-    assert first.output.data_ptr() == first.output.data_ptr()
-    assert first.clone().data_ptr() != first.output.data_ptr()
-    address = first.output.data_ptr()
-    assert encoder(rows, lengths=[5]).output.data_ptr() == address
-
-
-@pytest.mark.parametrize("lengths", [[300], [20, 300, 30], [100, 20, 90, 30, 5, 128, 64], torch.tensor([6])])
-def test_a_handle_on_what_no_single_graph_computed_stays_valid(lengths):
-    encoder, rows = attention_encoder(outputs="borrowed"), rows_for(list(lengths))
-    expected = encoder.eager(rows, lengths=lengths).output
-    handle = encoder(rows, lengths=lengths)
-    encoder(rows_for([9]), lengths=[9])
-    assert handle.valid
-    assert distance(handle.output, expected) < 1e-5
-    assert handle.clone() is handle.output
-
-
-class Rows(nn.Module):
-    """Returns its rows, which lie in the arena."""
-
-    def forward(self, x):
-        return x
-
-
-@pytest.mark.parametrize("lengths", [[10] * 12, [60, 60], [119], torch.tensor([60, 60])], ids=str)
-@pytest.mark.parametrize(("module", "buffers"), [(Attention, [vg.CuSeqlens(), vg.MaxSeqlen()]), (Rows, [])])
-def test_a_borrowed_output_may_be_the_rows_of_the_next_call(module, buffers, lengths):
-    """Of the same encoder, whose replays write there; of a call that is split, too."""
-    encoder = attention_encoder(module=module(), spec=attention_spec(buffers=buffers), outputs="borrowed")
-    lent = encoder(rows_for([60, 60]), lengths=[60, 60]).output[120 - sum(lengths) :]
-    expected = encoder.eager(lent.clone(), lengths=lengths).output
-    assert distance(encoder(lent, lengths=lengths).output, expected) < 1e-5
-
-
-def test_a_borrowed_output_that_another_thread_makes_invalid_is_refused():
-    encoder = attention_encoder(outputs="borrowed", spec=SHAPED)
-    other = attention_encoder(pool=encoder.pool, spec=SHAPED).capture()
-    lent = encoder(rows_for([9]), lengths=[9]).output
-    using, pause = threading.Event(), threading.Event()
-
-    def use():
-        with encoder.pool.exclusive():
-            using.set()
-            pause.wait(0.5)  # the other thread comes, and waits for its turn
-            other(rows_for([5]), lengths=[5])
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    using.wait()
-    with pytest.raises(vg.StaleOutputError, match="another thread used the pool before this call could read it"):
-        encoder(lent, lengths=[9])
-    thread.join()
-
-
-def test_other_ways_to_hand_out_outputs_are_refused():
-    with pytest.raises(vg.SpecError, match="outputs='lent': expected one of 'owned', 'borrowed'"):
-        attention_encoder(outputs="lent")
-
-
 # Layouts that only the device has seen. On the tape any tensor is on the device.
 
 
@@ -484,18 +374,6 @@ def test_calls_that_wait_for_their_check_raise_themselves(grid, count, message):
         assert equal_bits(encoder(rows[:16], **right), expected)
         assert encoder.stats.wrong_layouts == wrong
         encoder.check()
-
-
-def test_a_borrowed_output_of_a_wrong_layout_raises_when_it_is_read():
-    encoder = grid_encoder(outputs="borrowed")
-    kind = torch.tensor([0])
-    right = encoder(rows_for([16]), grid_thw=torch.tensor([(1, 4, 4)]), kind=kind)
-    wrong = encoder(rows_for([16]), grid_thw=torch.tensor([(1, 2, 4)]), kind=kind)
-    for read in (lambda: wrong.output, wrong.clone):
-        with pytest.raises(vg.LayoutError, match="call 2 of those with grid_thw on the GPU was wrong"):
-            read()
-    assert right.output["x"].isfinite().all()
-    assert right.clone()["x"].isfinite().all()
 
 
 def test_there_are_two_ways_to_check_layouts_on_the_gpu():

@@ -127,18 +127,6 @@ def test_a_stage_does_not_wait_for_a_capture():
     assert encoder.stats.replays[SMALL] == 1
 
 
-def test_borrowed_outputs_of_calls_without_graphs_are_the_callers_own():
-    encoder = lazy_encoder(outputs="borrowed")
-    first = encoder(rows_for([20]), lengths=[20])
-    encoder.capture_wanted()
-    assert first.valid
-    second = encoder(rows_for([20]), lengths=[20])
-    assert distance(second.output, first.output) < 1e-6
-    encoder(rows_for([100]), lengths=[100])
-    encoder.capture_wanted()
-    assert not second.valid
-
-
 def test_nothing_is_captured_in_another_state_than_that_of_construction():
     encoder = lazy_encoder()
     check(encoder, [20])
@@ -552,13 +540,6 @@ def test_a_budget_that_came_has_graphs_for_all_static_arguments():
     for scale in (1.0, 2.0):
         check(encoder, [20], scale=scale)
     assert encoder.stats.replays == {SMALL: 2}
-
-
-def test_a_handle_on_the_memory_of_a_budget_that_went_refuses():
-    encoder = attention_encoder(BUDGETS, spec=SHAPED, outputs="borrowed")
-    handle = encoder(rows_for([20]), lengths=[20])
-    encoder.drop_budget(SMALL)
-    assert not handle.valid
 
 
 @pytest.mark.parametrize("limited", [False, True])

@@ -199,9 +199,6 @@ def test_the_interpreter_ends_quietly_whatever_is_left():
     printed, errors = run_script("""
     encoder = attention_encoder(spec=spec, pool=vg.Pool())
     encoder.self = encoder  # for the last collection
-    lender = attention_encoder(outputs="borrowed", pool=encoder.pool)
-    handle = lender(rows, lengths=[6])
-    del lender
     stage = encoder.stage([6])
     writing = stage.__enter__()  # a block that nobody leaves
 

@@ -52,7 +52,6 @@ class Case:
         column: `"none"`, `"plain"`, `"optional"` or `"nested"`.
         parts: What the encoder is made of.
         outputs: Some of `"rows"`, `"merged"` and `"pooled"`.
-        borrowed: Whether outputs are lent.
         promised: Whether `min_segment_rows` says how many rows the segments of all calls have.
         budgets: Of the encoder.
         calls: In their order.
@@ -68,7 +67,6 @@ class Case:
     column: str = "none"
     parts: tuple = ()
     outputs: tuple[str, ...] = ("rows",)
-    borrowed: bool = False
     promised: bool = False
 
     def spec(self):
@@ -123,7 +121,6 @@ class Case:
             self.budgets,
             spec,
             backend="cuda" if device == "cuda" else "tape",
-            outputs="borrowed" if self.borrowed else "owned",
             layouts=vg.GpuLayouts(min_segment_rows=max(1, promise), simulated=True),
             capture=capture,
         )
@@ -253,9 +250,7 @@ def cases(draw):
     chosen = draw(st.lists(_part(layout, merge, column, windows), max_size=4).map(tuple))
     budgets = draw(st.lists(_budget(layout), min_size=1, max_size=3, unique=True).map(tuple))
     calls = draw(st.lists(_call(layout, merge, every, column), min_size=1, max_size=4).map(tuple))
-    return Case(
-        layout, budgets, calls, merge, every, rows, rows_dim, column, chosen, outputs, draw(BOOLEANS), draw(BOOLEANS)
-    )
+    return Case(layout, budgets, calls, merge, every, rows, rows_dim, column, chosen, outputs, draw(BOOLEANS))
 
 
 @st.composite
@@ -264,7 +259,7 @@ def wrong_cases(draw):
     case = draw(cases().filter(lambda case: case.layout not in BATCHED and not case.rows_dim))
     at = draw(st.integers(0, len(case.parts)))
     flaw = draw(st.sampled_from(sorted(FLAWS)).map(Flaw))
-    return replace(case, parts=(*case.parts[:at], flaw, *case.parts[at:]), borrowed=False)
+    return replace(case, parts=(*case.parts[:at], flaw, *case.parts[at:]))
 
 
 def _part(layout, merge, column, windows):

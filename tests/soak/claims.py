@@ -261,7 +261,7 @@ def claims(draw):
         "budgets": case.budgets[:2],
         "calls": case.calls[:2],
     }  # so that there are many cases
-    case = replace(case, rows=case.rows.replace("bytes", "floats"), borrowed=False, promised=False, **few)
+    case = replace(case, rows=case.rows.replace("bytes", "floats"), promised=False, **few)
     of_buffers, others = changes_of(case)
     some = st.sampled_from(others)
     one = st.one_of(st.sampled_from(of_buffers), st.sampled_from(of_buffers), some) if of_buffers else some

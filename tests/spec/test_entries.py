@@ -29,10 +29,10 @@ def test_any_call_has_the_entries_of_its_items_however_it_is_split(lengths, seed
         assert distance(run(rows, lengths=lengths), expected) < 1e-5
 
 
-def test_a_call_may_be_staged_lent_or_described_on_the_device():
-    encoder, lender, lengths = thirds_encoder(), thirds_encoder(outputs="borrowed"), [20, 31, 7]
+def test_a_call_may_be_staged_or_described_on_the_device():
+    encoder, lengths = thirds_encoder(), [20, 31, 7]
     rows = thirds_rows(lengths)
-    expected = check_ways_to_call(encoder, lender, rows, lengths)
+    expected = check_ways_to_call(encoder, rows, lengths)
     assert distance(expected, expected_thirds(rows, lengths)) < 1e-5
     with pytest.raises(vg.LayoutError, match="lengths describes 3 items of 57 rows in all, but x has 58 rows"):
         encoder(rows, lengths=torch.tensor([20, 30, 7]))  # at once: the host has to see such items

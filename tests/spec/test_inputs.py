@@ -82,16 +82,6 @@ def test_what_a_call_leaves_out_has_its_default_whatever_came_before(dtype):
         assert stage.output.unique().tolist() == [15]
 
 
-def test_borrowed_outputs_may_be_passed_as_inputs():
-    pool = vg.Pool()
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), inputs=[vg.PerRow("y", (8,))])
-    adds = vg.GraphedEncoder(Adds().eval(), [64], spec, backend="tape", pool=pool, outputs="borrowed")
-    x, y = torch.randn(2, 6, 8)
-    once = adds(x, y=y, lengths=[6])
-    twice = adds(x, y=once.output, lengths=[6]).clone()
-    assert distance(twice, x + (x + y)) < 1e-6
-
-
 class Adds(nn.Module):
     def __init__(self):
         super().__init__()

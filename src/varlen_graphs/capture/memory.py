@@ -3,7 +3,7 @@
 import math
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +38,6 @@ def release_to_pool(outputs: list[Tensor]) -> list[Tensor]:
             alias = whole.view(dtype).as_strided(shape, stride, offset)
         aliases.append(alias)
     return aliases
-
-
-def places_of(tensors: Sequence[Tensor]) -> list[range]:
-    """Return the addresses of the memory that tensors lie in, views of them included."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return [range(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
 def device_bytes(address: int, size: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +14,7 @@ from varlen_graphs.capture.driver import next_private_stream
 from varlen_graphs.capture.forks import FORKS
 from varlen_graphs.capture.interrupts import Surroundings
 from varlen_graphs.capture.memory import device_bytes
-from varlen_graphs.capture.stream_order import StreamOrder, current_stream
+from varlen_graphs.capture.stream_order import StreamOrder
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
 from varlen_graphs.watch.thread_modes import close_interrupted
@@ -23,25 +23,6 @@ _FORKED = (
     "CUDA and graphs do not survive a fork: start workers with multiprocessing's 'spawn', or create the encoder in the "
     "worker"
 )
-
-
-class Loan(NamedTuple):
-    """Outputs in the pool that were lent to a caller.
-
-    Attributes:
-        turn: The turn of the pool for which they are valid.
-        places: Addresses of their memory.
-    """
-
-    turn: int
-    places: Sequence[range]
-
-    def covers(self, value: Any) -> bool:
-        """Return True for a tensor in the memory of these outputs."""
-        if not isinstance(value, Tensor) or value.layout is not torch.strided:
-            return False
-        address = value.data_ptr()
-        return any(address in place for place in self.places)
 
 
 class Pool:
@@ -56,9 +37,6 @@ class Pool:
         lock: Lock held by every replay and capture.
         order: Queues the GPU work of a block behind that of the blocks before.
         device: Device of its encoders; `None` before the first.
-        turn: Number of times the pool's memory was written, by calls, captures and the like. Borrowed outputs are valid
-            as long as it does not change.
-        loan: The outputs that are lent and valid, if there are some.
         busy: True while an encoder captures graphs; others then wait for the lock.
     """
 
@@ -66,8 +44,6 @@ class Pool:
         self.lock = threading.RLock()
         self.order = StreamOrder()
         self.device: torch.device | None = None
-        self.turn = 0
-        self.loan: Loan | None = None
         self.busy = False
         self._unowned: set[range] = set()  # blocks in use without a tensor
         self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
@@ -182,18 +158,6 @@ class Pool:
             raise
         finally:
             self.busy, _thread.captures = False, None
-
-    def advance(self) -> None:
-        """Count that the memory is about to be written: borrowed outputs become invalid."""
-        self.turn += 1
-        self.loan = self.order.read_on = None
-
-    def lend(self, places: Sequence[range]) -> int:
-        """Lend the last replay's outputs to the current stream, for as long as `turn` equals the value returned."""
-        self.loan = Loan(self.turn, places)
-        if self.device is not None and self.device.type == "cuda":
-            self.order.read_on = current_stream(self.device)
-        return self.turn
 
     def synchronize(self) -> None:
         """Wait on the host for the end of the last replay; return at once in a forked process."""

@@ -22,12 +22,10 @@ class StreamOrder:
 
     Attributes:
         device: The device of the memory; nothing is queued unless it is a GPU.
-        read_on: A stream that may read the memory after its block, for the next block to wait for.
     """
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
-        self.read_on: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
         self._open: OpenBlock | None = None
 
@@ -40,8 +38,6 @@ class StreamOrder:
             self._done = torch.cuda.Event()
         if not self._done.query():  # querying is cheaper than waiting for an event that is done
             stream.wait_event(self._done)
-        if self.read_on is not None and self.read_on != stream:
-            stream.wait_stream(self.read_on)
         while outer is not None:
             follow(stream, outer[0])
             if outer[1] == thread:

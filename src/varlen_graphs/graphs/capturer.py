@@ -141,7 +141,6 @@ class Capturer:
             )  # fmt: skip
             if is_new and compiled is not None:
                 compiled.begin()
-            self._pool.advance()
             try:
                 budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
@@ -258,7 +257,6 @@ class Capturer:
     def drop_exact(self, sizes: Collection[Size]) -> None:
         """Drop graphs for calls of exactly these sizes, once they have run."""
         self._pool.synchronize()
-        self._pool.advance()
         for key, size in sizes:
             self.exact.pop((key, size)).drop(size)
 

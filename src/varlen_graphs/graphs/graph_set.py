@@ -10,7 +10,7 @@ from torch import Tensor
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
-from varlen_graphs.capture.memory import empty_cache, forget_frames, places_of
+from varlen_graphs.capture.memory import empty_cache, forget_frames
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -53,7 +53,6 @@ class GraphSet:
         state: Memory that runs before the captures left behind, and that graphs may read.
         rebuild: Builds a new output object from tensors.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
-        places: Addresses of the memory of each budget's outputs.
         timed: True if costs were measured with these graphs.
         stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
         left_out: Default budgets that take too much memory or time, with the reasons.
@@ -83,7 +82,6 @@ class GraphSet:
         self.state: list[Tensor] = []
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
-        self.places: dict[Budget, Sequence[range]] = {}
         self._graphs: dict[Budget, Graph] = {}
         self.constants: Sequence[Any] | None = None
         self._form: OutputForm | None = None
@@ -268,7 +266,7 @@ class GraphSet:
                     if self._form is None:
                         self._form = form
                         self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
-                    self._graphs[budget], self.places[budget] = graph, places_of(graph.outputs)
+                    self._graphs[budget] = graph
         if attempt.failure is not None:
             self._graphs.pop(budget, None)  # another rank has failed
             return attempt.take()
@@ -287,7 +285,6 @@ class GraphSet:
     def drop(self, budget: Budget) -> None:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
-        self.places.pop(budget, None)
         self.arena.forget(budget)
         self._changes += 1
 

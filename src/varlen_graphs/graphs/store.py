@@ -224,7 +224,6 @@ class GraphStore:
 
     def _drop_graphs(self, budgets: Collection[Budget]) -> None:
         self.pool.synchronize()
-        self.pool.advance()
         for graphs in self._sets.values():
             for budget in budgets:
                 graphs.drop(budget)
@@ -275,14 +274,12 @@ class GraphStore:
 
     def _forget_all(self) -> None:
         self.pool.synchronize()
-        self.pool.advance()
         self.losses += 1
         self.capturer.forget()
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""
         self.check_not_staged()
-        self.pool.advance()
         for arena in self.capturer.arenas.values():
             arena.poison()
         self.pool.poison()

@@ -18,7 +18,7 @@ class GpuLayouts:
 
     Attributes:
         check: `"reported"`: no call waits; a wrong layout is logged, counted in `stats.wrong_layouts`, and raised by
-            `check()` and by the borrowed output of its call, but not by later calls. `"checked"`: each call waits for
+            `check()`, but not by later calls. `"checked"`: each call waits for
             the GPU, and raises `LayoutError` itself.
         min_segment_rows: A promise: the frames or windows of a call, which the host cannot count, have this many rows
             on average, or more. Without it each may be one merge block, and few budgets have so many segments. A call

@@ -64,8 +64,8 @@ class DataParallelEncoder:
         weights: Costs by which items are assigned, the same on all ranks.
 
     Raises:
-        SpecError: There is no process group, `encoder` is not a `GraphedEncoder` or has `outputs="borrowed"`, or
-            `inputs` is neither `"whole"` nor `"spread"`.
+        SpecError: There is no process group, `encoder` is not a `GraphedEncoder`, or `inputs` is neither
+            `"whole"` nor `"spread"`.
     """
 
     def __init__(
@@ -79,8 +79,6 @@ class DataParallelEncoder:
             raise SpecError(f"inputs={inputs!r}: expected 'whole' or 'spread'")
         if not isinstance(encoder, GraphedEncoder):
             raise SpecError(f"encoder is a {type(encoder).__name__}: expected a GraphedEncoder of the module")
-        if encoder.executor.lends:
-            raise SpecError("gathering copies outputs, none can be borrowed: expected an encoder with outputs='owned'")
         self.encoder = encoder
         self._ranks = Ranks(group)
         self._spread = inputs == "spread"
@@ -167,8 +165,6 @@ class DataParallelEncoder:
         check_rows(executor.store, call.rows.device, call.rows.dtype)
         if call.inputs:
             check_beside(executor.store, call)
-        if (loan := executor.pool.loan) is not None:
-            executor.own_borrowed(call, loan)
         return call
 
     def _read_whole(self, call: Call, kind: Kind) -> Layout | None:

@@ -40,7 +40,7 @@ class TextEncoder(TowerEncoder):
     ) -> None:  # fmt: skip
         super().__init__(text.model, budgets, spec, **options)
         self.why_padded = why_padded
-        self.takes_left = takes_left and not (around.ahead or around.untried or self.executor.lends)
+        self.takes_left = takes_left and not (around.ahead or around.untried)
         self._left = False  # as the last call was padded
         parameters = inspect.signature(text.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.mode import DIAGNOSED, NO_GRAPHS, OBSERVED, Mode, is_disabled
-from varlen_graphs.capture.pool import Loan, on_device
+from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, records
-from varlen_graphs.errors import CaptureError, InputError, StaleOutputError
+from varlen_graphs.errors import CaptureError, InputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
@@ -24,7 +24,7 @@ from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.mostly_eager import MostlyEager
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
-from varlen_graphs.serving.results import Borrowed, Collected, Lent
+from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.spec.call import Call
@@ -47,11 +47,10 @@ class Executor:
         router: Chooses the packs of a call.
         store: The graphs.
         stats: The counters.
-        lends: If True, outputs are `Borrowed`.
         layouts: Options for layouts on the GPU.
 
     Attributes:
-        signature, mode, router, store, stats, lends, layouts: As given.
+        signature, mode, router, store, stats, layouts: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, or in its stead, by static arguments.
@@ -66,7 +65,6 @@ class Executor:
         store: GraphStore,
         stats: Stats,
         *,
-        lends: bool = False,
         layouts: GpuLayouts = GpuLayouts(),  # noqa: B008 - frozen
     ) -> None:
         self.signature = signature
@@ -74,7 +72,6 @@ class Executor:
         self.router = router
         self.store = store
         self.stats = stats
-        self.lends = lends
         self.layouts = layouts
         self.forward = store.forward
         self.pool = store.pool
@@ -91,40 +88,16 @@ class Executor:
         Raises:
             InputError: An argument is missing, unknown, undeclared, or on the wrong device.
             LayoutError: Impossible items, or items that do not match the rows.
-            StaleOutputError: A borrowed output came, and another thread made it invalid.
         """
         call = self.signature.bind(args, kwargs)
         check_rows(self.store, call.rows.device, call.rows.dtype)
         if call.inputs:
             check_beside(self.store, call)
-        if (loan := self.pool.loan) is not None:
-            self.own_borrowed(call, loan)
         if not only_on_device(self.spec, call.description, call.rows.device, self.layouts.simulated):
             read_items(self.spec, call)
         elif call.inputs:
             check_inputs(self.spec, call)
         return call
-
-    def own_borrowed(self, call: Call, loan: Loan) -> None:
-        """Copy arguments that are borrowed outputs of the pool, because the call may write there before it reads them.
-
-        Raises:
-            StaleOutputError: They became invalid meanwhile.
-        """
-        arguments = (call.rows, *call.original.values(), *call.description.values(), *call.inputs.values())
-        if not (borrowed := {id(value): value for value in arguments if loan.covers(value)}):
-            return
-        with torch.no_grad(), on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
-            if self.pool.turn != loan.turn:
-                raise StaleOutputError(
-                    f"{self.spec.packed.name}, or another argument, is a borrowed output, and another thread used the "
-                    "pool before this call could read it: pass borrowed.clone(), or use outputs='owned'"
-                )
-            own = {name: value.clone() for name, value in borrowed.items()}
-        call.rows = own.get(id(call.rows), call.rows)
-        call.original = {name: own.get(id(value), value) for name, value in call.original.items()}
-        call.description = {name: own.get(id(value), value) for name, value in call.description.items()}
-        call.inputs = {name: own.get(id(value), value) for name, value in call.inputs.items()}
 
     def answer(self, call: Call) -> Any:
         """Return the output of a call."""
@@ -172,7 +145,7 @@ class Executor:
         return usable, route
 
     def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
-        """Replay the packs of a call. Borrowed outputs of the pool become invalid.
+        """Replay the packs of a call.
 
         Raises:
             InputError: A function of the declaration made this call, while it ran for another one.
@@ -184,7 +157,6 @@ class Executor:
             arena.loading = True
             call.rows = call.rows.detach()  # an alias, because others may give the caller's tensor other memory
             arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
-            self.pool.advance()
             packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
             if call.to_pack and not packs_in_place:
                 read_layout(self.spec, call)
@@ -194,7 +166,6 @@ class Executor:
             if self.traces:
                 trace_size(self.traces, self.router, self.spec, call)
             collected = Collected(items.everything, views=packs_in_place)
-            lendable = self.lends and not (call.padded or call.staged)
             for pack in route.packs:
                 spans, budget = items.spans(pack), pack.budget
                 if budget is None:
@@ -213,8 +184,6 @@ class Executor:
                     else:
                         self.stats.count_exact(graphs.stand_in, active)
                     self.used[call.key][graphs.stand_in or budget] += 1
-                    if lendable and items.veils is None and spans[0][0] == items.everything:
-                        return Lent(graphs, budget, items.everything, self.pool)
                 collected.take(outputs, graphs.extents, spans, items.veils)
             if isinstance(items, DeviceItems):
                 items.finish(self.layouts.check == "checked")
@@ -222,23 +191,20 @@ class Executor:
             if call.padded and call.layout is not None:
                 places = places or call.places
                 tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, places, copies=packs_in_place)
-            output = graphs.rebuild(tensors)
-            return Borrowed(output, items.raise_finding) if self.lends and not call.staged else output
+            return graphs.rebuild(tensors)
         finally:
             arena.loading = arena.keeps_padding = False
 
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""
         self._count_eager(call, reason)
-        output = self.run_eager(call, trusts=False)
-        return Borrowed(output) if self.lends and not call.staged else output
+        return self.run_eager(call, trusts=False)
 
     def train(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager with its gradients, and count it."""
         self._count_eager(call, reason)
         with torch.enable_grad():  # the rows of a stage are written without
-            output = self.forward.answer(call, grad=True)
-        return Borrowed(output) if self.lends and not call.staged else output
+            return self.forward.answer(call, grad=True)
 
     def watched(self, watcher: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the output of a call that something follows beside eager PyTorch, and count it.
@@ -256,8 +222,7 @@ class Executor:
             self.read_watched(call, watcher)
         self.stats.count_call(call.items)
         self.stats.count_eager(DIAGNOSED if OBSERVED.get() else watcher)
-        output = self.forward.answer(call, grad=torch.is_grad_enabled())
-        return Borrowed(output) if self.lends else output
+        return self.forward.answer(call, grad=torch.is_grad_enabled())
 
     def read_watched(self, call: Call, watcher: str) -> None:
         """Read the items of a call that something follows.

@@ -50,9 +50,6 @@ class HostItems:
         arena.load_layout(part, pack.budget, source, *self._batch)
         return part.total
 
-    def raise_finding(self) -> None:
-        """Does nothing: the host has checked these items."""
-
 
 class DeviceItems:
     """Items that only the GPU has seen: one pack, whose graph checks them.
@@ -94,8 +91,4 @@ class DeviceItems:
         if wait:
             if self._checks.device.type == "cuda":
                 current_stream(self._checks.device).synchronize()
-            self.raise_finding()
-
-    def raise_finding(self) -> None:
-        """Raise what was found wrong with this call, if the GPU got there and no later call was wrong. No sync."""
-        self._checks.raise_finding(self._number)
+            self._checks.raise_finding(self._number)

@@ -95,7 +95,6 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
             usable, route = executor.route(call)
             reason = route.reason
             if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
-                executor.pool.advance()  # a borrowed output may be a view of the rows
                 call.rows = usable.graphs.arena.call(call.layout, route.packs[0].budget, {}).rows
                 call.original[spec.packed.name] = rows = spec.packed.as_argument(call.rows)
                 store.staged = True

@@ -17,7 +17,6 @@ from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.results import Borrowed
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
@@ -39,10 +38,10 @@ class VerifyingExecutor(Executor):
     """
 
     def __init__(
-        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *, lends: bool,
+        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *,
         layouts: GpuLayouts, options: Verify,
     ) -> None:  # fmt: skip
-        super().__init__(signature, mode, router, store, stats, lends=lends, layouts=layouts)
+        super().__init__(signature, mode, router, store, stats, layouts=layouts)
         self._options = options
         self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 
@@ -59,11 +58,7 @@ class VerifyingExecutor(Executor):
             layout = read_layout(self.spec, call)
         except LayoutError:
             return output  # which is NaN, and the graph tells why
-        returned = output.output if isinstance(output, Borrowed) else output
-        right = self._verified(call, layout, route, graphs, returned)
-        if right is returned:
-            return output
-        return Borrowed(right) if isinstance(output, Borrowed) else right
+        return self._verified(call, layout, route, graphs, output)
 
     def _with_own_rows(self, call: Call) -> Call:
         """Copy rows that lie in the arena, which the replay may overwrite."""

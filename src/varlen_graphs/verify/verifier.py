@@ -64,9 +64,7 @@ class Verifier:
         self._forward = executor.forward
         self._spec = executor.spec
         self._router = executor.router
-        self._executor = Executor(
-            executor.signature, executor.mode, executor.router, executor.store, Stats(), lends=False
-        )
+        self._executor = Executor(executor.signature, executor.mode, executor.router, executor.store, Stats())
         self._examples = sorted(examples, key=lambda pair: layout_of(pair[0]).size)
         self._largest = self._examples[-1][1]
         self._tolerance = limit_of(tolerance, self._forward, self._largest.rows.device)

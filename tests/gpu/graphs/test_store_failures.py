@@ -429,7 +429,7 @@ def test_a_forked_process_is_told_that_graphs_do_not_survive():
 def test_the_interpreter_ends_with_work_in_the_queue():
     printed, _ = run_on_gpu("""
     encoder.self = encoder
-    handle = vg.GraphedEncoder(encoder.module, [256], spec, outputs="borrowed", pool=encoder.pool)(rows, lengths=[6])
+    other = vg.GraphedEncoder(encoder.module, [256], spec, pool=encoder.pool)(rows, lengths=[6])
     torch.cuda._sleep(2_000_000_000)
     encoder(rows, lengths=[6])
     print("ready", flush=True)

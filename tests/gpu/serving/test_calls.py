@@ -7,7 +7,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import varlen_graphs as vg
 from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
-from tests.support.encoders import Of
 from tests.support.gpu import on_gpus, pixels_on_gpu, tower_on_gpu
 from tests.support.towers import distance, equal_bits
 
@@ -191,96 +190,6 @@ def test_all_outputs_are_copied_by_one_launch(encoder):
         torch.cuda.synchronize()
     names = [event.name for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     assert sum("multi_tensor" in name for name in names) == 1, names
-
-
-def test_borrowed_outputs_are_read_before_another_stream_writes_there(tower):
-    lender = vg.recipes.qwen3_vl(tower, BUDGETS, outputs="borrowed")
-    rows, other = pixels_on_gpu(LAYOUTS[0]), pixels_on_gpu(LAYOUTS[1], 1)
-    expected = lender(rows, grid_thw=LAYOUTS[0]).clone()
-    lender(other, grid_thw=LAYOUTS[1])
-    one, two = torch.cuda.Stream(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(one):
-        handle = lender(rows, grid_thw=LAYOUTS[0])
-        torch.cuda._sleep(LONG)
-        read = handle.output.last_hidden_state.clone()
-        own = handle.clone()
-    with torch.cuda.stream(two):
-        lender(other, grid_thw=LAYOUTS[1])
-    torch.cuda.synchronize()
-    assert torch.equal(read, expected.last_hidden_state)
-    assert equal_bits(own, expected)
-    with pytest.raises(vg.StaleOutputError):
-        _ = handle.output
-
-
-class Wide(nn.Module):
-    """Fills the pool with intermediate results of its own."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
-
-    def forward(self, x, scale=1.0):
-        return self.down(self.up(x) * scale)
-
-
-class Lengths(nn.Module):
-    """Returns integers of its rows, to be the column of another call."""
-
-    def forward(self, x):
-        return x[:, 0].long()
-
-
-def wide(pool, **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths())
-    return vg.GraphedEncoder(Wide().to("cuda"), [128, 256], spec, pool=pool, **options)
-
-
-@pytest.mark.parametrize("captured", [True, False], ids=["captured", "captures"])
-@pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
-@pytest.mark.parametrize("lengths", [[200], [20] * 12], ids=["whole", "split"])
-def test_a_borrowed_output_may_be_the_rows_of_a_call_in_its_pool(same, captured, lengths):
-    pool = vg.Pool()
-    lender = wide(pool, outputs="borrowed").capture()
-    taker = lender if same else wide(pool)
-    if captured:
-        taker.capture()
-    rows = torch.randn(256, 16, device="cuda")
-    for seed in range(5):
-        lent = lender(rows + seed, lengths=[256]).output[: sum(lengths)]
-        own = lent.clone()
-        got = taker(lent, lengths=lengths, **({} if captured else {"scale": 2.0 + seed}))
-        expected = taker.eager(own, lengths=lengths, **({} if captured else {"scale": 2.0 + seed}))
-        got, expected = (out.output if same else out for out in (got, expected))
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_borrowed_column_is_read_before_the_call_writes_there():
-    def doubled(table):
-        return 2 * table.column("scale")[table.row_item]
-
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths(), outputs=vg.Rows())
-    lender = vg.GraphedEncoder(Lengths().to("cuda"), [128], spec, outputs="borrowed")
-    columns = vg.Lengths(columns=[vg.Column("scale")])
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), columns, [vg.DeviceBuffer("double", doubled)])
-    module = Of(lambda m, x, double, **others: x * double[:, None]).to("cuda")
-    taker = vg.GraphedEncoder(module, [128], spec, pool=lender.pool)
-    lent = lender(torch.tensor([[3.0] * 16, [4.0] * 16], device="cuda"), lengths=[2]).output
-    got = taker(torch.ones(5, 8, device="cuda"), lengths=torch.tensor([2, 3], device="cuda"), scale=lent)
-    assert got[:, 0].tolist() == [6, 6, 8, 8, 8]
-
-
-def test_a_handle_keeps_the_memory_it_reads(tower, encoder):
-    rows = pixels_on_gpu(LAYOUTS[0])
-    lender = vg.recipes.qwen3_vl(tower, BUDGETS, outputs="borrowed")
-    handle = lender(rows, grid_thw=LAYOUTS[0])
-    del lender
-    torch.cuda.empty_cache()
-    junk = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
-    assert equal_bits(handle.clone(), encoder(rows, grid_thw=LAYOUTS[0]))
-    assert len(junk) == 64
 
 
 def test_outputs_that_are_inputs_weights_or_views_are_right():
