@@ -22,7 +22,7 @@ from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.memory_limit import Memory, MemoryLimit
+from varlen_graphs.routing.memory_limit import MemoryLimit
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import LazyRouter
@@ -89,10 +89,10 @@ class GraphedEncoder(OperatedEncoder):
         off: Called with the module at each call; returns the reason why the call must run eager, or `None`. For what
             changes the number of outputs by their content, such as pruning of video tokens. The reason is counted in
             `stats.eager`.
-        memory: Limit on what graphs, arena and pool hold: bytes, a text such as `"2GiB"`, or a `routing.Memory` with an
-            eviction policy. After a capture that exceeds it, the least useful budgets are disabled until `release`;
-            with `Capture(lazy=True)` those below the largest one come back when calls request them more than others.
-            A capture in progress may exceed it. A shared pool counts in full.
+        memory: Limit on what graphs, arena and pool hold: bytes, or a text such as `"2GiB"`. After a capture that
+            exceeds it, the least useful budgets are disabled until `release`; with `Capture(lazy=True)` those below
+            the largest one come back when calls request them more than others. A capture in progress may exceed it. A
+            shared pool counts in full.
         capture: Options of captures: lazy, compiled, what to do when memory changes, warm-up files.
         verify: Number of first calls of each budget to compare with the module itself, or a `Verify` with more options,
             among them those of the proof of new graphs.
@@ -123,7 +123,7 @@ class GraphedEncoder(OperatedEncoder):
         on_miss: Literal["eager", "error"] = "eager",
         layouts: LayoutCheck | GpuLayouts = "reported",
         off: Off | None = None,
-        memory: int | str | Memory | None = None,
+        memory: int | str | None = None,
         capture: Capture = Capture(),  # noqa: B008 - frozen
         verify: int | Verify = 0,
     ) -> None:
@@ -153,7 +153,6 @@ class GraphedEncoder(OperatedEncoder):
         check_budgets(buffer_spec, resolved)
         if memory is None and isinstance(budgets, Ladder):
             memory = budgets.memory
-        memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
         defaults = resolved if isinstance(chosen, DefaultBudgets) else ()
         pool, stats = Pool() if pool is None else pool, Stats()
         enabled = EnabledBudgets(Costs.in_rows(resolved), defaults)

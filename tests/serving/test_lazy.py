@@ -18,7 +18,7 @@ from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.attention import timing
 from varlen_graphs.capture.tape import Tape
-from varlen_graphs.routing.eviction import recent
+from varlen_graphs.routing import recent
 
 SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
 SIZES = (32, 96, 160, 256)

@@ -97,12 +97,11 @@ GOOD = {
     vg.HostBuffer: {"name": "b", "function": ones, "shape": ("rows",), "dtype": torch.int64, "pad": 0, "per": None},
     vg.Capture: {"lazy": False, "compile": False, "on_change": "error", "warmup": None, "section": None, "on_bad_warmup": "ignore"},
     vg.Verify: {"calls": 0, "strict": False, "tolerance": None},
-    vg.routing.Memory: {"limit": 2**20, "policy": "least_useful"},
     vg.GpuLayouts: {"check": "reported", "min_segment_rows": 1},
     vg.Budget: {"rows": 64, "items": 4, "segments": 4, "max_seqlen": 64},
     vg.GraphedEncoder: {
         "module": torch.nn.Identity(), "budgets": [64], "buffer_spec": vg.BufferSpec("input", vg.Lengths()),
-        "forward": None, "backend": "eager", "pool": None, "on_miss": "eager", "outputs": "owned",
+        "forward": None, "backend": "eager", "pool": None, "on_miss": "eager",
         "layouts": "reported", "off": None, "memory": None, "capture": vg.Capture(), "verify": 0,
     },
 }  # fmt: skip

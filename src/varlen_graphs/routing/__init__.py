@@ -1,9 +1,5 @@
-"""Routes: packs of items with their budgets, or eager; costs, enabled budgets and eviction."""
+"""Routes: packs of items with their budgets, or eager; costs, enabled budgets and the memory limit."""
 
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.memory_limit import Memory
 
-__all__ = [
-    "Costs",
-    "Memory",
-]
+__all__ = ["Costs"]

@@ -1,61 +1,50 @@
-"""A limit on the memory of graphs, arena and pool."""
+"""A limit on the memory of graphs, arena and pool, kept by evicting the budgets of least use."""
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from varlen_graphs.errors import SpecError, warn
+from varlen_graphs.errors import warn
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.memory_size import SCRATCH, in_bytes
-from varlen_graphs.routing.costs import MARGIN
+from varlen_graphs.routing.costs import MARGIN, Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.eviction import POLICIES
+from varlen_graphs.routing.recent import Recent, share_of_each
 from varlen_graphs.stats import Stats
 
-
-@dataclass(frozen=True)
-class Memory:
-    """A limit on the memory of an encoder, and the policy that keeps it: `GraphedEncoder(..., memory=Memory("2GiB"))`.
-
-    Attributes:
-        limit: Bytes, or a text such as `"2GiB"`.
-        policy: Name of an eviction policy.
-
-    Raises:
-        BudgetError: `limit` is not an amount of memory.
-        SpecError: There is no such policy.
-    """
-
-    limit: int | str
-    policy: str = "least_useful"
-
-    def __post_init__(self) -> None:
-        in_bytes(self.limit)
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise SpecError(f"policy={self.policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
+EAGER_COST = 2.0
+"""Assumed cost of an eager call, in replays, before it is measured."""
 
 
 class MemoryLimit:
     """Evicts budgets when graphs, arena and pool hold more than a limit.
 
+    The use of a budget is its recent calls times what each saves against the next best way: a larger budget, or eager.
+
     Args:
-        memory: The limit and its policy.
+        memory: The limit: bytes, or a text such as `"2GiB"`.
         budgets: The budgets; those that do not fit are disabled.
-        stats: The counters that the policy decides by; evictions are counted here.
+        stats: The counters of calls and replays; evictions are counted here.
 
     Attributes:
         most: The limit in bytes.
+
+    Raises:
+        BudgetError: `memory` is not an amount of memory.
     """
 
-    def __init__(self, memory: Memory, budgets: EnabledBudgets, stats: Stats) -> None:
-        self.most = in_bytes(memory.limit)
+    def __init__(self, memory: int | str, budgets: EnabledBudgets, stats: Stats) -> None:
+        self.most = in_bytes(memory)
         self._budgets = budgets
         self._stats = stats
-        self._policy = POLICIES[memory.policy]()
+        self._recent = Recent()
+        self._seen: Counter[Budget] = Counter()
         self._warned = False
 
     def request(self, budgets: Collection[Budget], calls: float) -> None:
         """Take in that so many recent calls requested budgets without a graph."""
-        self._policy.record(self._stats.uses, self._stats.calls, dict.fromkeys(budgets, calls))
+        self._count_replays()
+        self._recent.count(dict.fromkeys(budgets, calls), self._stats.calls)
 
     def evict(self, own: Mapping[Budget, int], held: int, has_pool: bool, lazy: bool) -> tuple[list[Budget], bool]:
         """Disable budgets so that the rest may fit.
@@ -69,11 +58,11 @@ class MemoryLimit:
         Returns:
             The budgets whose graphs to drop, and True if shared memory must be made again for smaller ones.
         """
-        self._policy.record(self._stats.uses, self._stats.calls)
+        self._count_replays()
         shared = held - sum(own.values())
         fixed = min(shared, SCRATCH) if has_pool else 0
         per_row = (shared - fixed) / max(own).rows
-        evicted = self._policy.evict(own, per_row, self.most - fixed, self._budgets.costs.over(self._budgets.budgets))
+        evicted = self._least_useful(own, per_row, self.most - fixed)
         self._stats.count_evicted(evicted)
         left = {budget: taken for budget, taken in own.items() if budget not in evicted}
         # Of budgets without graphs those stay enabled that may fit: with nothing left, each alone.
@@ -108,7 +97,60 @@ class MemoryLimit:
         larger = min([one for one in own if one >= budget], default=max(own))  # which takes no less
         if held + own[larger] <= self.most:
             return True
-        costs = self._budgets.costs.over(self._budgets.budgets)
-        self._policy.record(self._stats.uses, self._stats.calls)
-        worth = self._policy.worth(budget, own, costs, calls) / max(1, own[larger]) / (1 + MARGIN)
-        return any(self._policy.worth(one, own, costs) / max(1, own[one]) < worth for one in own if one != max(own))
+        self._count_replays()
+        costs = self._costs
+        worth = self._worth(budget, own, costs, calls) / max(1, own[larger]) / (1 + MARGIN)
+        return any(self._worth(one, own, costs) / max(1, own[one]) < worth for one in own if one != max(own))
+
+    @property
+    def _costs(self) -> Costs:
+        return self._budgets.costs.over(self._budgets.budgets)
+
+    def _count_replays(self) -> None:
+        """Take in the replays since the last count."""
+        now, calls = Counter(self._stats.uses), self._stats.calls
+        each = share_of_each(calls - self._recent.now)
+        self._recent.count({budget: (count - self._seen[budget]) * each for budget, count in now.items()}, calls)
+        self._seen = now
+
+    def _worth(self, budget: Budget, own: Mapping[Budget, int], costs: Costs, requested: float = 0.0) -> float:
+        """Return recent calls of a budget times what each saves."""
+        return (self._recent.get(budget, 0.0) + requested) * _saved(budget, costs, own)
+
+    def _least_useful(self, own: Mapping[Budget, int], per_row: float, limit: float) -> list[Budget]:
+        """Return one budget or more to evict: the least useful for their memory, less those that fit after all.
+
+        Args:
+            own: As for `evict`.
+            per_row: Bytes that shared memory takes for each row of the largest budget.
+            limit: Bytes that may be held.
+        """
+        costs, left, evicted = self._costs, dict(own), list[Budget]()
+
+        def fits(*more: Budget) -> bool:
+            taken = math.fsum(own[budget] for budget in (*left, *more))
+            return per_row * max((*left, *more)).rows + taken <= limit
+
+        while left and (not evicted or not fits()):
+            rows = sorted((budget.rows for budget in left), reverse=True)
+            shared = {max(left): per_row * (rows[0] - rows[1] if len(rows) > 1 else rows[0])}
+            freed = {budget: taken + shared.get(budget, 0.0) for budget, taken in left.items()}
+            one = min(
+                left, key=lambda budget: (self._worth(budget, left, costs) / max(1.0, freed[budget]), -freed[budget])
+            )
+            evicted.append(one)
+            del left[one]
+        while len(evicted) > 1 and (fitting := [budget for budget in evicted if fits(budget)]):
+            one = max(fitting, key=lambda budget: (self._worth(budget, left, costs), budget))
+            evicted.remove(one)
+            left[one] = own[one]
+        return evicted
+
+
+def _saved(budget: Budget, costs: Costs, others: Mapping[Budget, float]) -> float:
+    """Return what a replay saves against one of another budget that holds as much, or against eager."""
+    own = costs.replays[budget]
+    eager = costs.eager(budget.rows, 0) if costs.measured else EAGER_COST * own
+    room = budget.rows, budget.items, budget.segments, budget.max_seqlen
+    ways = [costs.replays[other] for other in others if other != budget and other.holds(*room)]
+    return max(0.0, min([eager, *ways]) - own)

@@ -10,8 +10,8 @@ from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.needs import Load
-from varlen_graphs.routing.eviction.recent import RECENT
 from varlen_graphs.routing.packing import Pack, cheapest
+from varlen_graphs.routing.recent import RECENT
 from varlen_graphs.routing.router import Route
 from varlen_graphs.spec.call import Call
 

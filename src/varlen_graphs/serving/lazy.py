@@ -13,8 +13,8 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.eviction.recent import Recent
 from varlen_graphs.routing.packing import total_cost
+from varlen_graphs.routing.recent import Recent
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call

@@ -6,7 +6,7 @@ from varlen_graphs.attention import timing
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.routing.eviction.recent import share_of_each
+from varlen_graphs.routing.recent import share_of_each
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.serving.warmup_file import WarmupSection, identity_of, read_section
