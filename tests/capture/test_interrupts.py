@@ -1,7 +1,8 @@
-"""Interrupts at any instruction of a capture, as Ctrl-C and signal handlers that raise bring them."""
+"""Interrupts of captures and calls, as Ctrl-C and signal handlers that raise bring them."""
 
 import contextlib
 import gc
+import inspect
 import random
 import sys
 import threading
@@ -11,22 +12,32 @@ import torch
 from torch.utils import _python_dispatch
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder, attention_spec, rows_for
+from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 
 TRIES = 40
 
 
 class Interrupt:
-    """A profiler that raises at the n-th place where Python looks for signals: a call of Python, a return from C."""
+    """A profiler that raises at the n-th place where Python looks for signals: a call of Python, a return from C.
 
-    def __init__(self, at):
-        self.at, self.seen = at, 0
+    With a function, only while that runs, and not while a context manager is entered or left.
+    """
+
+    def __init__(self, at, inside=None):
+        self.at, self.inside, self.seen = at, inside, 0
 
     def __call__(self, frame, event, arg):
-        if event in ("call", "c_return"):
+        if event in ("call", "c_return") and self.counts(frame):
             self.seen += 1
             if self.seen == self.at:
                 raise KeyboardInterrupt
+
+    def counts(self, frame):
+        while self.inside is not None and frame is not None and frame.f_code is not self.inside.__code__:
+            if frame.f_code.co_name in ("__enter__", "__exit__") or frame.f_code.co_flags & inspect.CO_GENERATOR:
+                return False
+            frame = frame.f_back
+        return frame is not None
 
     def run(self, work):
         sys.setprofile(self)
@@ -70,30 +81,24 @@ def one_encoder():
     return attention_encoder([vg.Budget(64, items=4)], spec=spec)
 
 
-@pytest.fixture
-def process_restored():
-    yield
-    torch.compiler.set_stance("default")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finaliser
-@pytest.mark.usefixtures("process_restored")
 @pytest.mark.parametrize("by_call", [False, True], ids=["capture", "first call"])
-def test_an_interrupt_at_any_instruction_of_a_capture_leaves_nothing_behind(by_call):
+def test_an_interrupt_anywhere_in_the_module_during_a_capture_leaves_nothing_behind(by_call):
+    """Also in the proof of the new graph."""
     rows = rows_for([6])
 
     def work(encoder):
         return encoder(rows, lengths=[6]) if by_call else encoder.capture()
 
     work(one_encoder())
-    counted = Interrupt(-1)
+    counted = Interrupt(-1, Attention.forward)
     encoder = one_encoder()
     counted.run(lambda: work(encoder))
     before, left = state_of_torch(), []
     for at in random.Random(0).sample(range(1, counted.seen), TRIES):
         encoder = one_encoder()
         with contextlib.suppress(KeyboardInterrupt):
-            Interrupt(at).run(lambda encoder=encoder: work(encoder))
+            Interrupt(at, Attention.forward).run(lambda encoder=encoder: work(encoder))
         now = state_of_torch()
         if now != before:
             left.append((at, {name: value for name, value in now.items() if value != before[name]}))
@@ -105,7 +110,6 @@ def test_an_interrupt_at_any_instruction_of_a_capture_leaves_nothing_behind(by_c
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("process_restored")
 def test_an_interrupt_at_any_instruction_of_a_warm_call_leaves_the_pool_free():
     encoder, rows = one_encoder(), rows_for([6])
     expected = encoder(rows, lengths=[6])

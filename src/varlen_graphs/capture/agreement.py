@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from varlen_graphs.capture.interrupts import interrupt_behind
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 
@@ -65,8 +64,6 @@ class Agreement:
         try:
             yield attempt
         except Exception as error:
-            if (interrupt := interrupt_behind(error)) is not None:
-                raise interrupt from error
             attempt.failure = Failure.of(error)
 
     def must(self, run: Callable[[], Value]) -> Value:

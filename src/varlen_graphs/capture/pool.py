@@ -12,12 +12,10 @@ from torch import Tensor
 
 from varlen_graphs.capture.driver import next_private_stream
 from varlen_graphs.capture.forks import FORKS
-from varlen_graphs.capture.interrupts import Surroundings
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.capture.stream_order import StreamOrder
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
 from varlen_graphs.watch.owners import PLAIN_TENSORS
-from varlen_graphs.watch.thread_modes import close_interrupted
 
 _FORKED = (
     "CUDA and graphs do not survive a fork: start workers with multiprocessing's 'spawn', or create the encoder in the "
@@ -142,20 +140,10 @@ class Pool:
 
     @contextmanager
     def capturing(self, module: str) -> Iterator[None]:
-        """Set `busy` inside, under the lock, and let encoders inside of the captured module know.
-
-        An error or an interrupt that ends the block leaves the modes of the thread as they were. Enter this first.
-        """
-        state = Surroundings()
+        """Set `busy` inside, under the lock, and let encoders inside of the captured module know."""
+        self.busy, _thread.captures = True, module
         try:
-            self.busy, _thread.captures = True, module
             yield
-        except GeneratorExit:  # an interrupt came before the block began, and this is the collector, at any later time
-            raise
-        except BaseException as error:
-            close_interrupted(error)
-            state.restore()
-            raise
         finally:
             self.busy, _thread.captures = False, None
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
-from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
 from varlen_graphs.watch.rules import Violation
@@ -77,7 +76,7 @@ class Tape:
 
     def replay(self) -> None:
         """Poison the allocated memory, and run the recorded operations again."""
-        with outside_inference(), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for tensor in self.allocated:
                 poison(tensor)
             for operation in self.operations:
@@ -99,7 +98,7 @@ class TapeCapture:
         """
         tape = Tape()
         recorder = _Recorder(tape, name, constants)
-        with outside_inference():
+        with torch.inference_mode(False):
             tape.outputs = recorder.watch(run, recorder.on_triton_launch)
         return tape
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from varlen_graphs.capture.agreement import Agreement
-from varlen_graphs.capture.interrupts import outside_inference
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
@@ -120,7 +119,7 @@ class Capturer:
         attributes, spec, compiled = self.dependencies.attributes, self._forward.spec, self._forward.compiled
         with (
             self._pool.capturing(type(self._forward.module).__name__),
-            outside_inference(),
+            torch.inference_mode(False),
             torch.no_grad(),
             on_device(device),
             runs_of_a_capture(self._mode.parts.modules) as state,

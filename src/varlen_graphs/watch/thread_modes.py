@@ -1,10 +1,9 @@
-"""Torch modes that concern the calling thread alone, and that no interrupt leaves behind."""
+"""Torch modes that concern the calling thread alone."""
 
-import contextlib
-import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import _C, _guards
@@ -49,75 +48,17 @@ class _NoCompiler(SimpleNamespace):
     """
 
     in_kernel_invocation = True
+    shape_env = None
 
     def __bool__(self) -> bool:
         return False
 
 
-class ThreadState(NamedTuple):
-    """The torch modes of this thread."""
-
-    grad: bool
-    operations: tuple[Any, ...]
-    functions: tuple[Any, ...]
-    tracing: Any
-    listener: Listener | None
-
-    @classmethod
-    def now(cls) -> "ThreadState":
-        """Return the present state."""
-        tracing, listener = _guards.TracingContext.try_get(), LISTENER.get()
-        return cls(torch.is_grad_enabled(), _operations(), _functions(), tracing, listener)
-
-    def restore(self) -> None:
-        """Set them as they were: modes that were entered since end here, and those are back that torch had set aside.
-
-        Torch pops a mode while that handles an operation, and an interrupt may come before it is pushed again.
-        """
-        if _operations() != self.operations:
-            for _ in _operations():
-                _C._pop_torch_dispatch_stack(None)
-            for mode in self.operations:
-                _C._push_on_torch_dispatch_stack(mode)
-        if _functions() != self.functions:
-            for _ in _functions():
-                _C._pop_torch_function_stack()
-            for mode in self.functions:
-                _C._push_on_torch_function_stack(mode)
-        _guards._TLS.tracing_context = self.tracing
-        LISTENER.set(self.listener)
-        torch.set_grad_enabled(self.grad)
-
-
-def _operations() -> tuple[Any, ...]:
-    """Return the dispatch modes, the innermost last."""
-    return tuple([_C._get_dispatch_stack_at(at) for at in range(_C._len_torch_dispatch_stack())])
-
-
-def _functions() -> tuple[Any, ...]:
-    """Return the torch function modes, the innermost last."""
-    return tuple([_C._get_function_stack_at(at) for at in range(_C._len_torch_function_stack())])
-
-
-@contextlib.contextmanager
+@contextmanager
 def unwatched() -> Iterator[None]:
     """Run operations of this thread that no torch mode sees."""
     with _C.DisableTorchFunction(), _C._DisableTorchDispatch():
         yield
-
-
-def close_interrupted(error: BaseException) -> None:
-    """End context managers made of generators that an interrupt stopped while they were entered or left.
-
-    They would end with the traceback, at any time, and then push a mode that they had taken from its stack.
-    """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code in _ENTER_AND_EXIT:
-            frame.f_locals["self"].gen.close()
-
-
-_Manager = contextlib._GeneratorContextManager
-_ENTER_AND_EXIT = (_Manager.__enter__.__code__, _Manager.__exit__.__code__)
 
 
 def run_under(
@@ -136,22 +77,12 @@ def run_under(
         functions: Sees the torch functions.
         listener: Sees the launches of Triton kernels, see `watch/launches.py`.
     """
-    before = ThreadState.now()
+    if listener is not None:
+        listen_to_triton()
+    before = LISTENER.set(listener)
+    uncompiled = _guards.tracing(_guards.TracingContext(_NoCompiler()))  # type: ignore[arg-type]
     try:
-        try:
-            torch.set_grad_enabled(False)
-            _guards._TLS.tracing_context = _guards.TracingContext(_NoCompiler())  # type: ignore[arg-type]
-            if listener is not None:
-                listen_to_triton()
-            LISTENER.set(listener)
-            if functions is not None:
-                functions.__enter__()
-            with operations:
-                return run()
-        except BaseException as error:
-            close_interrupted(error)
-            raise
-        finally:
-            before.restore()
-    finally:  # an interrupt may have ended the first
-        before.restore()
+        with torch.no_grad(), uncompiled, functions or nullcontext(), operations:
+            return run()
+    finally:
+        LISTENER.reset(before)
