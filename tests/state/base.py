@@ -1,0 +1,31 @@
+"""What the modules of the corpus have in common."""
+
+from torch import nn
+
+
+class Stateful(nn.Module):
+    """A module of packed rows of 8 numbers, with a weight.
+
+    Attributes:
+        takes: `"rows"`, or `"segments"`: `cu_seqlens` and `max_seqlen`, too.
+        in_training: Whether it is in training mode.
+        draws: Whether it draws random numbers on the device of its rows, so that outputs are not comparable.
+        beyond_reach: Whether it keeps something where no copy of a module reaches it, such as globals.
+        opaque: Whether it keeps something that can be neither copied nor compared.
+    """
+
+    takes = "rows"
+    in_training = False
+    draws = False
+    beyond_reach = False
+    opaque = False
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+
+class InCode(Stateful):
+    """A module whose code keeps something in globals, classes, defaults or caches."""
+
+    beyond_reach = True

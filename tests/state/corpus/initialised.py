@@ -1,0 +1,295 @@
+"""Modules that are made ready by their first call, by its values, its size, or not by it at all."""
+
+import functools
+
+import torch
+from torch import nn
+
+from tests.state.base import Stateful
+
+
+class ActNorm(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.ready = False
+
+    def forward(self, x):
+        if not self.ready:
+            self.mean.copy_(x.mean(0))
+            self.ready = True
+        return self.lin(x - self.mean)
+
+
+class ActNormOfWeights(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.ready = False
+
+    def forward(self, x):
+        if not self.ready:
+            self.scale.data = 1 / x.std(0, correction=0).clamp(min=0.1)
+            self.ready = True
+        return self.lin(x * self.scale)
+
+
+class ActNormByAFlagOfTorch(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("ready", torch.zeros((), dtype=torch.uint8))
+
+    def forward(self, x):
+        if self.ready.item() == 0:
+            self.mean.copy_(x.mean(0))
+            self.ready.fill_(1)
+        return self.lin(x - self.mean)
+
+
+class ActNormWithoutABranch(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("ready", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, x):
+        self.mean.copy_(torch.where(self.ready, self.mean, x[0]))
+        self.ready.fill_(True)
+        return self.lin(x - self.mean)
+
+
+class KeepsTheFirstMean(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return self.lin(x - self.mean)
+
+
+class KeepsTheFirstRow(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.row = None
+
+    def forward(self, x):
+        if self.row is None:
+            self.row = x[0].clone()
+        return self.lin(x - self.row)
+
+
+class KeepsTheFirstRowAsAView(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.row = None
+
+    def forward(self, x):
+        if self.row is None:
+            self.row = x[0]
+        return self.lin(x) + self.row
+
+
+class KeepsTheFirstLength(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.rows = None
+
+    def forward(self, x):
+        self.rows = self.rows or len(x)
+        return self.lin(x) * (self.rows / 48)
+
+
+class KeepsTheFirstLongestItem(Stateful):
+    takes = "segments"
+
+    def __init__(self):
+        super().__init__()
+        self.rows = None
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        self.rows = self.rows or max_seqlen
+        return self.lin(x) * (self.rows / 48)
+
+
+class InitialisedOnTheThirdCall(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.mean = 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.mean = x.mean(0)
+        return self.lin(x) if self.mean is None else self.lin(x - self.mean)
+
+
+class InitialisedByTheFirstLongCall(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def forward(self, x):
+        if self.mean is None and len(x) > 100:
+            self.mean = x.mean(0)
+        return self.lin(x) if self.mean is None else self.lin(x - self.mean)
+
+
+class TablesByLengthFilledAnew(Stateful):
+    """The table of a length is made of the rows of its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = {}
+
+    def forward(self, x):
+        key = len(x) > 48
+        if key not in self.means:
+            self.means[key] = x[0] * 1
+        return self.lin(x) + self.means[key]
+
+
+class LazyLinear(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyLinear(8)
+
+    def forward(self, x):
+        return self.layer(self.lin(x))
+
+
+class LazyBatchNorm(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyBatchNorm1d()
+
+    def forward(self, x):
+        return self.layer(self.lin(x))
+
+
+class BuildsALayer(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.layer = None
+
+    def forward(self, x):
+        if self.layer is None:
+            self.layer = nn.Linear(8, 8).requires_grad_(False)
+        return self.layer(self.lin(x))
+
+
+class BuildsALayerBySize(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict()
+
+    def forward(self, x):
+        key = "short" if len(x) < 48 else "long"
+        if key not in self.layers:
+            self.layers[key] = nn.Linear(8, 8, bias=False)
+            nn.init.constant_(self.layers[key].weight, 0.1 if key == "short" else 0.2)
+        return self.layers[key](self.lin(x))
+
+
+class DrawsAPlainWeight(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.weight = None
+
+    def forward(self, x):
+        if self.weight is None:
+            self.weight = torch.randn(8, 8, device=x.device)
+        return self.lin(x) @ self.weight
+
+
+class RepacksItsWeight(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.packed = None
+
+    def forward(self, x):
+        if self.packed is None:
+            self.packed = self.lin.weight.detach().T.contiguous()
+            del self.lin.weight
+        return x @ self.packed
+
+
+class RepacksItsWeightInPlace(Stateful):
+    """As layers of 4 and 8 bits do it in their first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = False
+
+    def forward(self, x):
+        if not self.packed:
+            scale = self.lin.weight.abs().amax()
+            self.lin.weight.data = (self.lin.weight / scale * 127).round()
+            self.lin.register_buffer("scale", scale / 127)
+            self.packed = True
+        return x @ self.lin.weight.T * self.lin.scale
+
+
+class CachedTable(Stateful):
+    @functools.cached_property
+    def table(self):
+        return torch.arange(8.0).cos()
+
+    def forward(self, x):
+        return self.lin(x) + self.table
+
+
+class CachedTableOfTheFirstCall(Stateful):
+    @functools.cached_property
+    def table(self):
+        return torch.arange(8.0) * self.rows / 64
+
+    def forward(self, x):
+        self.rows = len(x)
+        return self.lin(x) + self.table
+
+
+class FusesItsLayers(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.fused = nn.Linear(8, 8), nn.Linear(8, 8), None
+
+    def forward(self, x):
+        if self.fused is None:
+            self.fused = torch.cat([self.first.weight, self.second.weight]).detach()
+        return (x @ self.fused.T).unflatten(-1, (2, 8)).sum(-2)
+
+
+class ReplacesItsForward(Stateful):
+    def forward(self, x):
+        self.forward = self.later
+        return self.lin(x) + 1
+
+    def later(self, x):
+        return self.lin(x)
+
+
+class ReplacesItsClass(Stateful):
+    def forward(self, x):
+        self.__class__ = Ready
+        return self.lin(x) + 1
+
+
+class Ready(ReplacesItsClass):
+    takes = "rows"
+
+    def forward(self, x):
+        return self.lin(x)
+
+
+class RegistersAHook(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.handle = None
+
+    def forward(self, x):
+        if self.handle is None:
+            self.handle = self.lin.register_forward_hook(lambda module, args, output: output * 2)
+        return self.lin(x)
