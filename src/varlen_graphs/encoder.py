@@ -1,49 +1,51 @@
 """`GraphedEncoder`: any variable-length encoder, run as CUDA graphs."""
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, get_args
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from varlen_graphs.capture.mode import BackendName, Mode
+from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.capture.torch_modes import active_mode, watcher
-from varlen_graphs.errors import InputError, SpecError, counted
-from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.graphs.store import GraphStore
-from varlen_graphs.kernels.start import start_triton
-from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, resolve_budgets
+from varlen_graphs.capture.torch_modes import watcher
+from varlen_graphs.errors import BudgetError, SpecError, counted
+from varlen_graphs.layout.budgets import Budget, Budgets, resolve_budgets
 from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
-from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.memory_limit import MemoryLimit
-from varlen_graphs.routing.router import Router
-from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import LazyRouter
-from varlen_graphs.serving.operate import OperatedEncoder
+from varlen_graphs.routing.router import OnMiss
+from varlen_graphs.serving.assemble import assemble, check_options
+from varlen_graphs.serving.background import Background
+from varlen_graphs.serving.html import page
+from varlen_graphs.serving.report import report
 from varlen_graphs.serving.staging import Stage, stage
 from varlen_graphs.serving.wanted import Wanted
+from varlen_graphs.serving.warmup_file import WarmupSection, write_sections
 from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.checks import check_budgets
-from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.spec.signature import Off, Signature
+from varlen_graphs.spec.image_processor import read_images
+from varlen_graphs.spec.signature import Off
 from varlen_graphs.stats import Stats
-from varlen_graphs.verify.claim import check_claim
-from varlen_graphs.verify.examples import with_other_rows
-from varlen_graphs.verify.in_service import VerifyingExecutor
-from varlen_graphs.verify.options import Verify, check_tolerance
-from varlen_graphs.verify.proof import Prover
-from varlen_graphs.verify.verifier import Verified, Verifier
+from varlen_graphs.traffic.trace import Trace
+from varlen_graphs.verify.given_calls import verify_calls
+from varlen_graphs.verify.options import Verify
+from varlen_graphs.verify.verifier import Verified
+
+Self = TypeVar("Self", bound="GraphedEncoder")
 
 
-class GraphedEncoder(OperatedEncoder):
+def _of_module(name: str) -> Any:
+    """Return a property for an attribute of the module; `nn.Module.__init__`, which sets it, changes nothing."""
+    return property(lambda self: getattr(self.module, name), lambda self, value: None)
+
+
+class GraphedEncoder(nn.Module):
     """Runs a variable-length encoder as a handful of CUDA graphs.
 
     A call takes the module's own arguments, without the declared buffers, and returns the module's own output type: a
@@ -67,8 +69,10 @@ class GraphedEncoder(OperatedEncoder):
     outputs of the call are NaN, the log and `stats.wrong_layouts` tell, and `check()` raises `LayoutError`. Otherwise,
     with host buffers, and for padded batches, a call costs one copy to the host.
 
-    An encoder is an `nn.Module` with the parts and attributes of the module it runs: `model.visual = encoder` leaves
-    the names in the model's state dict unchanged.
+    An encoder is an `nn.Module` with the parts, weights and attributes of the module it runs, and none of its own:
+    `model.visual = encoder` leaves the names in the model's state dict unchanged. In a model that has the module as
+    well, the weights have both names in the state dict, as those of any part with two names; keep such an encoder in a
+    list, which registers nothing.
 
     Args:
         module: The encoder, on its device and in its dtype.
@@ -110,6 +114,8 @@ class GraphedEncoder(OperatedEncoder):
         InputError: The warm-up file is damaged, or of something else, with `Capture(on_bad_warmup="error")`.
     """
 
+    module: nn.Module
+
     def __init__(
         self,
         module: nn.Module,
@@ -120,79 +126,29 @@ class GraphedEncoder(OperatedEncoder):
         method: str = "forward",
         backend: BackendName = "auto",
         pool: Pool | None = None,
-        on_miss: Literal["eager", "error"] = "eager",
+        on_miss: OnMiss = "eager",
         layouts: LayoutCheck | GpuLayouts = "reported",
         off: Off | None = None,
         memory: int | str | None = None,
         capture: Capture = Capture(),  # noqa: B008 - frozen
         verify: int | Verify = 0,
     ) -> None:
-        if not isinstance(module, nn.Module) or not isinstance(buffer_spec, BufferSpec):
-            raise SpecError(
-                f"GraphedEncoder got a {type(module).__name__} as module and a {type(buffer_spec).__name__} as "
-                "buffer_spec: expected a torch.nn.Module and a BufferSpec"
-            )
-        _check_choice("backend", backend, get_args(BackendName))
-        _check_choice("on_miss", on_miss, ("eager", "error"))
-        for name, function in (("forward", forward), ("off", off)):
-            if function is not None and not callable(function):
-                raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
-        if not callable(getattr(module, method, None) if isinstance(method, str) else None):
-            raise SpecError(
-                f"method={quoted(method)}: expected the name of a method of {type(module).__name__}, such as "
-                "'forward_features'"
-            )
-        if pool is not None and not isinstance(pool, Pool):
-            raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.Pool(), or None")
-        if not isinstance(capture, Capture):
-            raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
+        check_options(module, buffer_spec, forward, method, backend, pool, on_miss, off, capture)
         verify = verify if isinstance(verify, Verify) else Verify(verify)
-        chosen = DefaultBudgets.of(buffer_spec.layout) if budgets is None else budgets
-        budgets = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
-        resolved = resolve_budgets(budgets, buffer_spec.row_multiple, buffer_spec.needs)
-        check_budgets(buffer_spec, resolved)
-        if memory is None and isinstance(budgets, Ladder):
-            memory = budgets.memory
-        defaults = resolved if isinstance(chosen, DefaultBudgets) else ()
-        pool, stats = Pool() if pool is None else pool, Stats()
-        enabled = EnabledBudgets(Costs.in_rows(resolved), defaults)
-        signature = Signature(module, forward, buffer_spec, off, method)
-        limit = None if memory is None else MemoryLimit(memory, enabled, stats)
-        start_triton(module.parameters())
-        runs = Forward(module, forward, buffer_spec, signature, capture.compile, method)
-        mode = Mode(module, backend, pool, runs.beside)
-        store = GraphStore(runs, mode, pool, enabled, limit, capture)
-        layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
-        routes = buffer_spec, enabled, on_miss, layouts.min_segment_rows
-        wanted = Wanted(store, stats, capture)
-        router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
-        parts = signature, mode, router, store, stats
-        executor = (
-            VerifyingExecutor(*parts, layouts=layouts, options=verify)
-            if verify.calls
-            else Executor(*parts, layouts=layouts)
-        )
-        executor.exact = wanted.exact
-        identity = capture.compile, method, getattr(forward, "__qualname__", None)
-        super().__init__(module, executor, wanted, identity, capture)
+        super().__init__()
+        object.__setattr__(self, "module", module)  # not registered: its parts are found through the properties below
+        self.executor, self._wanted, self._warm_start = assemble(
+            module, budgets, buffer_spec, forward=forward, method=method, backend=backend, pool=pool, on_miss=on_miss,
+            layouts=layouts, off=off, memory=memory, capture=capture, verify=verify,
+        )  # fmt: skip
+        self.spec: BufferSpec = self.executor.spec
+        self.pool: Pool = self.executor.pool
+        self.stats: Stats = self.executor.stats
+        self._budgets = self.executor.store.budgets
         self._tolerance = verify.tolerance
-        if verify.prove:
-            runs.proven = {}
-            if forward is not None and verify.mismatch == "error":
-                runs.check_claim = partial(check_claim, runs, verify.tolerance)
-            store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
-        self._warm_start.load()
-        weakref.finalize(self, pool.synchronize).atexit = False  # no memory goes while a replay may read it
+        weakref.finalize(self, self.pool.synchronize).atexit = False  # no memory goes while a replay may read it
 
-    @not_compiled
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode the items of one call: see `forward`. Runs hooks on the encoder itself, if there are any."""
-        if self._forward_hooks or self._forward_pre_hooks or self.executor.forward.is_running:
-            return super().__call__(*args, **kwargs)
-        self.executor.begin()  # as `forward`, a frame less
-        if (by := watcher(args, kwargs)) is not None:
-            return self.executor.watched(by, args, kwargs)
-        return self.executor.answer(self.executor.bind(args, kwargs))
+    # Calls
 
     @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,8 +177,7 @@ class GraphedEncoder(OperatedEncoder):
         """Run a call eager and without padding, for comparison: through the same code where possible. Not counted."""
         return self.executor.run_eager(self.executor.bind(args, kwargs))
 
-    @contextmanager
-    def stage(self, layout: Any, /, **arguments: Any) -> Iterator[Stage]:
+    def stage(self, layout: Any, /, **arguments: Any) -> AbstractContextManager[Stage]:
         """Write the rows of a call where its graph reads them, instead of copying them there.
 
             with encoder.stage(grid_thw) as stage:
@@ -243,9 +198,28 @@ class GraphedEncoder(OperatedEncoder):
             BudgetError: No budget holds all items at once.
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
-        self.executor.begin()
-        with stage(self.executor, layout, arguments) as staged:
-            yield staged
+        return stage(self.executor, layout, arguments)
+
+    def read_images(self, images: Any) -> dict[str, Any]:
+        """Resize decoded images as the processor of `normalize=vg.spec.Normalize.of(processor)`, or `Patches.of`.
+
+        Takes one image or a batch that the processor takes: pictures of PIL, arrays or tensors of bytes. Returns the
+        arguments of a call, where the processor makes them, so that another thread may do it than the one that calls.
+
+        Raises:
+            InputError: The declaration has no processor, or there is no image, or one that cannot be used.
+        """
+        return read_images(self.spec, images, self.executor.signature.names)
+
+    def from_images(self, images: Any) -> Any:
+        """Encode decoded images: the host resizes them, see `read_images`, and graphs do the rest.
+
+        Copies bytes to the device of the module. Syncs with the device if the images are elsewhere.
+        """
+        arguments, rows = self.read_images(images), self.spec.packed.name
+        return self(**arguments | {rows: arguments[rows].to(self.executor.forward.device)})
+
+    # Checks and records
 
     def verify(self, calls: Iterable[Mapping[str, Any]], *, tolerance: float | None = None) -> Verified:
         """Prove on example calls that graphs return what the module itself returns, run eager and unpadded.
@@ -269,33 +243,307 @@ class GraphedEncoder(OperatedEncoder):
             InputError: A call that runs eager, or that no budget holds.
             StaleGraphError: Weights were moved or replaced since the capture: all are checked.
         """
-        check_tolerance(tolerance)
-        if isinstance(calls, Mapping):
-            raise InputError(f"verify came with one call, of {', '.join(map(repr, calls))}: expected a list of calls")
-        if not isinstance(calls, Iterable):
-            raise InputError(f"verify came with {quoted(calls)}: expected a list of calls")
-        calls = [*calls]
-        if odd := [type(call).__name__ for call in calls if not isinstance(call, Mapping)]:
-            raise InputError(f"verify came with a {odd[0]} as a call: expected a dict of its arguments by name")
-        store, example = self.executor.store, self._example
-        pairs = [(example(arguments), example(with_other_rows(arguments, self.spec))) for arguments in calls]
-        for one, _ in pairs:  # first, because a memory limit may leave fewer budgets
-            with self.pool.exclusive(), self.pool.order:
-                if self._budgets.enabled:
-                    store.capture(store.inputs(one))
-        if not pairs:
-            raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
-        given = self._tolerance if tolerance is None else tolerance
-        return Verifier(self.executor, given, pairs).verify()
+        return verify_calls(self.executor, calls, self._tolerance if tolerance is None else tolerance)
 
-    def _example(self, arguments: Mapping[str, Any]) -> Call:
-        """Bind a call to verify."""
-        call = self.executor.bind((), dict(arguments))
-        self.executor.mode.look_again()
-        if reason := call.beyond or active_mode() or self.executor.mode.why_eager(call.rows.device):
-            raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
-        read_layout(self.spec, call)
-        return call
+    def check(self) -> None:
+        """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
+
+        Checks all memory that graphs read, of which a call checks a part.
+
+        Raises:
+            LayoutError: The items of a call were impossible, did not match its rows, or broke a promise.
+            StaleGraphError: Memory that graphs read was moved or changed its dtype since the capture. With
+                `Capture(on_change="recapture")` the graphs are released instead, and the next call recaptures.
+        """
+        self.pool.synchronize()
+        self.executor.begin()
+        if (checks := self.executor.store.capturer.checks) is not None:
+            checks.raise_finding()
+        with self.pool.exclusive(), self.pool.order:
+            self.executor.store.check_memory()
+
+    @contextmanager
+    def record(self) -> Iterator[Trace]:
+        """Record the sizes of calls, to plan budgets from them.
+
+            with encoder.record() as trace:
+                serve()
+            trace.save("trace.json")
+
+        Eager calls are recorded, too. A call whose items only the GPU has seen is recorded as the most that so many
+        rows and items may need.
+
+        Raises:
+            SpecError: Calls bring padded batches that stay padded, whose budgets do not follow from rows alone.
+        """
+        if self.spec.layout.padded:
+            raise SpecError(
+                "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
+                "PackedMask"
+            )
+        trace = Trace(lambda: self._budgets.measured or self.costs)  # disabled budgets too: a plan may enable them
+        self.executor.traces.append(trace)
+        try:
+            yield trace
+        finally:
+            self.executor.traces.remove(trace)
+            trace.costs = trace.costs  # as they are now, whatever the encoder measures later
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return budgets, their measured times, replays, padding and eager runs as a table for people.
+
+        With a path, such as `"report.html"`, it is also written there as a page with figures.
+        """
+        text = report(repr(self), self.executor.store, self.stats)
+        if path is not None:
+            Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
+        return text
+
+    def poison(self) -> None:
+        """Fill the pool, outputs included, with NaN, and floating rows of the arena with NaN, infinity and 1e4 in turn.
+
+        The next call finds them as its padding, and no active row may change because of them; later ones find zeros, as
+        any call does. For tests.
+        """
+        with self.pool.exclusive(), self.pool.order:
+            self.executor.store.poison()
+
+    # Budgets, graphs and their memory
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """All budgets, ascending."""
+        return self._budgets.budgets
+
+    @property
+    def disabled(self) -> dict[Budget, str]:
+        """The disabled budgets, and why."""
+        return dict(self._budgets.disabled)
+
+    @property
+    def costs(self) -> Costs:
+        """Costs of the enabled budgets: measured after the first capture on a GPU, assumed before.
+
+        Assign `Costs` to use others.
+        """
+        return self._budgets.costs
+
+    @costs.setter
+    def costs(self, costs: Costs) -> None:
+        if not isinstance(costs, Costs):
+            raise SpecError(f"costs are of type {type(costs).__name__}: expected the Costs of an encoder")
+        with self.pool.exclusive(), self.pool.order:
+            self._budgets.learn(costs)
+
+    def capture(self: Self, **statics: Any) -> Self:
+        """Capture the graphs now, for calls with these static arguments.
+
+        Does nothing if calls run eager, for example because no graph fits `memory`. Allocates the arena and the graphs'
+        pool. Synchronizes with the host.
+
+        Raises:
+            SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
+            InputError: A static argument the module does not take.
+            CaptureError: The module cannot be captured, or its mode is not that of construction.
+        """
+        self.executor.check_usable()
+        inputs = self.executor.capture_inputs(statics)
+        if inputs is not None:
+            with self.pool.exclusive(), self.pool.order:
+                if not self._budgets.none_fits:
+                    self.executor.store.capture(inputs)
+        return self
+
+    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+        """Capture budgets that calls requested but that have no graph yet, the most requested first.
+
+        For the time between calls: takes the pool's turn for one graph at a time. With `Capture(lazy=True)` the first
+        budget comes with the largest one, which sizes the memory that all share. With `Capture(exact=...)` sizes of
+        calls that came at least four times of late follow, the most frequent first: there is one more graph, or it
+        takes the place of that of a size which came at most half as often.
+
+        Args:
+            most: Largest number of graphs; `None` is all.
+
+        Returns:
+            The budgets and sizes that were captured, or are left out because they could not be.
+
+        Raises:
+            SpecError: The encoder is neither lazy nor has graphs of exact sizes, so its calls capture what they need.
+            CaptureError, StaleGraphError, and errors of the module: As for `capture`. Calls go on eager.
+        """
+        self.executor.check_usable()
+        return self._between_calls().capture(most)
+
+    def capture_in_background(self) -> "Future[None]":
+        """Capture what `capture_wanted` does in a thread of its own, one graph after the other.
+
+        Calls of a lazy encoder do not wait meanwhile, unless they began before the capture: they run eager while a
+        graph is captured, and use the existing graphs in between. Other calls wait for the graph.
+
+        Returns:
+            A future that is pending as long as the thread works: the same for all callers meanwhile. `cancel()` ends
+            it, and so do the end of the encoder and of the interpreter. An error ends it too, and is its `exception()`.
+
+        Raises:
+            SpecError: As for `capture_wanted`.
+        """
+        self.executor.check_usable()
+        return Background.of(self._between_calls(), self.pool).future
+
+    def _between_calls(self) -> Wanted:
+        if self._wanted.requests is not None:
+            self._warm_start.request_used(self._wanted.requests)
+        elif self._wanted.exact is None:
+            raise SpecError(
+                "calls of this encoder capture what they need: expected one with Capture(lazy=True) or Capture(exact=N)"
+            )
+        return self._wanted
+
+    def add_budget(self, budget: int | Budget) -> Budget:
+        """Add a budget while serving, from any thread.
+
+        It is captured now, or with `Capture(lazy=True)` when calls request it. If it needs more rows or items than the
+        arena has, all graphs are recaptured in a larger arena: calls meanwhile wait, or run eager if the encoder is
+        lazy. With `memory` it may be evicted at once.
+
+        Args:
+            budget: Rows, or a `Budget`.
+
+        Returns:
+            The budget, its rows rounded up as those of the others.
+
+        Raises:
+            BudgetError: It exists already, or no item could use it.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+            CaptureError, StaleGraphError, and errors of the module: As for `capture`; the budget stays.
+        """
+        self.executor.check_usable()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
+        check_budgets(self.spec, [one])
+        with self.pool.exclusive(), self.pool.order:
+            if one in self.budgets:
+                raise BudgetError(f"{one} is a budget of the encoder already{self._budgets.why_disabled(one)}")
+            self.executor.store.add(one)
+        return one
+
+    def drop_budget(self, budget: int | Budget) -> None:
+        """Remove a budget while serving, from any thread. Its calls use others, or run eager.
+
+        Waits for the last replay, and frees what its graph alone takes. Memory that graphs share stays as large as the
+        largest budget needed until `release`.
+
+        Args:
+            budget: Rows, or a `Budget`, as for `add_budget`.
+
+        Raises:
+            BudgetError: There is no such budget, or no other one.
+            SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
+        """
+        self.executor.check_usable()
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
+        with self.pool.exclusive(), self.pool.order:
+            if one not in self.budgets:
+                raise BudgetError(f"{one} is not a budget of the encoder: expected one of encoder.budgets")
+            if len(self.budgets) == 1:
+                raise BudgetError(f"{one} is the only budget: add another one first")
+            self.executor.store.drop(one)
+
+    def release(self) -> None:
+        """Free graphs and arena once all queued work has run: this waits for the last replay.
+
+        The next call recaptures, with the weights as they are then. Memory that torch keeps for cuBLAS by stream (32
+        MiB on an H200) stays.
+        """
+        with self.pool.exclusive(), self.pool.order:
+            self.executor.store.release()
+
+    def bytes(self) -> int:
+        """Return the bytes that graphs, arena and pool hold. A shared pool counts in full; tapes share no memory."""
+        with self.pool.exclusive(), self.pool.order:
+            return self.executor.store.bytes()
+
+    def save_warmup(self, path: str | os.PathLike[str]) -> None:
+        """Write measurements of this run, and the budgets its calls used, for `Capture(warmup=path)` in the next run.
+
+        They are a section of the file: those of other encoders stay, if the same versions of torch, Triton and this
+        library wrote them. `vg.encoders(model).save_warmup(path)` writes those of all towers of a wrapped model.
+
+        Budgets are saved for each set of static arguments that JSON holds: numbers, texts, booleans and `None`. Others
+        are left out. Compiled kernels are not part of it: Triton and torch's compiler keep them in files of their own.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        write_sections(path, self.warmup_sections())
+
+    def warmup_sections(self) -> list[WarmupSection]:
+        """Return what `save_warmup` writes."""
+        return [self._warm_start.section()]
+
+    # In the place of the module: `nn.Module` looks for parts and weights in dictionaries, here those of the module
+
+    _parameters: Any = _of_module("_parameters")
+    _buffers: Any = _of_module("_buffers")
+    _non_persistent_buffers_set: Any = _of_module("_non_persistent_buffers_set")
+
+    @property
+    def _modules(self) -> Any:
+        self._check_is_no_part()
+        return self.module._modules
+
+    @_modules.setter
+    def _modules(self, value: Any) -> None:
+        pass
+
+    def _check_is_no_part(self) -> None:
+        if any(part is self for part in self.module._modules.values()):
+            raise SpecError(
+                f"an encoder of {type(self.module).__name__} was assigned as an attribute of that module itself, which "
+                "registers it as a part: to put it in the place of the forward, assign encoder.forward"
+            )
+
+    @property
+    def training(self) -> bool:
+        """Mode of the module."""
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in vars(self):  # nn.Module sets it before
+            self.module.training = mode
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a part or a weight of the module there; any other attribute on the encoder, which registers nothing.
+
+        Raises:
+            AttributeError: Another module; make an encoder of that one.
+        """
+        if name == "module":
+            raise AttributeError(
+                f"the module of an encoder cannot be set, because its graphs are those of its "
+                f"{type(self.module).__name__}: make an encoder of the other module"
+            )
+        may_be_part = name not in vars(self) and isinstance(value, nn.Module | Tensor | None)
+        if may_be_part and (name in self._parameters or name in self._buffers or name in self._modules):
+            setattr(self.module, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module."""
+        if name == "module" or name.startswith("__"):  # not set yet, or a protocol that the module has for itself
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.module, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's state dict."""
+        self._check_is_no_part()
+        return self.module.state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Load the module's own weights, as the module does."""
+        self.module._load_from_state_dict(*args)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -309,8 +557,3 @@ class GraphedEncoder(OperatedEncoder):
         return (
             f"GraphedEncoder({name}, {counted(len(budgets), 'budget')} of {rows}, {len(self.executor.store)} captured)"
         )
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise SpecError(f"{name}={quoted(value)}: expected one of {', '.join(map(repr, allowed))}")

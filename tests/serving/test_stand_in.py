@@ -45,15 +45,10 @@ class Model(nn.Module):
 class Beside(nn.Module):
     """A model that has its tower, and the encoder of it."""
 
-    def __init__(self, encoder_first=False):
+    def __init__(self):
         super().__init__()
-        tower = Tower()
-        if encoder_first:
-            self.encoder = encoder_of(tower)
-        self.tower = tower
-        if not encoder_first:
-            self.encoder = encoder_of(tower)
-        self.after = nn.Linear(8, 8)
+        self.tower = Tower()
+        self.encoder = encoder_of(self.tower)
 
 
 def encoder_of(tower):
@@ -210,42 +205,34 @@ def test_a_model_with_an_encoder_is_not_copied():
 # Beside the tower
 
 
-def test_no_weight_is_saved_twice():
+def test_weights_have_the_names_of_both_as_any_part_with_two_names():
     model, plain = Beside(), Beside()
     del plain.encoder
-    assert [*model.state_dict()] == [*plain.state_dict()]
+    names = [*plain.tower.state_dict()]
+    assert [*model.state_dict()] == [*plain.state_dict(), *(f"encoder.{name}" for name in names)]
+    assert model.state_dict()["encoder.scale"].data_ptr() == model.state_dict()["tower.scale"].data_ptr()
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
     assert len([*model.parameters()]) == len([*plain.parameters()])
-    assert [*model.encoder.state_dict()] == [*plain.tower.state_dict()]  # by itself it has all
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_nor_if_the_encoder_comes_first(device):
-    with torch.device(device):
-        model, plain = Beside(encoder_first=True), Beside()
-    del plain.encoder
-    assert [*model.state_dict()] == [*plain.state_dict()]
-    assert [*nn.ModuleDict({"model": model}).state_dict()] == [f"model.{name}" for name in plain.state_dict()]
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("encoder_first", [False, True])
-def test_weights_are_loaded_by_the_names_of_the_tower_beside_it(encoder_first, assign):
-    model = Beside(encoder_first)
-    weights = other_weights(Beside())
-    assert not any(name.startswith("encoder.") for name in weights)
-    model.load_state_dict(weights, assign=assign)
+def test_weights_are_loaded_by_the_names_of_both(assign):
+    model, other = Beside(), Beside()
+    with torch.no_grad():
+        other.tower.scale.fill_(3.0)
+    model.load_state_dict(other.state_dict(), assign=assign)
+    assert same_weights(model, other.state_dict())
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "encoder.scale"'):
+        model.load_state_dict({n: tensor for n, tensor in other.state_dict().items() if not n.startswith("encoder.")})
+
+
+def test_an_encoder_in_a_list_adds_nothing_to_the_model():
+    model, plain = Model(), Model()
+    model.encoders = [encoder_of(model.visual)]
+    assert [*model.state_dict()] == [*plain.state_dict()]
+    weights = other_weights(plain)
+    model.load_state_dict(weights)
     assert same_weights(model, weights)
-    nested = nn.ModuleDict({"model": Beside(encoder_first)})
-    nested.load_state_dict({f"model.{name}": tensor for name, tensor in weights.items()}, assign=assign)
-    assert same_weights(nested["model"], weights)
-
-
-def test_weights_that_the_tower_lacks_are_missing_once():
-    model = Beside()
-    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("tower.")}
-    missing = model.load_state_dict(weights, strict=False).missing_keys
-    assert set(missing) == {f"tower.{name}" for name in model.tower.state_dict()}
 
 
 # In the place of the forward

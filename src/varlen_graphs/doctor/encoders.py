@@ -12,7 +12,7 @@ from varlen_graphs.watch.lines import UNKNOWN_LINE, Line, line_of
 
 _DOCTOR = str(Path(__file__).parent)
 _LIBRARIES = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
-ENCODER_CALLS = tuple(own.__code__ for own in (GraphedEncoder.__call__, GraphedEncoder.forward, GraphedEncoder.eager))
+ENCODER_CALLS = GraphedEncoder.forward.__code__, GraphedEncoder.eager.__code__
 """Code of the methods that answer a call."""
 
 

@@ -18,6 +18,9 @@ from varlen_graphs.stats import Reason
 
 EAGER_IS_FASTER = "faster without padding"
 
+OnMiss = Literal["eager", "error"]
+"""What becomes of an item that no budget holds."""
+
 
 _BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
 
@@ -47,9 +50,7 @@ class Router:
         budgets: As given.
     """
 
-    def __init__(
-        self, spec: BufferSpec, budgets: EnabledBudgets, on_miss: Literal["eager", "error"], min_segment_rows: int
-    ) -> None:
+    def __init__(self, spec: BufferSpec, budgets: EnabledBudgets, on_miss: OnMiss, min_segment_rows: int) -> None:
         self.budgets = budgets
         self._spec = spec
         self._on_miss = on_miss

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from threading import Event, RLock
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.errors import warn
@@ -15,7 +15,7 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import total_cost
 from varlen_graphs.routing.recent import Recent
-from varlen_graphs.routing.router import Route, Router
+from varlen_graphs.routing.router import OnMiss, Route, Router
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.stats import Stats
@@ -160,7 +160,7 @@ class LazyRouter(Router):
         self,
         spec: BufferSpec,
         budgets: EnabledBudgets,
-        on_miss: Literal["eager", "error"],
+        on_miss: OnMiss,
         min_segment_rows: int,
         requests: Requests,
     ) -> None:

@@ -82,6 +82,7 @@ class Stage:
 @contextmanager
 def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterator[Stage]:
     """Let the caller write the rows of a call inside the block; see `GraphedEncoder.stage`."""
+    executor.begin()
     spec, store = executor.spec, executor.store
     if (by := watcher((layout,), arguments)) is not None and records(by):
         raise InputError(f"stage was called under {by}, which records no rows that come later; {INSTEAD}")

@@ -1,0 +1,106 @@
+"""The parts of an encoder, made from its options."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args
+
+from torch import nn
+
+from varlen_graphs.capture.mode import BackendName, Mode
+from varlen_graphs.capture.options import Capture
+from varlen_graphs.capture.pool import Pool
+from varlen_graphs.errors import SpecError
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.kernels.start import start_triton
+from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, resolve_budgets
+from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
+from varlen_graphs.layout.values import quoted
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.routing.memory_limit import MemoryLimit
+from varlen_graphs.routing.router import OnMiss, Router
+from varlen_graphs.serving.execute import Executor
+from varlen_graphs.serving.lazy import LazyRouter
+from varlen_graphs.serving.wanted import Wanted
+from varlen_graphs.serving.warm_start import WarmStart
+from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.spec.checks import check_budgets
+from varlen_graphs.spec.signature import Off, Signature
+from varlen_graphs.stats import Stats
+from varlen_graphs.verify.claim import check_claim
+from varlen_graphs.verify.in_service import VerifyingExecutor
+from varlen_graphs.verify.options import Verify
+from varlen_graphs.verify.proof import Prover
+
+
+def check_options(
+    module: object, spec: object, forward: object, method: object, backend: object, pool: object, on_miss: object,
+    off: object, capture: object,
+) -> None:  # fmt: skip
+    """Check the types and choices of an encoder's options.
+
+    Raises:
+        SpecError: One of them is something else.
+    """
+    if not isinstance(module, nn.Module) or not isinstance(spec, BufferSpec):
+        raise SpecError(
+            f"GraphedEncoder got a {type(module).__name__} as module and a {type(spec).__name__} as buffer_spec: "
+            "expected a torch.nn.Module and a BufferSpec"
+        )
+    for name, value, allowed in (("backend", backend, get_args(BackendName)), ("on_miss", on_miss, get_args(OnMiss))):
+        if not isinstance(value, str) or value not in allowed:
+            raise SpecError(f"{name}={quoted(value)}: expected one of {', '.join(map(repr, allowed))}")
+    for name, function in (("forward", forward), ("off", off)):
+        if function is not None and not callable(function):
+            raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
+    if not callable(getattr(module, method, None) if isinstance(method, str) else None):
+        raise SpecError(
+            f"method={quoted(method)}: expected the name of a method of {type(module).__name__}, such as "
+            "'forward_features'"
+        )
+    if pool is not None and not isinstance(pool, Pool):
+        raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.Pool(), or None")
+    if not isinstance(capture, Capture):
+        raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
+
+
+def assemble(
+    module: nn.Module, budgets: Budgets | None, spec: BufferSpec, *, forward: Callable[..., Any] | None, method: str,
+    backend: BackendName, pool: Pool | None, on_miss: OnMiss, layouts: LayoutCheck | GpuLayouts, off: Off | None,
+    memory: int | str | None, capture: Capture, verify: Verify,
+) -> tuple[Executor, Wanted, WarmStart]:  # fmt: skip
+    """Make the parts of an encoder from checked options: the path of a call, captures between calls, the file."""
+    chosen = DefaultBudgets.of(spec.layout) if budgets is None else budgets
+    given = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
+    resolved = resolve_budgets(given, spec.row_multiple, spec.needs)
+    check_budgets(spec, resolved)
+    pool = Pool() if pool is None else pool
+    memory = given.memory if memory is None and isinstance(given, Ladder) else memory
+    stats = Stats()
+    enabled = EnabledBudgets(Costs.in_rows(resolved), resolved if isinstance(chosen, DefaultBudgets) else ())
+    limit = None if memory is None else MemoryLimit(memory, enabled, stats)
+    signature = Signature(module, forward, spec, off, method)
+    start_triton(module.parameters())
+    runs = Forward(module, forward, spec, signature, capture.compile, method)
+    mode = Mode(module, backend, pool, runs.beside)
+    store = GraphStore(runs, mode, pool, enabled, limit, capture)
+    if verify.prove:
+        runs.proven = {}
+        if forward is not None and verify.mismatch == "error":
+            runs.check_claim = partial(check_claim, runs, verify.tolerance)
+        store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
+
+    layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
+    wanted = Wanted(store, stats, capture)
+    routes = spec, enabled, on_miss, layouts.min_segment_rows
+    router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
+    path = signature, mode, router, store, stats
+    executor = (
+        VerifyingExecutor(*path, layouts=layouts, options=verify) if verify.calls else Executor(*path, layouts=layouts)
+    )
+    executor.exact = wanted.exact
+    identity = capture.compile, method, getattr(forward, "__qualname__", None)
+    warm_start = WarmStart(executor, identity, capture)
+    warm_start.load()
+    return executor, wanted, warm_start
