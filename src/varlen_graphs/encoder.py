@@ -14,7 +14,6 @@ from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.errors import BudgetError, SpecError, counted
 from varlen_graphs.layout.budgets import Budget, Budgets, resolve_budgets
 from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
@@ -168,14 +167,12 @@ class GraphedEncoder(nn.Module):
         """
         if self.executor.forward.is_running:  # the function called the module in whose place the encoder is
             return self.executor.forward.module_forward(*args, **kwargs)
-        self.executor.begin()
-        if (by := watcher(args, kwargs)) is not None:
-            return self.executor.watched(by, args, kwargs)
-        return self.executor.answer(self.executor.bind(args, kwargs))
+        return self.executor.call(args, kwargs)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call eager and without padding, for comparison: through the same code where possible. Not counted."""
-        return self.executor.run_eager(self.executor.bind(args, kwargs))
+        executor = self.executor
+        return executor.run_eager(executor.bind(args, kwargs), executor.mode.eager_reason(args, kwargs))
 
     def stage(self, layout: Any, /, **arguments: Any) -> AbstractContextManager[Stage]:
         """Write the rows of a call where its graph reads them, instead of copying them there.

@@ -1,5 +1,8 @@
 """The modules whose training mode and hooks count: those that came later too, and those that nothing registers."""
 
+import functools
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
+from varlen_graphs.capture.parts import ModuleParts
 
 CHANGED = {"training mode differs from construction": 1}
 
@@ -130,16 +134,78 @@ def test_a_module_that_contains_the_module_is_no_part_of_it():
     assert not encoder.stats.eager
 
 
+class Helper:
+    """An object of a part, which holds another module."""
+
+    def __init__(self, module):
+        self.module = module
+
+
+class Raising:
+    """An object that raises whatever it is asked for, as the placeholders of packages that are not installed."""
+
+    def __getattribute__(self, name):
+        raise ImportError(f"{name} was asked for")
+
+
+RAISING = Raising()
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda part: [part],
+        lambda part: {"of": (part,)},
+        lambda part: Helper(part),
+        lambda part: functools.partial(torch.mul, other=part),
+        lambda part: part.forward,
+        lambda part: lambda x: part(x),
+    ],
+    ids=["a list", "a dict of tuples", "an object", "a partial", "a method", "a closure"],
+)
+def test_modules_that_a_part_holds_are_parts(hold):
+    module = Listed().eval()
+    module.parts.pop()
+    dropout = nn.Sequential(nn.Dropout(0.5)).eval()
+    module.held = hold(dropout)
+    encoder, rows = encoder_of(module), rows_for([6])
+    encoder(rows, lengths=[6])
+    dropout[0].train()
+    encoder(rows, lengths=[6])
+    assert encoder.stats.eager == CHANGED
+    dropout.eval()
+    with_hook = dropout[0].register_forward_hook(lambda *args: None)
+    encoder(rows, lengths=[6])
+    with_hook.remove()
+    assert encoder.stats.eager == CHANGED | {"forward hooks": 1}
+    encoder(rows, lengths=[6])
+    assert encoder.stats.replays.total() == 2
+
+
 silu = nn.SiLU()  # in training mode, as the activations that transformers keeps in globals
 
 
 class Activated(nn.Linear):
+    shared = nn.Dropout(0.5)
+
     def forward(self, x):
-        return nn.functional.silu(super().forward(x))
+        return silu(super().forward(x)) if RAISING is not None else self.shared(x)
 
 
-def test_a_global_of_the_same_name_as_an_attribute_does_not_count(recwarn):
-    module = Activated(8, 8).eval().requires_grad_(False)
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
-    vg.GraphedEncoder(module, [32], spec, backend="tape").capture()
-    assert not [str(warning.message) for warning in recwarn if "training mode" in str(warning.message)]
+class Gated(nn.Linear):
+    def forward(self, x):
+        return silu(super().forward(x))
+
+
+def test_what_lies_in_globals_and_classes_is_no_part():
+    module = Activated(8, 8)
+    module.optional = [RAISING]
+    assert ModuleParts(module, {"forward": Activated.forward}, {}).modules == [module]
+
+
+def test_modules_in_globals_may_be_in_training_mode():
+    encoder, rows = encoder_of(Gated(8, 8).eval().requires_grad_(False)), rows_for([6])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder(rows, lengths=[6])
+    assert encoder.stats.replays.total() == 1

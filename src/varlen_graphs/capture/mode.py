@@ -2,20 +2,23 @@
 
 import functools
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from varlen_graphs.capture.ambient import OF_PROCESS, AmbientKey, read_ambient
 from varlen_graphs.capture.backend import Backend
 from varlen_graphs.capture.cuda import CudaCapture
-from varlen_graphs.capture.parts import ModuleParts
+from varlen_graphs.capture.parts import EVALUATION, ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
+from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.errors import SpecError, counted, warn
 from varlen_graphs.layout.values import quoted
 
@@ -25,15 +28,6 @@ NO_GRAPHS = "no CUDA graphs here"
 
 OBSERVED: ContextVar[bool] = ContextVar("observed", default=False)
 """True while the doctor runs the module around an encoder in this thread: its calls run eager, and capture nothing."""
-
-IDLE_HOOKS = "transformers.utils.output_capturing"
-"""Transformers leaves hooks from here on its modules. They do nothing unless asked to record outputs."""
-
-GRADIENT_HOOK = "enable_input_require_grads.<locals>.make_inputs_require_grads"
-"""Transformers leaves this hook on embeddings after gradient checkpointing. It does nothing where there is no grad."""
-
-SHARDING_HOOKS = "torch.distributed.tensor."
-"""`parallelize_module` registers hooks from here: they are part of what the module computes."""
 
 OF_ADAPTED = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters")
 """Attributes by which parts that peft adapts are told: layers, parts that it keeps a copy of, models with prompts."""
@@ -52,51 +46,71 @@ ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 TRAINING = "the module is trained"
 DIAGNOSED = "the module around it is diagnosed"
-TRAINING_CHANGED = "training mode differs from construction"
+HOOKS = "forward hooks"
 ROWS_NEED_GRAD = "rows require grad"
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Mode:
-    """Training mode, autocast and hooks of a module, and the backend that captures it.
+    """The state that graphs of a module hold for, and the backend that captures it.
 
-    Graphs hold for the state at construction; a call in another state runs eager.
+    Training mode and autocast are those at construction, settings of the process those at the first capture. A call in
+    another state runs eager.
 
     Args:
         module: The module.
         backend: Name of the backend.
         pool: The pool to capture into.
-        also: Callables and objects that run beside the module, by name.
+        others: Callables and objects that run beside the module, by name.
 
     Attributes:
         parts: The modules whose training mode and hooks count.
-        default_dtype: The default dtype of torch at the first capture; `None` before.
         may_train: True if a call in grad mode that graphs could answer may need `why_trained` nevertheless: at first,
             and if the module was in training mode at construction.
     """
 
-    def __init__(self, module: nn.Module, backend: BackendName, pool: Pool, also: Mapping[str, Any]) -> None:
+    def __init__(self, module: nn.Module, backend: BackendName, pool: Pool, others: Mapping[str, Any]) -> None:
         self._module = module
         self._name: BackendName = backend
         self._pool = pool
         self._backends: dict[torch.device, Backend | None] = {}
-        self._also = also
+        self._others = others
         self._expected: dict[str, bool] = {}  # training mode of each part
         self._grad_seen = False
         self.may_train = True
-        self._autocast = {device_type: autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
-        self.default_dtype: torch.dtype | None = None
-        self.look_again()
+        self._captured = False
+        self._key = AmbientKey(*read_ambient(EVALUATION))
+        self.refresh()
 
-    def why_eager(self, device: torch.device) -> str | None:
-        """Return the reason why no graph can answer a call made now with rows on a device, or `None`.
+    def eager_reason(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+        """Return the reason why no graph can answer a call made now with these arguments, or `None`."""
+        if (by := watcher(args, kwargs)) is not None:
+            return by
+        parts = self.parts
+        if (parts.hooks_seen != RemovableHandle.next_id or parts.hooks_in_grad_mode) and parts.hooked():
+            return HOOKS
+        return DIAGNOSED if OBSERVED.get() else self.change()
 
-        What follows the call from outside, `watcher` tells.
-        """
-        if (RemovableHandle.next_id != self._hooks_seen or self._hooks_ask) and self.has_hooks():
-            return "forward hooks"
-        if OBSERVED.get():
-            return DIAGNOSED
-        return self.change(device.type) or (None if self.backend(device) is not None else NO_GRAPHS)
+    def change(self) -> str | None:
+        """Return the difference between the state now and that of graphs, or `None`."""
+        if SWITCH in os.environ and is_disabled():
+            return DISABLED
+        now = read_ambient(self.parts.training())
+        return None if now == self._key else AmbientKey(*now).difference(self._key, of_process=self._captured)
+
+    def why_no_graphs(self, device: torch.device) -> str | None:
+        """Return `NO_GRAPHS` where there are none on a device, or `None`; see `backend`."""
+        return NO_GRAPHS if self.backend(device) is None else None
+
+    def begin_capture(self) -> None:
+        """Take the settings of the process from now on as those of graphs: the first one is captured."""
+        self._key = AmbientKey._make((*self._key[:OF_PROCESS], *read_ambient(EVALUATION)[OF_PROCESS:]))
+        self._captured = True
+
+    def release(self) -> None:
+        """Let the next capture take the settings of the process as they are then."""
+        self._captured = False
 
     def why_trained(self, rows_need_grad: bool) -> str | None:
         """Return the reason why a call made in grad mode needs gradients, which no graph has, or `None`.
@@ -105,14 +119,14 @@ class Mode:
         """
         if rows_need_grad:
             return ROWS_NEED_GRAD
-        training = self.parts.trains()
+        training = bool(self.parts.training())
         if training or not self._grad_seen:
             trainable = any(parameter.requires_grad for parameter in self._module.parameters())
             if trainable and training:
                 return TRAINING
             if trainable:
                 self._warn_of_no_grad()
-        self.may_train = self.parts.expects_training
+        self.may_train = bool(self.parts.expected)
         return None
 
     def _warn_of_no_grad(self) -> None:
@@ -124,18 +138,6 @@ class Mode:
                 "so, or train with module.train()"
             )
         self._grad_seen = True
-
-    def change(self, device_type: str) -> str | None:
-        """Return the difference from the state at construction, or `None`."""
-        if SWITCH in os.environ and is_disabled():
-            return DISABLED
-        if self.parts.training_changed():
-            return TRAINING_CHANGED
-        if autocast_dtype(device_type) != self._autocast.get(device_type):
-            return "autocast differs from construction"
-        if self.default_dtype is not None and self.default_dtype is not torch.get_default_dtype():
-            return "the default dtype differs from the capture"
-        return None
 
     def backend(self, device: torch.device) -> Backend | None:
         """Return the backend for a device; `None`, with one warning if it was not asked for, where calls run eager.
@@ -170,7 +172,7 @@ class Mode:
 
         Of a module that is expected in training mode also tells whether it is, because evaluation has its own graphs.
         """
-        trained = (self.parts.trains(),) if self.parts.expects_training else ()
+        trained = (bool(self.parts.training()),) if self.parts.expected else ()
         if not self._adapted:
             return trained
         return trained + tuple([tuple([repr(own.get(name)) for name in ADAPTERS]) for own in self._adapted])
@@ -178,35 +180,24 @@ class Mode:
     def expect_evaluation(self) -> None:
         """Hold for evaluation mode, whichever mode the parts of the module are in now."""
         self._expected.update({path: False for path, _ in self._module.named_modules()})
-        self.look_again()
+        self.refresh()
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
-        self.parts = ModuleParts(self._module, self._also, self._expected)
+        self.parts = ModuleParts(self._module, self._others, self._expected)
+        self._key = self._key._replace(training=self.parts.expected)
         self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(OF_ADAPTED)]
-        self._hooks_seen, self._hooks_ask = -1, False
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module in training mode."""
-        if self.parts.trains():
-            drops = [m for m in self.parts.modules if isinstance(m, nn.modules.dropout._DropoutNd)]
-            active = sum(drop.training and drop.p > 0 for drop in drops)
+        if self.parts.training():
+            active = sum(part.training and part.p > 0 for part in self.parts.modules if isinstance(part, DROPOUTS))
             what = f" with {counted(active, 'active dropout')}" if active else ""
             warn(f"{type(self._module).__name__} is captured in training mode{what}; call module.eval() first")
 
-    def has_hooks(self) -> bool:
-        """Return True if a forward hook would see this call, which no replay runs."""
-        registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
-        if registered != self._hooks_seen:
-            acting = [hook for hook in self.parts.hooks() if _acts(hook)]
-            if not all(map(_asks_for_gradients, acting)):
-                return True
-            self._hooks_seen, self._hooks_ask = registered, bool(acting)
-        return self._hooks_ask and torch.is_grad_enabled()
-
     def autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return autocast as it was at construction. Casts are not cached: a graph would keep the cached weights."""
-        dtype = self._autocast.get(device_type)
+        dtype = {"cpu": self._key.autocast_cpu, "cuda": self._key.autocast_cuda}.get(device_type)
         return torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
@@ -225,18 +216,3 @@ def _is_on(setting: str) -> bool:
             f"{', '.join(OFF[:-1])} to run graphs; graphs run"
         )
     return value in ON
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return the dtype of autocast in this thread; `None` if it is off."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def _acts(hook: Any) -> bool:
-    defined_in = str(getattr(hook, "__module__", None))
-    return defined_in != IDLE_HOOKS and not defined_in.startswith(SHARDING_HOOKS)
-
-
-def _asks_for_gradients(hook: Any) -> bool:
-    """Return True for a hook that transformers adds for gradient checkpointing, and leaves there."""
-    return str(getattr(hook, "__qualname__", None)).endswith(GRADIENT_HOOK)

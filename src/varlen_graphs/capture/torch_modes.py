@@ -22,6 +22,9 @@ CACHED = "torch.nn.utils.parametrize.cached"
 SUBCLASS = "a tensor of a subclass of torch.Tensor"
 PROXY = "a proxy of a tensor"
 
+WATCHERS = frozenset({DISPATCH_MODE, FUNCTION_MODE, TRANSFORM, FORWARD_AD, TRACING, CACHED, SUBCLASS, PROXY})
+"""Reasons of calls that bring tensors whose values may not be read, or that others will ask for again."""
+
 INSTEAD = "call vg.unwrap(model) first, or take the module itself (encoder.module)"
 """Remedy where only the module itself will do."""
 

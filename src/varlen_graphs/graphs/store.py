@@ -125,11 +125,9 @@ class GraphStore:
 
     def can_capture(self, key: Key, inputs: CaptureInputs) -> bool:
         """Return True if a capture now would be in the mode of construction, with the adapters of this key."""
-        self.mode.look_again()
-        device_type = inputs.device.type
-        with self.mode.autocast(device_type):  # another thread may have another one
-            unchanged = not self.mode.has_hooks() and self.mode.change(device_type) is None
-            return unchanged and self.key(key[0]) == key
+        self.mode.refresh()
+        with self.mode.autocast(inputs.device.type):  # another thread may have another one
+            return self.mode.eager_reason() is None and self.key(key[0]) == key
 
     def capture(self, inputs: CaptureInputs, requested: Collection[Budget] | None = None, calls: float = 0.0) -> None:
         """Capture all enabled budgets without a graph, or those that so many recent calls requested.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from varlen_graphs.capture.mode import TRAINING_CHANGED
+from varlen_graphs.capture.ambient import TRAINING_CHANGED
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.parts import part_in_training
 from varlen_graphs.capture.pool import Pool, inside_capture

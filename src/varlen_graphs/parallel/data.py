@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.capture.mode import autocast_dtype
+from varlen_graphs.capture.ambient import autocast_dtype
 from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
@@ -280,9 +280,8 @@ class DataParallelEncoder:
         grad = torch.is_grad_enabled()
         trained = self.encoder.executor.mode.why_trained(call.requires_grad) if grad else None
         row_shape = self.encoder.spec.row_shape(call.rows.shape)
-        device_type = call.rows.device.type
-        state = self.encoder.executor.mode.change(device_type)
-        return Kind(call.key, row_shape, state, autocast_dtype(device_type), trained)
+        state = self.encoder.executor.mode.change()
+        return Kind(call.key, row_shape, state, autocast_dtype(call.rows.device.type), trained)
 
     def _check_fits(self, layout: Layout, call: Call) -> None:
         """Check that budgets hold all items, those of other ranks too, if an item that none holds is an error."""

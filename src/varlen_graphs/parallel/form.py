@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.first_run import run_first, run_on_sample
 from varlen_graphs.layout.items import Layout
@@ -25,9 +24,9 @@ from varlen_graphs.spec.reading import read_layout
 
 def encode(executor: Executor, part: Call) -> Parts:
     """Encode some items of a call. The outputs of a batch that the call packs stay packed."""
-    part, by = replace(part, padded=()), watcher((part.rows, *part.inputs.values()), {})
     with torch.no_grad():
-        output = executor.answer(part) if by is None else executor.eager(part, by)
+        reason = executor.mode.eager_reason((part.rows, *part.inputs.values()))
+        output = executor.answer(replace(part, padded=()), reason)
     return flatten(output, executor.spec.declared)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from varlen_graphs.capture.mode import autocast_dtype
+from varlen_graphs.capture.ambient import autocast_dtype
 
 
 def rounding(dtype: torch.dtype, device: torch.device) -> float:

@@ -48,11 +48,11 @@ class TowerEncoder(GraphedEncoder):
         Hooks, attentions, keys and values show which call the tower answers.
         """
         self.executor.begin()
-        bound = self.executor.bind((), dict(other))
-        reason = bound.beyond or self.executor.mode.why_eager(bound.rows.device)
+        bound, mode = self.executor.bind((), dict(other)), self.executor.mode
+        reason = bound.beyond or mode.eager_reason() or mode.why_no_graphs(bound.rows.device)
         if reason is not None:
             return self._itself(reason, items, args, kwargs), False
-        return self.executor.answer(bound), True
+        return self.executor.answer(bound, None), True
 
 
 class TwoEncoders(TowerEncoder):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.capture.mode import DIAGNOSED, NO_GRAPHS, OBSERVED, Mode, is_disabled
+from varlen_graphs.capture.ambient import DIFFERENCES
+from varlen_graphs.capture.mode import DIAGNOSED, DISABLED, HOOKS, NO_GRAPHS, OBSERVED, Mode, is_disabled
 from varlen_graphs.capture.pool import on_device
-from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, records
+from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, WATCHERS, records
 from varlen_graphs.errors import CaptureError, InputError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -99,9 +100,17 @@ class Executor:
             check_inputs(self.spec, call)
         return call
 
-    def answer(self, call: Call) -> Any:
-        """Return the output of a call."""
-        reason = call.beyond or self.mode.why_eager(call.rows.device)
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the output of the module for these arguments."""
+        self.begin()
+        reason = self.mode.eager_reason(args, kwargs)
+        if reason in WATCHERS:
+            return self.watched(reason, args, kwargs)
+        return self.answer(self.bind(args, kwargs), reason)
+
+    def answer(self, call: Call, reason: str | None) -> Any:
+        """Return the output of a call, which runs eager for a reason that the mode told, if there is one."""
+        reason = call.beyond or reason or (None if self.mode.backend(call.rows.device) else NO_GRAPHS)
         if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
@@ -136,8 +145,8 @@ class Executor:
             if pack.budget is not None and (usable.graphs is None or pack.budget not in usable.graphs):
                 missing.append(pack.budget)  # noqa: PERF401
         if missing:
-            self.mode.look_again()  # submodules may have come since the last capture
-            if reason := self.mode.why_eager(call.rows.device):
+            self.mode.refresh()  # submodules may have come since the last capture
+            if reason := self.mode.eager_reason():
                 return usable, Route(reason=reason)
             self.store.capture(self.store.inputs(call), [max(missing)], 1)
             usable = self.store.usable(call.key, captured=True)
@@ -198,7 +207,7 @@ class Executor:
     def eager(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""
         self._count_eager(call, reason)
-        return self.run_eager(call, trusts=False)
+        return self.run_eager(call, reason, trusts=False)
 
     def train(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager with its gradients, and count it."""
@@ -255,10 +264,10 @@ class Executor:
         self.stats.count_eager(reason)
         self._mostly_eager.note(reason, only_itself)
 
-    def run_eager(self, call: Call, trusts: bool = True) -> Any:
-        """Return the output of a call run eager; see `Forward.eager`."""
-        changed = not trusts and self.mode.change(call.rows.device.type) is not None
-        return self.forward.eager(call, self.mode.has_hooks(), trusts, changed)
+    def run_eager(self, call: Call, reason: str | None, trusts: bool = True) -> Any:
+        """Return the output of a call run eager for a reason; see `Forward.eager`."""
+        changed = not trusts and reason in (DISABLED, *DIFFERENCES)
+        return self.forward.eager(call, reason == HOOKS, trusts, changed)
 
     def check_usable(self) -> None:
         """Check that the encoder may be used here; see `Pool.check_usable`."""
@@ -288,8 +297,10 @@ class Executor:
             return None
         example = no_rows(self.store)
         bound, beyond = self.signature.bind_statics(statics)
-        self.mode.look_again()
-        if reason := beyond or self.mode.change(example.device.type):
+        self.mode.refresh()
+        with torch.no_grad():  # as a capture runs
+            reason = beyond or self.mode.eager_reason()
+        if reason is not None:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the mode of construction"
             )

@@ -2,6 +2,14 @@
 
 from collections import Counter, deque
 
+from varlen_graphs.capture.ambient import (
+    AUTOCAST_CHANGED,
+    DETERMINISM_CHANGED,
+    DTYPE_CHANGED,
+    TF32_CHANGED,
+    TRAINING_CHANGED,
+)
+from varlen_graphs.capture.mode import HOOKS
 from varlen_graphs.errors import warn
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, OVER_LIMIT, PROOF_FAILED, TOO_LARGE, WRONG_OUTPUT
 from varlen_graphs.routing.router import Router
@@ -16,6 +24,7 @@ PATIENCE = 1000
 """Number of calls after which somebody should have captured for a lazy encoder."""
 
 AS_MADE = "calls have to run as the encoder was made: make it in the state of the calls, or put the module back"
+AS_CAPTURED = "put the setting back, or call encoder.release(), so that the next call captures with it"
 REMEDIES = {
     CAPTURE_FAILED: "encoder.report() has the errors; mend them, or free memory, and call encoder.release()",
     WRONG_OUTPUT: "encoder.verify([call]) says where it differs, after encoder.release()",
@@ -23,10 +32,12 @@ REMEDIES = {
     OVER_LIMIT: "allow more by memory=, or give the encoder smaller budgets",
     NOT_CAPTURED: "nobody captures what calls request: call encoder.capture_in_background() at the start, or "
     "encoder.capture_wanted() between calls",
-    "forward hooks": "replays run no hooks: remove them, or read hidden states by outputs=",
-    "training mode differs from construction": "call eval() on the module, or make the encoder in training mode",
-    "autocast differs from construction": AS_MADE,
-    "the default dtype differs from the capture": AS_MADE,
+    HOOKS: "replays run no hooks: remove them, or read hidden states by outputs=",
+    TRAINING_CHANGED: "call eval() on the module, or make the encoder in training mode",
+    AUTOCAST_CHANGED: AS_MADE,
+    DTYPE_CHANGED: AS_CAPTURED,
+    DETERMINISM_CHANGED: AS_CAPTURED,
+    TF32_CHANGED: AS_CAPTURED,
 }
 """Remedies, by the reasons for which nobody wants calls to run eager."""
 

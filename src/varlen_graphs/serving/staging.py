@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
-from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
+from varlen_graphs.capture.torch_modes import INSTEAD, WATCHERS, records
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.fields import is_integer
@@ -84,13 +84,15 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     """Let the caller write the rows of a call inside the block; see `GraphedEncoder.stage`."""
     executor.begin()
     spec, store = executor.spec, executor.store
-    if (by := watcher((layout,), arguments)) is not None and records(by):
-        raise InputError(f"stage was called under {by}, which records no rows that come later; {INSTEAD}")
+    reason = executor.mode.eager_reason((layout,), arguments)
+    if reason in WATCHERS and records(reason):
+        raise InputError(f"stage was called under {reason}, which records no rows that come later; {INSTEAD}")
     call = _bind(executor, layout, arguments)
     assert call.layout is not None  # noqa: S101 - it was just read
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
-    reason = trained or call.beyond or by or executor.mode.why_eager(call.rows.device) or executor.router.why_wait(call)
+    reason = trained or call.beyond or reason or executor.mode.why_no_graphs(call.rows.device)
+    reason = reason or executor.router.why_wait(call)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route = executor.route(call)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.errors import InputError
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.serving.execute import Executor
@@ -37,9 +36,9 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
 
 def _bind(executor: Executor, arguments: Mapping[str, Any]) -> Call:
     """Bind a call that graphs answer."""
-    call = executor.bind((), dict(arguments))
-    executor.mode.look_again()
-    if reason := call.beyond or active_mode() or executor.mode.why_eager(call.rows.device):
+    call, mode = executor.bind((), dict(arguments)), executor.mode
+    mode.refresh()
+    if reason := call.beyond or mode.eager_reason() or mode.why_no_graphs(call.rows.device):
         raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
     read_layout(executor.spec, call)
     return call
