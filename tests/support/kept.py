@@ -73,7 +73,9 @@ class Comparison:
             self.compare_attributes(got, expected, name)
 
     def compare_attributes(self, got, expected, name):
-        if isinstance(got, types.ModuleType | type | RemovableHandle) or name_of(type(got)).startswith("varlen_graphs."):
+        if isinstance(got, types.ModuleType | type | RemovableHandle) or name_of(type(got)).startswith(
+            "varlen_graphs."
+        ):
             return
         own, others = attributes(got), attributes(expected)
         if own.keys() != others.keys():
