@@ -79,7 +79,7 @@ class GraphedEncoder(nn.Module):
             `None` is a default of these, of which the first capture leaves out what takes too much memory or time.
         buffer_spec: Declaration of the module's arguments and outputs.
         forward: Function that runs in place of the module, called as `forward(module, **arguments)`. It computes the
-            same outputs from other arguments: what differs from the module's own raises, see `Verify.mismatch`.
+            same outputs from other arguments: what differs from the module's own raises, see `BufferSpec.declared_by`.
         method: Name of the method that is meant where that is not `forward`: `"forward_features"`, `"encode_image"`. A
             call has its arguments; graphs hold it, or the function in its place, and are proven against it.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,

@@ -58,7 +58,7 @@ def masks_of(name, **options):
     return [vg.AttentionMask("mask", causal=name == "clip", **options)], one_mask
 
 
-def text_encoder(name, model, masks=None, forward=one_mask, **options):
+def text_encoder(name, model, masks=None, forward=one_mask, declared_by="user", **options):
     """Return an encoder of a model in padded batches; without `masks`, with its own."""
     if masks is None:
         masks, forward = masks_of(name)
@@ -70,6 +70,7 @@ def text_encoder(name, model, masks=None, forward=one_mask, **options):
         layout=vg.PaddedMask("attention_mask"),
         buffers=masks,
         outputs=vg.Outputs(**outputs),
+        declared_by=declared_by,
     )
     return vg.GraphedEncoder(model, BUDGETS, spec, forward=forward, **({"backend": "tape"} | options))
 

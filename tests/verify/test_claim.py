@@ -187,6 +187,6 @@ def test_a_module_that_draws_random_numbers_gives_no_verdict():
     assert (answer(encoder, x=rows_for([5])) - rows_for([5])).min() >= 0
 
 
-def test_options_of_a_mismatch_are_checked():
-    with pytest.raises(vg.SpecError, match=r"mismatch='warn'.*expected 'error' or 'module'"):
-        vg.Verify(mismatch="warn")
+def test_who_declares_is_checked():
+    with pytest.raises(vg.SpecError, match=r"declared_by='me': expected 'user' or 'recipe'"):
+        vg.BufferSpec("x", vg.Lengths(), declared_by="me")

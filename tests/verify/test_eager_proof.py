@@ -14,7 +14,6 @@ from tests.support.towers import distance
 
 REFUSED = "its budget failed the proof"
 SMALL = vg.Budget(64, items=1)
-ITSELF = vg.Verify(mismatch="module")
 
 
 class Scaled(nn.Module):
@@ -37,11 +36,15 @@ def encoder_of(module, scale, budgets=(SMALL,), layout=None, outputs=None, **opt
     """An encoder of a module that takes the items, with `scale` of the item table declared in their place."""
     buffer = vg.DeviceBuffer("scale", lambda table: scale(table)[table.row_item], any_segments=False)
     spec = vg.BufferSpec(
-        vg.PackedRows("x", (8,)), layout or vg.GridTHW(), [buffer], vg.Rows() if outputs is None else outputs
+        vg.PackedRows("x", (8,)),
+        layout or vg.GridTHW(),
+        [buffer],
+        vg.Rows() if outputs is None else outputs,
+        declared_by="recipe",
     )
     return vg.GraphedEncoder(
         module, budgets, spec, forward=lambda module, x, scale: x * scale[:, None], backend="tape",
-        verify=ITSELF, **options,
+        **options,
     )  # fmt: skip
 
 
@@ -85,8 +88,8 @@ def test_a_call_that_no_budget_holds_is_answered_by_the_module_itself_until_some
 
 def test_without_graphs_the_module_itself_answers():
     module = Scaled(lambda item, kind: 2.0)
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW())
-    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=lambda module, x: 3 * x, backend="eager", verify=ITSELF)
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), declared_by="recipe")
+    encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=lambda module, x: 3 * x, backend="eager")
     assert answers(encoder, [(1, 2, 3)])
 
 
@@ -203,9 +206,9 @@ def test_segments_that_budgets_do_not_count_are_found():
 
     for counted in (True, False):
         buffer = vg.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame"), any_segments=counted)
-        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer])
+        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer], declared_by="recipe")
         budgets = [vg.Budget(64, items=4, segments=8)]
-        encoder = vg.GraphedEncoder(Frames(), budgets, spec, forward=centre, backend="tape", verify=ITSELF)
+        encoder = vg.GraphedEncoder(Frames(), budgets, spec, forward=centre, backend="tape")
         with nullcontext() if counted else pytest.raises(vg.SpecError, match="because no buffer counts them"):
             assert answers(encoder, [(2, 2, 4)])
             assert answers(encoder, [(12, 2, 2)])

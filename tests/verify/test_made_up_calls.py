@@ -79,9 +79,8 @@ def test_a_declaration_that_is_a_little_wrong_for_one_length_is_refused(length):
         item = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True).clamp(max=len(lengths) - 1)
         return module(x, None) * torch.where(lengths[item] == length, 1.4, 1.0).to(x.dtype)[:, None]
 
-    module, spec = Takes(8, 8).bfloat16(), vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens()])
-    itself = vg.Verify(mismatch="module")
-    encoder = vg.GraphedEncoder(module, [64, 128], spec, forward=forward, backend="tape", verify=itself)
+    module, spec = Takes(8, 8).bfloat16(), vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens()], declared_by="recipe")
+    encoder = vg.GraphedEncoder(module, [64, 128], spec, forward=forward, backend="tape")
     rows = torch.randn(40, 8).bfloat16()
     assert distance(encoder(rows, lengths=[40 - length, length]), module(rows, None)) < 1e-2
     assert encoder.stats.eager == {REFUSED: 1}
@@ -261,11 +260,8 @@ def test_outputs_of_another_dtype_are_refused(dtype):
             return super().forward(x)
 
     module = Takes(8, 8).eval()
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths())
-    encoder = vg.GraphedEncoder(
-        module, [64], spec, forward=lambda module, x: module(x).to(dtype), backend="tape",
-        verify=vg.Verify(mismatch="module"),
-    )  # fmt: skip
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), declared_by="recipe")
+    encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module(x).to(dtype), backend="tape")
     message = f"({dtype} instead of torch.float32)"
     for lengths in ([4, 5], [7]):
         rows = torch.randn(sum(lengths), 8)

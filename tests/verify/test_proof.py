@@ -173,8 +173,9 @@ def test_a_function_that_is_not_what_the_module_computes_never_answers():
         def forward(self, x, lengths):
             return 2 * x
 
-    options = {"forward": lambda module, x: 3 * x, "verify": vg.Verify(mismatch="module")}
-    encoder, rows = encoder_of(Doubled(), **options), rows_for([6])
+    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), declared_by="recipe")
+    encoder = vg.GraphedEncoder(Doubled(), [64, 128], spec, forward=lambda module, x: 3 * x, backend="tape")
+    rows = rows_for([6])
     with pytest.warns(UserWarning, match="compute something other than the module itself"):
         assert equal_bits(encoder(rows, lengths=[6]), 2 * rows)
     assert equal_bits(encoder(rows, lengths=torch.tensor([6])), 2 * rows)

@@ -40,8 +40,9 @@ def scale_of(factor):
     return vg.DeviceBuffer("scale", lambda table: table.t[table.row_item].float() * factor, any_segments=False)
 
 
-def encoder_of(per="frame", factor=1.0, **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [vg.CuSeqlens(per=per), scale_of(factor)])
+def encoder_of(per="frame", factor=1.0, declared_by="user", **options):
+    buffers = [vg.CuSeqlens(per=per), scale_of(factor)]
+    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers, declared_by=declared_by)
     budgets = [vg.Budget(64, items=4, segments=16)]
     return vg.GraphedEncoder(Videos().eval(), budgets, spec, backend="tape", **options)
 
@@ -57,7 +58,7 @@ def message_of(encoder):
     return "\n".join(str(warning.message) for warning in caught)
 
 
-FORWARDS = [{}, {"forward": centred}, {"forward": centred, "verify": vg.Verify(mismatch="module")}]
+FORWARDS = [{}, {"forward": centred}, {"forward": centred, "declared_by": "recipe"}]
 
 
 @pytest.mark.parametrize("options", FORWARDS, ids=["the module", "a function", "a function, the module answers"])

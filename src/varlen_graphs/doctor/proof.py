@@ -65,7 +65,9 @@ def declaration(module: nn.Module, example: ExampleCall) -> BufferSpec | None:
         return None
     floating = rows.is_floating_point()
     pad = 0 if floating or not rows.numel() else int(rows.min())
-    return BufferSpec(PackedRows(name, tuple(rows.shape[1:]), None if floating else rows.dtype, pad), layout)
+    return BufferSpec(
+        PackedRows(name, tuple(rows.shape[1:]), None if floating else rows.dtype, pad), layout, declared_by="recipe"
+    )
 
 
 def _layout(name: str, items: Tensor, rows: int) -> LayoutArgument | None:

@@ -18,7 +18,6 @@ from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, option
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -87,7 +86,7 @@ def by_batch(
         before.restore()  # the tower may have kept something of the random inputs
     if batched.tables:
         options = {"off": partial(why_changed, batched.tables)} | options
-    return GraphedEncoder(tower, budgets, spec, forward=batched.function, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
 
 
 class _Batched:
@@ -203,7 +202,14 @@ def _declare(tower: _Batched) -> BufferSpec:
     if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
         states = _hidden_states(tower, outputs)
         outputs = Outputs(**outputs.fields, **states)
-    return BufferSpec(tower.rows, Batch(usual=tower.shape), outputs=outputs, inputs=tower.inputs, ignored=tower.ignored)
+    return BufferSpec(
+        tower.rows,
+        Batch(usual=tower.shape),
+        outputs=outputs,
+        inputs=tower.inputs,
+        ignored=tower.ignored,
+        declared_by="recipe",
+    )
 
 
 def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:

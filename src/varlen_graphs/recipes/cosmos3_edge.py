@@ -16,7 +16,6 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -74,5 +73,6 @@ def cosmos3_edge(
         layout=GridTHW(merge=tower.config.spatial_merge_size),
         buffers=[*attention_buffers(tower.encoder.layers[0].self_attn, "frame"), item_table()],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows(), **({"pooler_output": Rows()} if pools else {})),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

@@ -14,7 +14,6 @@ from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Padded
 from varlen_graphs.layout.padded import PaddedLengths
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
@@ -62,12 +61,13 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
         PaddedLengths("patches"),
         outputs=Outputs(last_hidden_state=Rows(), **states),
         inputs=[PerRow("positions", (POSITIONS,), torch.int64), PerRow("mask", (), torch.bool, pad=False)],
+        declared_by="recipe",
     )
     if budgets is None:
         largest = min(len(tower.embeddings.row_embedder.weight), len(tower.embeddings.column_embedder.weight))
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=largest, min_length=min(512, largest), step=2))
     _check(tower, spec, pixels)
-    return PatchesEncoder(tower, budgets, spec, forward=_forward, **of_recipe(options))
+    return PatchesEncoder(tower, budgets, spec, forward=_forward, **options)
 
 
 def _forward(

@@ -23,7 +23,6 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.patch_positions import PatchPositions
 from varlen_graphs.recipes.blocks import project_heads
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -102,8 +101,9 @@ def gemma4(
             DeviceBuffer("squares", _squares, any_segments=False),
         ],
         outputs=Outputs(last_hidden_state=tokens, hidden_states=[*[Rows()] * config.num_hidden_layers, tokens]),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _embed(embedder: Any, pixels: Tensor, positions: Tensor) -> Tensor:

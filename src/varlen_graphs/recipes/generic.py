@@ -15,7 +15,6 @@ from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in, without_new_hooks
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded
@@ -66,7 +65,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
         before.restore()  # the tower may have kept something of the random rows
     if budgets is None and isinstance(spec.layout, Lengths):
         budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()])
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
@@ -105,7 +104,9 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     if states is not None and isinstance(outputs, Outputs):
         outputs = Outputs(**outputs.fields, **{HIDDEN_STATES: states})
     ignored = tower.ignored()
-    spec = BufferSpec(rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored)
+    spec = BufferSpec(
+        rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
+    )
     encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
     for items, output in zip(layouts, expected, strict=True):
         try:

@@ -20,7 +20,6 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
@@ -96,7 +95,7 @@ def glm4v(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=merged, pooler_output=merged, hidden_states=layers)
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _embed(tower: Any, patches: Tensor, table: ItemTable) -> Tensor:

@@ -16,7 +16,6 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, with_next_norm
@@ -73,8 +72,9 @@ def glm_image(
         layout=GridTHW(merge=tower.spatial_merge_size),
         buffers=[*attention_buffers(tower.blocks[0].attn, "frame"), item_table()],
         outputs=Outputs(last_hidden_state=Rows(), pooler_output=Rows(), hidden_states=Rows()),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _mlp(x: Tensor, mlp: Any) -> Tensor:

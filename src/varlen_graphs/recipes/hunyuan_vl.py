@@ -19,7 +19,6 @@ from varlen_graphs.layout.budgets import Budget, Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -103,8 +102,9 @@ def hunyuan_vl(
         outputs=Outputs(
             last_hidden_state=rows, pooler_output=GridEntries(tokens_of, tokens_at, rows_dim=1), hidden_states=rows
         ),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _block_rows(table: ItemTable, merge: int) -> Tensor:

@@ -22,7 +22,6 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.pictures import PictureMask
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -90,8 +89,9 @@ def idefics(
             Lookup("buckets", _Buckets(tower.embeddings), largest=LARGEST),
         ],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _reads_padding(tower: Any) -> bool:

@@ -17,7 +17,6 @@ from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -101,8 +100,9 @@ def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> Grap
         layout=GridTHW("image_grid_thw"),
         buffers=[item_table()],
         outputs=Outputs(last_hidden_state=entries, pooler_output=Rows(), hidden_states=entries),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _patches(table: ItemTable, merge: int) -> ItemTable:

@@ -20,7 +20,6 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import add_norm, is_plain
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
@@ -85,8 +84,9 @@ def lfm3_vl(
         layout=GridTHW(merge=tower.spatial_merge_size),
         buffers=[*of_attention, DeviceBuffer("neighbours", neighbours, any_segments=False)],
         outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _neighbours(table: ItemTable, kernel: int) -> Tensor:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
 from varlen_graphs.spec.buffer_spec import BufferSpec
 
@@ -47,7 +46,6 @@ class MergedOrWhole(TwoEncoders):
         self, tower: nn.Module, budgets: Budgets | None, spec: BufferSpec, of_whole: BufferSpec,
         forward: Callable[..., Any], whole: Callable[..., Any], **options: Any,
     ) -> None:  # fmt: skip
-        options = of_recipe(options)
         super().__init__(tower, budgets, spec, forward=forward, **options)
         options = options_of_second(self, options)
         self._second = (GraphedEncoder(Unmerged(tower), budgets, of_whole, forward=whole, **options),)

@@ -28,7 +28,6 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.resampler import (
     TIMES,
     Keys,
@@ -141,11 +140,10 @@ def minicpmv(
             *resampler_buffers(resampler),
         ],
         outputs=queries_of(resampler),
+        declared_by="recipe",
     )
     tower = (TemporalTower if is_temporal(resampler) else MiniCPMVTower)(vpm, resampler)
-    return GraphedEncoder(
-        tower, slice_budgets() if budgets is None else budgets, spec, forward=forward, **of_recipe(options)
-    )
+    return GraphedEncoder(tower, slice_budgets() if budgets is None else budgets, spec, forward=forward, **options)
 
 
 def pack_slices(slices: Sequence[Tensor]) -> Tensor:

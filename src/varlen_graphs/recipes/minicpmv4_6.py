@@ -126,9 +126,10 @@ def minicpmv4_6(
             DeviceBuffer("merged", merged, any_segments=False),
         ],
         Outputs(last_hidden_state=after, hidden_states=[before] * (cut + 1) + [after] * (layers - cut)),
+        declared_by="recipe",
     )
     outputs = Outputs(last_hidden_state=before, hidden_states=[before] * (layers + 1))
-    of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs)
+    of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs, declared_by="recipe")
     return MergedOrWhole(tower, budgets, spec, of_whole, forward, whole, **options)
 
 

@@ -18,7 +18,6 @@ from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
@@ -121,7 +120,7 @@ def packed_text(
         longest = min(512, text.largest or 512)
         budgets = DefaultBudgets(PaddedLadder(length=longest, min_length=min(32, longest)))
     options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding, "around": around}
-    return TextEncoder(text, budgets, spec, forward=forward, **of_recipe(options))
+    return TextEncoder(text, budgets, spec, forward=forward, **options)
 
 
 def _declare(
@@ -156,7 +155,7 @@ def _declare(
 
 def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forward]]:
     outputs = text.outputs(output, hidden_states=False)
-    declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs)
+    declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
     run = relative_forward if is_relative(text.model) else _own(text)
     poolers = POOLERS if POOLED in outputs.fields else (None,)
@@ -169,7 +168,7 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     if is_bucketed(text.model):
         positions = relative_positions(text.model, text.device)
         yield declared(padded, [DeviceBuffer("relative_pos", positions, any_segments=False)]), bucketed_forward
-    yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs), _padded(text)
+    yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs, declared_by="recipe"), _padded(text)
 
 
 def _how(spec: BufferSpec) -> str:
@@ -182,7 +181,7 @@ def _with_hidden_states(
 ) -> tuple[BufferSpec, Forward]:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the model does."""
     calls = [asks_for_hidden_states(call) for call in calls[:1]]
-    more = BufferSpec(spec.rows, spec.layout, spec.buffers, text.outputs(expected[0], hidden_states=True), spec.inputs)
+    more = replace(spec, outputs=text.outputs(expected[0], hidden_states=True))
     try:
         text.check(more, forward, calls, [text.run(call) for call in calls])
     except (VarlenGraphsError, *RUN_ERRORS):

@@ -21,7 +21,6 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.pictures import PictureSizes
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, project_heads, rms_norm, swiglu
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -106,8 +105,9 @@ def pixtral(
             GridPositions("positions", largest=_table_side(tower)),
         ],
         outputs=Outputs(last_hidden_state=PACKED, hidden_states=PACKED),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _table_side(tower: Any) -> int | None:

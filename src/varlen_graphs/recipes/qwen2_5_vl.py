@@ -20,7 +20,6 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
@@ -113,4 +112,4 @@ def qwen2_5_vl(
     if output_type is not None:
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

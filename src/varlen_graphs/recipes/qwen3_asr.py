@@ -25,7 +25,6 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import whisper_layers
 from varlen_graphs.recipes.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -120,10 +119,11 @@ def qwen3_asr(
             DeviceBuffer("windows", windows, any_segments=False),
         ],
         outputs=Outputs(last_hidden_state=entries, hidden_states=entries),
+        declared_by="recipe",
     )
     if budgets is None:
         budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 8)) for rows in ROWS])
-    return ChunkedClips(TowerOfChunks(tower), budgets, spec, forward=forward, **of_recipe(options))
+    return ChunkedClips(TowerOfChunks(tower), budgets, spec, forward=forward, **options)
 
 
 def _convolve(tower: Any, chunks: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from varlen_graphs.layout.grids import Lengths
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class, sets_field
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -99,10 +98,11 @@ def qwen3_omni_audio(
             DeviceBuffer("windows", windows, any_segments=False),
         ],
         outputs=Outputs(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
+        declared_by="recipe",
     )
     if budgets is None:
         budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()])
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _convolve(tower: Any, chunks: Tensor, longest: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
@@ -117,7 +116,7 @@ def qwen3_vl(
         outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows(), **fields)
     buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
     spec = vision_spec(tower, buffers, outputs, normalize)
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _mlp(x: Tensor, mlp: Any) -> Tensor:

@@ -21,7 +21,6 @@ from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import project_heads
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
@@ -99,8 +98,9 @@ def radio(
             last_hidden_state=Rows(prefix="kept"),
             hidden_states=Rows(rows_dim=1, prefix="kept"),
         ),
+        declared_by="recipe",
     )
-    return PackedOrBatch(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return PackedOrBatch(tower, budgets, spec, forward=forward, **options)
 
 
 def _taps(table: ItemTable, side: int) -> Taps:

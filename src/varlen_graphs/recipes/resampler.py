@@ -23,7 +23,6 @@ from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.columns import NestedColumn
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.segments import Per
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.towers import check_parts
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.entries import Extent, Groups, Items
@@ -80,10 +79,9 @@ def resampler(
         layout=slices(module),
         buffers=resampler_buffers(module),
         outputs=queries_of(module),
+        declared_by="recipe",
     )
-    return GraphedEncoder(
-        module, slice_budgets() if budgets is None else budgets, spec, forward=forward, **of_recipe(options)
-    )
+    return GraphedEncoder(module, slice_budgets() if budgets is None else budgets, spec, forward=forward, **options)
 
 
 def check_resampler(module: Any) -> None:

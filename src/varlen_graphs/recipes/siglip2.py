@@ -22,7 +22,6 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -96,9 +95,10 @@ def siglip2(
             *([CuSeqlens("cu_probes", queries=1)] if parts.use_head else []),
         ],
         outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
+        declared_by="recipe",
     )
     options = {"off": _adapted_head} | options
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _parts(tower: Any) -> Any:

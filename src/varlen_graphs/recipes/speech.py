@@ -14,7 +14,6 @@ from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Padded
 from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
 from varlen_graphs.recipes.modes.alone import Alone
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
@@ -102,7 +101,6 @@ def speech(
         second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
     model, spec, forward, alone = attempt
-    options = of_recipe(options)
     return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, around=around, **options)
 
 
@@ -128,9 +126,8 @@ def _why_not(run: Callable[[], Any]) -> str | None:
 
 def _with_hidden_states(right: DeclaredSpeech) -> DeclaredSpeech:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the tower does."""
-    spec = right.spec
     try:
-        attempt = right._replace(spec=BufferSpec(spec.rows, spec.layout, outputs=right.model.outputs(True)))
+        attempt = right._replace(spec=replace(right.spec, outputs=right.model.outputs(True)))
         attempt.check({OUTPUT_HIDDEN_STATES: True})
     except (VarlenGraphsError, *RUN_ERRORS):
         return right
@@ -147,9 +144,10 @@ def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredS
             continue
         outputs = model.outputs()
         mask = ClipMask(model.mask or CLIP_MASK, dtype, optional=True, shortest=model.shortest)
+        spec = BufferSpec(model.rows, mask, outputs=outputs, declared_by="recipe")
         if model.mask is not None:
-            yield DeclaredSpeech(model, BufferSpec(model.rows, mask, outputs=outputs), _forward(model), alone=False)
-        spec = BufferSpec(model.rows, replace(mask, name=CLIP_MASK), outputs=outputs)
+            yield DeclaredSpeech(model, spec, _forward(model), alone=False)
+        spec = replace(spec, layout=replace(mask, name=CLIP_MASK))
         for how in ({}, {"picked": True}, {"attends": True}, {"pools": True}):
             yield DeclaredSpeech(model, spec, _forward_alone(model, **how), alone=True)
 

@@ -20,7 +20,6 @@ from varlen_graphs.layout.columns import Column
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
@@ -81,8 +80,9 @@ def video_llama3(
             DeviceBuffer("middle_rows", _middle_rows, any_segments=False),
         ],
         outputs=Outputs(last_hidden_state=GridEntries(_tokens, lambda budget: budget.rows), hidden_states=Rows()),
+        declared_by="recipe",
     )
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _tokens(t: int, h: int, w: int, merge: int) -> int:

@@ -36,6 +36,7 @@ def vision_spec(
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=outputs,
+        declared_by="recipe",
     )
 
 

@@ -87,7 +87,7 @@ def assemble(
     store = GraphStore(runs, mode, pool, enabled, limit, capture)
     if verify.prove:
         runs.proven = {}
-        if forward is not None and verify.mismatch == "error":
+        if forward is not None and spec.declared_by == "user":
             runs.check_claim = partial(check_claim, runs, verify.tolerance)
         store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
 

@@ -1,12 +1,11 @@
 """The declaration of a module."""
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +55,10 @@ class BufferSpec:
         min_rows: Rows of the smallest item that graphs take, for a module that needs so many of each, such as those of
             k nearest neighbours. Calls with a smaller one run eager; the host has to see the items, which syncs if they
             are on the GPU.
+        declared_by: `"recipe"` if others than those who call the encoder wrote the declaration. Then errors advise
+            nothing to declare; and where `forward=` was found to compute something other than the module, the module
+            itself answers, with a warning. For `"user"` that raises `SpecError`, because only they know which of the
+            two is right.
 
     Raises:
         SpecError: Something else in the place of a declaration or a name, one name declared twice, a segment kind the
@@ -69,11 +72,9 @@ class BufferSpec:
     inputs: Sequence[Input] = ()
     ignored: Sequence[str] = ()
     min_rows: int = 1
-    is_own: ClassVar[bool] = True  # of each instance: False if a recipe of this library declares it
+    declared_by: Literal["user", "recipe"] = "user"
 
     def __post_init__(self) -> None:
-        declares = sys._getframe(2).f_globals.get("__name__", "")  # behind the `__init__` of a dataclass
-        object.__setattr__(self, "is_own", not declares.startswith("varlen_graphs."))
         check_types(self)
         check_names(self)
         check_rows(self)
@@ -84,7 +85,7 @@ class BufferSpec:
 
     def advice(self, declares: str, uses: str) -> str:
         """Return what to try: for those who declare the module themselves, or for those who use a recipe."""
-        return declares if self.is_own else uses
+        return declares if self.declared_by == "user" else uses
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -188,7 +189,7 @@ class BufferSpec:
     def call_rows_are(self) -> str:
         """Arrangement of a call's rows, for messages."""
         rows_are = Padded.rows_are if self.batched and not self.layout.pictures else self.layout.rows_are
-        return rows_are if self.is_own else rows_are.partition(";")[0]  # behind it stands what to declare instead
+        return self.advice(rows_are, rows_are.partition(";")[0])  # behind it stands what to declare instead
 
     @cached_property
     def row_extent(self) -> Extent:

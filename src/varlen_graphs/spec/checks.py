@@ -40,6 +40,8 @@ def check_types(spec: "BufferSpec") -> None:
     if isinstance(spec.ignored, str) or not isinstance(spec.ignored, Sequence):
         raise SpecError(f"ignored={spec.ignored!r}: expected a list of names of arguments, such as ['attention_mask']")
     check_at_least(spec, 1, "min_rows")
+    if spec.declared_by not in ("user", "recipe"):
+        raise SpecError(f"declared_by={spec.declared_by!r}: expected 'user' or 'recipe'")
 
 
 def check_names(spec: "BufferSpec") -> None:

@@ -182,7 +182,8 @@ def _check_sizes(spec: BufferSpec, layout: Layout) -> None:
 
 def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
     multiple = spec.row_multiple
-    instead = ", or declare Entries(...) with a function of the rows" if spec.layout.padded and spec.is_own else ""
+    declared = ", or declare Entries(...) with a function of the rows" if spec.layout.padded else ""
+    instead = spec.advice(declared, "")
     for index, count in enumerate(layout.rows):
         if count % multiple:
             raise LayoutError(

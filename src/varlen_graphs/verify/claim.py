@@ -39,6 +39,6 @@ def check_claim(forward: Forward, tolerance: float | None, call: Call, own: obje
         f"{name}, in whose place it runs: {found.where} differs by {found.error:.1e} (tolerance {limit:.0e}), in a "
         f"call of items {few(layout)}. Expected the same outputs.{named}\nIf it is to compute what another method of "
         "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
-        "against it. If the module itself is right, pass verify=vg.Verify(mismatch='module'); if nothing in the "
+        "against it. If the module itself is right, add declared_by='recipe' to the declaration; if nothing in the "
         "module computes this, verify=vg.Verify(prove=False)"
     )

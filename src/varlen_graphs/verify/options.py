@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layout.fields import check_fields, is_integer
@@ -30,9 +29,6 @@ class Verify:
         tolerance: Largest error allowed, relative L2 of each item, here and in `GraphedEncoder.verify`. By default
             1e-5, 5e-3 for float16 and TF32, 3e-2 for bfloat16.
         prove: `False` leaves out the proof: a graph is used as it was captured.
-        mismatch: What answers calls where `forward=` was found to compute something other than the module: `"error"`
-            raises `SpecError`, because only its author knows which of the two is right, and `"module"` lets the module
-            itself answer, with a warning. Encoders of recipes have `"module"`.
 
     Raises:
         SpecError: A negative number of calls, or a tolerance that is no relative error.
@@ -42,7 +38,6 @@ class Verify:
     strict: bool = False
     tolerance: float | None = None
     prove: bool = True
-    mismatch: Literal["error", "module"] = "error"
 
     def __post_init__(self) -> None:
         if not is_integer(self.calls) or self.calls < 0:

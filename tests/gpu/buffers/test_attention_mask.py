@@ -32,8 +32,7 @@ def test_models_with_plain_attention_take_floating_masks(name):
 @pytest.mark.parametrize("name", ["modernbert", "clip"])
 def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
     model = text_model(name).cuda()
-    itself = vg.Verify(mismatch="module")
-    encoder = text_encoder(name, model, [vg.AttentionMask("mask")], backend="cuda", verify=itself)
+    encoder = text_encoder(name, model, [vg.AttentionMask("mask")], backend="cuda", declared_by="recipe")
     with pytest.warns(UserWarning, match="something other than the module itself"):
         encoder.capture()
     ids, mask = texts([60, 33, 64, 1], device="cuda")

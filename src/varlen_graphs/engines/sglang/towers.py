@@ -23,7 +23,6 @@ from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.segments import Windows
 from varlen_graphs.recipes.blocks import patch_convolution
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.towers import item_table
 from varlen_graphs.recipes.vision_tower import Segments, with_next_norm
 from varlen_graphs.spec.buffer_spec import BufferSpec
@@ -176,8 +175,9 @@ def _encoder(
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=Rows(every=tower.spatial_merge_size**2),
+        declared_by="recipe",
     )
-    return GraphedEncoder(module, budgets, spec, forward=forward, **of_recipe(options))
+    return GraphedEncoder(module, budgets, spec, forward=forward, **options)
 
 
 def _positions(tower: Any) -> GridPositions:

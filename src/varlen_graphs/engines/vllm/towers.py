@@ -26,7 +26,6 @@ from varlen_graphs.engines.vllm.attention import SCHEDULE
 from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.grids import GridTHW
 from varlen_graphs.layout.segments import Per, Windows
-from varlen_graphs.recipes.options import of_recipe
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.entries import Rows
@@ -127,8 +126,10 @@ def _encoder(
     """Return the encoder of a tower that takes `x` `[rows, pixels]` and `grid_thw`."""
     rows = PackedRows("x", (tower.patch_embed.proj.weight[0].numel(),), row_dtype)
     layout = GridTHW("grid_thw", merge=tower.spatial_merge_size)
-    spec = BufferSpec(rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2))
-    return GraphedEncoder(tower, budgets, spec, forward=forward, **of_recipe(options))
+    spec = BufferSpec(
+        rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2), declared_by="recipe"
+    )
+    return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
 def _segments(
