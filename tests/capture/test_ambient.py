@@ -124,3 +124,18 @@ def test_no_graph_is_captured_that_holds_what_others_do(state):
     encoder.capture()
     assert distance(encoder(ROWS, lengths=[6]), encoder.eager(ROWS, lengths=[6])) < 1e-6
     assert encoder.stats.replays.total() == 1
+
+
+def test_a_capture_that_failed_holds_no_settings():
+    class Refuses(nn.Linear):
+        def forward(self, x):
+            if torch.are_deterministic_algorithms_enabled():
+                raise RuntimeError("has no deterministic implementation")
+            return super().forward(x)
+
+    encoder = encoder_of(Refuses(8, 8).eval().requires_grad_(False))
+    with Deterministic(), pytest.raises((RuntimeError, vg.CaptureError), match="no deterministic implementation"):
+        encoder(ROWS, lengths=[6])
+    encoder(ROWS, lengths=[6])
+    assert not encoder.stats.eager
+    assert encoder.stats.replays.total() == 1

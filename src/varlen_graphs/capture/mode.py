@@ -103,13 +103,13 @@ class Mode:
         """Return `NO_GRAPHS` where there are none on a device, or `None`; see `backend`."""
         return NO_GRAPHS if self.backend(device) is None else None
 
-    def begin_capture(self) -> None:
-        """Take the settings of the process from now on as those of graphs: the first one is captured."""
+    def hold_settings(self) -> None:
+        """Hold for the settings of the process as they are now, in which the first graph was captured."""
         self._key = AmbientKey._make((*self._key[:OF_PROCESS], *read_ambient(EVALUATION)[OF_PROCESS:]))
         self._captured = True
 
-    def release(self) -> None:
-        """Let the next capture take the settings of the process as they are then."""
+    def forget_settings(self) -> None:
+        """Hold for any settings of the process, because there are no graphs."""
         self._captured = False
 
     def why_trained(self, rows_need_grad: bool) -> str | None:

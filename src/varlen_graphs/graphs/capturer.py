@@ -126,8 +126,6 @@ class Capturer:
         ):
             forward = BoundForward(self._forward, statics, self._mode, attributes, state)
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
-            if is_first:
-                self._mode.begin_capture()
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape, device)
@@ -146,6 +144,8 @@ class Capturer:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise
             self.failure = None
+            if is_first:
+                self._mode.hold_settings()
             if stand_in:
                 self.exact[key, budgets[0]] = graphs
             else:
@@ -269,7 +269,7 @@ class Capturer:
         self.arenas = {}
         self._allowance = None
         self.dependencies.forget()
-        self._mode.release()
+        self._mode.forget_settings()
 
     def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
         """Time replays of budgets whose costs are not known from an earlier run."""
