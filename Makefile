@@ -39,8 +39,8 @@ test-offline: $(OFFLINE_ENV)
 score: $(DEV_ENV)
 	$(RUN) -m tests.doctor.corpus $(ARGS)
 
-# Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`; with `--wrong encoders` or
-# `--wrong declarations`, those that must not answer with graphs.
+# Random encoders, graphed against eager, for three minutes: `make soak ARGS="--minutes 30"`; with `--wrong encoders`,
+# `--wrong state` or `--wrong declarations`, those that must not answer wrongly.
 soak: $(DEV_ENV)
 	$(RUN) -m tests.soak $(ARGS)
 

@@ -20,13 +20,14 @@ from tests.soak.cases import Call, Case, cases, wrong_cases
 from tests.soak.check import check_case, check_claim, check_exact_case, check_wrong_case
 from tests.soak.claims import Change, Claim, claims
 from tests.soak.flaws import Flaw
+from tests.soak.kept import Fault, KeepingCase, check_keeping_case, keeping_cases
 from varlen_graphs.stats import Stats
 
 ROUND = 100
 """Cases tried in a row, between two looks at the clock."""
 
 NAMES = {"torch": torch} | vars(vg.spec) | vars(parts) | vars(vg)
-NAMES |= {kind.__name__: kind for kind in (Call, Case, Change, Claim, Flaw)}
+NAMES |= {kind.__name__: kind for kind in (Call, Case, Change, Claim, Fault, Flaw, KeepingCase)}
 """What the text of a case is made of."""
 
 
@@ -35,7 +36,9 @@ def main():
     arguments.add_argument("--minutes", type=float, default=3, help="when to stop")
     arguments.add_argument("--seed", type=int, help="the seed of the first round; later rounds count on from it")
     arguments.add_argument("--case", help="run this case alone")
-    arguments.add_argument("--wrong", choices=["encoders", "declarations"], help="what is wrong, and must not answer")
+    arguments.add_argument(
+        "--wrong", choices=["encoders", "state", "declarations"], help="what is wrong, and must not answer"
+    )
     arguments.add_argument("--exact", action="store_true", help="graphs of exactly the size of calls")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -44,6 +47,7 @@ def main():
     kinds = {
         None: (check_case, cases),
         "encoders": (check_wrong_case, wrong_cases),
+        "state": (check_keeping_case, keeping_cases),
         "declarations": (check_claim, claims),
     }
     check, drawn = (check_exact_case, cases) if options.exact else kinds[options.wrong]

@@ -1,11 +1,12 @@
 """A few random encoders; `make soak` tries them for minutes."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.soak.cases import cases, wrong_cases
 from tests.soak.check import check_case, check_claim, check_exact_case, check_wrong_case
 from tests.soak.claims import claims
+from tests.soak.kept import check_keeping_case, keeping_cases
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -32,3 +33,11 @@ def test_graphs_of_wrong_encoders_never_answer_wrongly(case):
 @given(claims())
 def test_wrong_declarations_never_answer_wrongly(claim):
     check_claim(claim)
+
+
+@pytest.mark.xfail(strict=False, reason="captures run the module itself")
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=[Phase.generate])  # `make soak` shrinks
+@given(keeping_cases())
+def test_graphs_of_modules_that_keep_something_never_answer_wrongly(case):
+    check_keeping_case(case)
