@@ -9,6 +9,7 @@ class Stateful(nn.Module):
     Attributes:
         takes: `"rows"`, or `"segments"`: `cu_seqlens` and `max_seqlen`, too.
         in_training: Whether it is in training mode.
+        harmless: Whether a graph can hold it as it is, so that it must not be refused.
         draws: Whether it draws random numbers on the device of its rows, so that outputs are not comparable.
         beyond_reach: Whether it keeps something where no copy of a module reaches it, such as globals.
         opaque: Whether it keeps something that can be neither copied nor compared.
@@ -16,6 +17,7 @@ class Stateful(nn.Module):
 
     takes = "rows"
     in_training = False
+    harmless = False
     draws = False
     beyond_reach = False
     opaque = False

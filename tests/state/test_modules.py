@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import varlen_graphs as vg
-from tests.state.copies import Copy, call, chance, names
+from tests.state.copies import Copy, call, chance, load, names
 from tests.support.segments import relative
 
 SHORT_FIRST = [[5], [5], [40, 30], [150], [3, 20, 9], [7], [60], [5], [200], [12, 100], [6], [5]]
@@ -37,11 +37,15 @@ class Run:
         after_capture: How what the module keeps differs from what it kept before, after `capture()`.
         after_first: How what the module keeps after the first call differs from what a plain call leaves.
         wrong: The calls whose output was not that of the plain copy; the first of them ends the run.
+        refused: The first error of the library.
+        replays: The number of replays.
     """
 
     after_capture: list[str] = field(default_factory=list)
     after_first: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    refused: str = ""
+    replays: int = 0
 
 
 @functools.cache
@@ -63,14 +67,14 @@ def run(file, name, start):
     for number, lengths in enumerate(STARTS[start]):
         try:
             got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
-        except vg.VarlenGraphsError:
-            got = None
+        except vg.VarlenGraphsError as error:
+            got, done.refused = None, done.refused or f"call {number}, of {lengths}: {error}"
             if copy.module.opaque or encoder.stats.replays:
                 return done  # refused, and it is not known whether the module ran
         except Exception as error:
             done.wrong.append(f"call {number}, of {lengths}, raised {error!r}")
             return done
-        left = chance()
+        left, done.replays = chance(), encoder.stats.replays.total()
         if got is not None or copy.differences(plain):
             expected = call(plain, number, lengths)
         if number == 0:
@@ -100,3 +104,14 @@ def test_a_capture_ahead_of_traffic_leaves_a_module_alone(file, name):
 @pytest.mark.parametrize(("file", "name", "start"), CASES)
 def test_no_output_is_silently_wrong(file, name, start):
     assert not run(file, name, start).wrong
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("file", "name"), [case for case in MODULES if getattr(load(case.values[0]), case.values[1]).harmless]
+)
+def test_what_a_graph_can_hold_is_graphed(file, name):
+    """What its first call makes ready, too: that call is the caller's own."""
+    done = run(file, name, "cold")
+    assert not done.refused
+    assert done.replays >= 10

@@ -39,6 +39,8 @@ class GlobalCounter(InCode):
 class GlobalTables(InCode):
     """What is made for a length is always the same."""
 
+    harmless = True
+
     def forward(self, x):
         if len(x) not in TABLES:
             TABLES[len(x)] = torch.ones(len(x), 1, device=x.device)
@@ -151,6 +153,8 @@ step.calls = 0
 
 
 class CachedTables(InCode):
+    harmless = True
+
     def forward(self, x):
         return self.lin(x) * table(len(x))
 

@@ -79,6 +79,8 @@ class WindowOfRows(Stateful):
 
 
 class TablesByLength(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.tables = {}
@@ -90,6 +92,8 @@ class TablesByLength(Stateful):
 
 
 class TablesByDevice(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.tables = {}

@@ -9,6 +9,8 @@ from tests.state.base import Stateful
 
 
 class ActNorm(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(8))
@@ -22,6 +24,8 @@ class ActNorm(Stateful):
 
 
 class ActNormOfWeights(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(8))
@@ -60,6 +64,8 @@ class ActNormWithoutABranch(Stateful):
 
 
 class KeepsTheFirstMean(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.mean = None
@@ -71,6 +77,8 @@ class KeepsTheFirstMean(Stateful):
 
 
 class KeepsTheFirstRow(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.row = None
@@ -82,6 +90,8 @@ class KeepsTheFirstRow(Stateful):
 
 
 class KeepsTheFirstRowAsAView(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.row = None
@@ -93,6 +103,8 @@ class KeepsTheFirstRowAsAView(Stateful):
 
 
 class KeepsTheFirstLength(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.rows = None
@@ -103,6 +115,8 @@ class KeepsTheFirstLength(Stateful):
 
 
 class KeepsTheFirstLongestItem(Stateful):
+    harmless = True
+
     takes = "segments"
 
     def __init__(self):
@@ -152,6 +166,8 @@ class TablesByLengthFilledAnew(Stateful):
 
 
 class LazyLinear(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.layer = nn.LazyLinear(8)
@@ -161,6 +177,8 @@ class LazyLinear(Stateful):
 
 
 class LazyBatchNorm(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.layer = nn.LazyBatchNorm1d()
@@ -170,6 +188,8 @@ class LazyBatchNorm(Stateful):
 
 
 class BuildsALayer(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.layer = None
@@ -194,6 +214,8 @@ class BuildsALayerBySize(Stateful):
 
 
 class DrawsAPlainWeight(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.weight = None
@@ -205,6 +227,8 @@ class DrawsAPlainWeight(Stateful):
 
 
 class RepacksItsWeight(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.packed = None
@@ -218,6 +242,8 @@ class RepacksItsWeight(Stateful):
 
 class RepacksItsWeightInPlace(Stateful):
     """As layers of 4 and 8 bits do it in their first call."""
+
+    harmless = True
 
     def __init__(self):
         super().__init__()
@@ -233,6 +259,8 @@ class RepacksItsWeightInPlace(Stateful):
 
 
 class CachedTable(Stateful):
+    harmless = True
+
     @functools.cached_property
     def table(self):
         return torch.arange(8.0).cos()
@@ -252,6 +280,8 @@ class CachedTableOfTheFirstCall(Stateful):
 
 
 class FusesItsLayers(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.first, self.second, self.fused = nn.Linear(8, 8), nn.Linear(8, 8), None

@@ -256,6 +256,8 @@ class DeletesAnAttribute(Stateful):
 
 
 class AddsAnAttribute(Stateful):
+    harmless = True
+
     def forward(self, x):
         if not hasattr(self, "offset"):
             self.offset = len(x) / 64
@@ -335,6 +337,8 @@ class KeepsADtype(Stateful):
 
 class KeepsASize(Stateful):
     """Work that is redone where the size of the input changes, as attention masks are in many towers."""
+
+    harmless = True
 
     def __init__(self):
         super().__init__()

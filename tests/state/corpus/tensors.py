@@ -227,6 +227,8 @@ class BatchNormOfTheCallBefore(Stateful):
 
 
 class BatchNormInEvaluation(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(8)
@@ -333,6 +335,8 @@ class RangeOfCallsBefore(Stateful):
 
 class GrowingTable(Stateful):
     """As tables of rotary embeddings grow: a longer call makes the table anew, and it holds the same."""
+
+    harmless = True
 
     def __init__(self):
         super().__init__()
@@ -504,6 +508,8 @@ class BufferThatIsAView(Stateful):
 class ViewOfAWeight(Stateful):
     """A view of a parameter goes on following it."""
 
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.row = self.lin.weight.detach()[0]
@@ -513,6 +519,8 @@ class ViewOfAWeight(Stateful):
 
 
 class BufferThatWasNone(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", None)
@@ -551,6 +559,8 @@ class ReplacesItsWeight(Stateful):
 
 
 class PlainWeight(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.weight = torch.randn(8, 8)
@@ -602,6 +612,8 @@ class OldSpectralNorm(Stateful):
 
 
 class WeightNorm(Stateful):
+    harmless = True
+
     def __init__(self):
         super().__init__()
         self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
@@ -626,6 +638,8 @@ class TiedWeights(Stateful):
 
 class Sorted(Stateful):
     """A buffer that is written twice in a call, and read between."""
+
+    harmless = True
 
     def __init__(self):
         super().__init__()
