@@ -198,22 +198,6 @@ def test_moved_or_replaced_weights_raise_until_the_graphs_are_released(change):
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
 
 
-def test_memory_a_graph_reads_is_held():
-    class Scaled(Attention):
-        def forward(self, x, cu_seqlens, max_seqlen):
-            return super().forward(x, cu_seqlens, max_seqlen) * self.factor  # a plain attribute, not a buffer
-
-    module = Scaled()
-    module.factor = torch.full((8,), 3.0)
-    encoder, rows = attention_encoder(module=module), rows_for([6])
-    expected = encoder(rows, lengths=[6])
-    watched = weakref.ref(module.factor.untyped_storage())
-    del module.factor
-    gc.collect()
-    assert watched() is not None
-    assert torch.equal(encoder(rows, lengths=[6]), expected)
-
-
 def test_memory_that_a_budget_of_its_own_reads_is_held():
     class Cached(Attention):
         def forward(self, x, cu_seqlens, max_seqlen):

@@ -13,18 +13,15 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.first_run import run_first, run_on_sample
+from varlen_graphs.graphs.first_run import run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.graphs.shared_arguments import check_shared
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, SizeError, check_extents, clear_gaps, flatten
-from varlen_graphs.watch.attributes import AttributeSnapshot
-from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
-from varlen_graphs.watch.written_state import WrittenState
 
 
 class BoundForward:
@@ -34,8 +31,6 @@ class BoundForward:
         forward: The forward.
         statics: Its static arguments.
         mode: The mode that graphs hold for.
-        attributes: Told what each run of the module changes.
-        state: Told what each run writes.
     """
 
     def __init__(
@@ -43,14 +38,10 @@ class BoundForward:
         forward: Forward,
         statics: dict[str, Any],
         mode: Mode,
-        attributes: AttributeSnapshot,
-        state: WrittenState,
     ) -> None:
         self._forward = forward
         self._statics = statics
         self._mode = mode
-        self._attributes = attributes
-        self._state = state
 
     @property
     def is_compiled(self) -> bool:
@@ -67,7 +58,7 @@ class BoundForward:
         # would read what was cast before it, and others what was cast in its memory.
         torch.clear_autocast_cache()
         try:
-            with self._mode.autocast(device), self._named(rows, table), self._state.run():
+            with self._mode.autocast(device), self._named(rows, table):
                 arguments = self._forward.arguments(rows, table, given, self._statics)
                 output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
         except CaptureError as error:
@@ -76,7 +67,6 @@ class BoundForward:
             raise
         finally:
             torch.clear_autocast_cache()
-        self._attributes.drop_changed()
         parts = self._forward.take_apart(output, self._statics, table.budget)
         clear_gaps(parts, table)
         return parts
@@ -85,7 +75,7 @@ class BoundForward:
         """Return the rule of captures that the module broke in a run that failed, if that is why; else `None`."""
         if active_mode() is not None:  # of who watches already
             return None
-        with suppress(Exception), self._mode.autocast(rows.device.type), self._state.run():
+        with suppress(Exception), self._mode.autocast(rows.device.type):
             arguments = self._forward.arguments(rows, table, given, self._statics)
             try:
                 rules = CaptureRulesMode(rows.device, "the module")
@@ -101,24 +91,18 @@ class BoundForward:
 
         Raises:
             SpecError: The output is not as declared, or the module writes to memory that two arguments share.
-            CaptureError: The module keeps something that depends on the rows.
         """
-        probe, *others = arena.probes()
-        name = type(self._forward.module).__name__
         try:
-            first = run_first(name, self._mode.parts.named, self._forward.beside, partial(self._probe, probe))
-            for parts in (first, *map(self._probe, others)):
+            first, *others = map(self.run_probe, arena.probes())
+            for parts in (first, *others):
                 check_entries(entries(parts), entries(first))
                 check_constants(parts.constants, first.constants)
         except SizeError as error:
-            more = self._explained(arena, error)
-            if more is error:
-                raise
-            raise more from error
+            raise self.explained(arena, error) from error
         for rows, table, given in arena.probes():
             with self._mode.autocast(rows.device.type):
                 arguments = self._forward.arguments(rows, table, given, self._statics)
-                check_shared(arguments, partial(self._run, arguments))
+                check_shared(arguments, partial(self._forward.run, arguments))
         return first.constants
 
     @contextmanager
@@ -148,18 +132,17 @@ class BoundForward:
                 f"a shape, {declared} backend='eager' runs without graphs"
             ) from error
 
-    def _explained(self, arena: Arena, error: SizeError) -> VarlenGraphsError:
+    def explained(self, arena: Arena, error: SizeError) -> VarlenGraphsError:
         """Return what says more about an output of another size than declared.
 
         If a run does what no graph can hold, from which the size may follow, that is it; else what the error suggests
         to declare fits all probes.
         """
         rules = CaptureRulesMode(arena.rows.device, "the module")
-        before = KeptState(self._mode.parts.named, self._forward.beside)
         found: list[tuple[Parts, Budget]] = []
         try:
             for rows, table, given in arena.probes():
-                with self._mode.autocast(rows.device.type), self._state.run():
+                with self._mode.autocast(rows.device.type):
                     arguments = self._forward.arguments(rows, table, given, self._statics)
                     output = rules.watch(partial(self._forward.run, arguments), fast_paths=False)
                 found.append((flatten(output, self._forward.spec.declared), table.budget))
@@ -169,15 +152,9 @@ class BoundForward:
             return more
         except Exception:  # the same, or of a module that does not take all probes
             return error
-        finally:
-            before.restore()
         return error
 
-    def _run(self, arguments: dict[str, Any]) -> None:
-        with self._state.run():
-            self._forward.run(arguments)
-
-    def _probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
+    def run_probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
         """Run a few rows without padding."""
         rows, table, given = probe
         return run_on_sample(partial(self, table=table, compiled=False), rows, given, self._forward, which)

@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +14,11 @@ from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.errors import BudgetError, SpecError, VerificationError, warn
+from varlen_graphs.errors import BudgetError, SpecError, VarlenGraphsError, VerificationError, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
+from varlen_graphs.graphs.cached_state import Run, StateCheck, runs_of
 from varlen_graphs.graphs.calibrate import measure
 from varlen_graphs.graphs.dependencies import Dependencies
 from varlen_graphs.graphs.forward import Forward
@@ -25,9 +27,11 @@ from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import SizeError
 from varlen_graphs.spec.statics import StaticKey, static_key
+from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.sharded import mesh_of
-from varlen_graphs.watch.written_state import runs_of_a_capture, state_restored
 
 MANY_KEYS = 8
 """Number of sets of static arguments at which a warning tells their price."""
@@ -46,8 +50,8 @@ Size = tuple[Key, Budget]
 """The size at which a call runs eager, and the key of the graphs that it uses."""
 
 
-Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget]], None]
-"""Replays new graphs of these budgets, compares them with the module, and refuses those that are wrong."""
+Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget], StateCheck], None]
+"""Replays new graphs of these budgets, compares them with eager runs on a shadow, and refuses those that are wrong."""
 
 
 class CaptureInputs(NamedTuple):
@@ -105,8 +109,11 @@ class Capturer:
         budgets: Sequence[Budget],
         spare: Sequence[Budget] = (),
         stand_in: Budget | None = None,
+        call: Call | None = None,
     ) -> None:
         """Capture these budgets, which have no graph yet; spare ones if none of them can be captured.
+
+        All runs are those of shadows of the module, on the call that needs the graphs if there is one.
 
         With the budget that calls use without it, capture instead one graph of exactly their size. It lies beside those
         of the budgets, and is neither timed nor disabled.
@@ -122,9 +129,7 @@ class Capturer:
             torch.inference_mode(False),
             torch.no_grad(),
             on_device(device),
-            runs_of_a_capture(self._mode.parts.modules) as state,
         ):
-            forward = BoundForward(self._forward, statics, self._mode, attributes, state)
             start, is_new, is_first = time.perf_counter(), key not in self.sets, not self.sets
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
@@ -139,6 +144,8 @@ class Capturer:
             if is_new and compiled is not None:
                 compiled.begin()
             try:
+                check, shadow = self._checked_shadows(arena, statics, call, max(budgets))
+                forward = BoundForward(self._forward.on(shadow), statics, self._mode)
                 budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
@@ -153,6 +160,9 @@ class Capturer:
             if arena not in self.arenas.values():
                 self.arenas = {**self.arenas, row_shape: arena}  # another thread may be reading them
             with _dropped_on_error(graphs, budgets):
+                attributes.drop_changed(shadow)
+                graphs.own |= shadow.own()
+                del forward, shadow  # what it keeps of a capture goes; what graphs read is held
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
                 failed = {} if stand_in else self._disable_failed(graphs, budgets)
                 self._budgets.leave_out(graphs.left_out)
@@ -165,11 +175,10 @@ class Capturer:
                         self.seconds["torch.compile took of that"] = compiled.seconds
                 if self.prove is not None:
                     start = time.perf_counter()
-                    with state_restored(self._mode.parts.modules):
-                        self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs])
+                    self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs], check)
                     self._count_seconds("proven in", start)
             if graphs.timed:
-                self._time(graphs, [budget for budget in budgets if budget in graphs], statics, is_first)
+                self._time(graphs, [budget for budget in budgets if budget in graphs], check.forward, statics, is_first)
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
@@ -271,7 +280,40 @@ class Capturer:
         self.dependencies.forget()
         self._mode.forget_settings()
 
-    def _time(self, graphs: GraphSet, budgets: Sequence[Budget], statics: dict[str, Any], is_first: bool) -> None:
+    def _checked_shadows(
+        self, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
+    ) -> tuple[StateCheck, Shadow]:
+        """Return the check of what the module keeps, begun, and the shadow to capture.
+
+        It shares what no run writes, so that graphs follow the module where that is changed in place.
+        """
+
+        def runs(forward: Forward) -> Run:
+            return partial(BoundForward(forward, statics, self._mode).run_probe, arena.probes()[0])
+
+        def at_capacity(forward: Forward) -> None:
+            arena.load_sample(budget)
+            assert self.checks is not None  # noqa: S101 - made ahead
+            BoundForward(forward, statics, self._mode)(*self.checks.view(arena, budget), compiled=False)
+
+        is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
+        check = StateCheck(self._forward, runs if call is None else runs_of(call))
+        autocast = self._mode.autocast(arena.rows.device.type)
+        with self.agreement.attempt() as attempt, self.agreement.rehearsal(), autocast:
+            try:
+                check.begin(at_capacity if is_bounded else None)
+            except SizeError as error:
+                shadow = Shadow(self._forward.module)
+                raise BoundForward(self._forward.on(shadow), statics, self._mode).explained(arena, error) from error
+        if (failure := attempt.take()) is not None:
+            if call is None or isinstance(failure.error, VarlenGraphsError):
+                raise failure.error
+            return self._checked_shadows(arena, statics, None, budget)  # where the declared forward takes no such call
+        return check, Shadow(self._forward.module, check.written)
+
+    def _time(
+        self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, statics: dict[str, Any], is_first: bool
+    ) -> None:
         """Time replays of budgets whose costs are not known from an earlier run."""
         before = self._budgets.known
         budgets = [budget for budget in budgets if budget not in before]
@@ -280,7 +322,7 @@ class Capturer:
             known = None if is_first and not before else self._budgets.measured
             held = self._pool.bytes()
             replayed = self.prove is not None
-            self._budgets.learn(measure(graphs, self._forward, budgets, statics, held, self.agreement, known, replayed))
+            self._budgets.learn(measure(graphs, forward, budgets, statics, held, self.agreement, known, replayed))
             self._count_seconds("budgets timed in", start)
         if (measured := self.agreement.same(self._budgets.measured)) is not None:
             self._budgets.learn(measured)

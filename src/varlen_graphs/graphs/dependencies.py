@@ -9,7 +9,7 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.module_guard import ModuleGuard
-from varlen_graphs.watch.owners import describe_with_owners
+from varlen_graphs.watch.shadow import address_of, describe
 
 
 class Dependencies:
@@ -41,9 +41,9 @@ class Dependencies:
         read = [tensor for graphs in sets for tensor in graphs.read]
         if forward.compiled is not None:  # what compiled code reads is not seen
             read += forward.module.buffers()
-        state = [tensor for graphs in sets for tensor in graphs.state]
+        own = {address for graphs in sets for address in graphs.own}
         self._attributes = attributes
-        self.guard = ModuleGuard(forward.module, read, state, forward.beside, attributes)
+        self.guard = ModuleGuard(forward.module, forward.beside, read, own, attributes)
         self._warn_of_unowned(self.guard.unowned)
         self._warn_of_kept(sets, backend)
 
@@ -60,11 +60,11 @@ class Dependencies:
             kept.clear()
             gc.collect()  # nobody keeps what only a cycle refers to
             kept = backend.kept(graphs)
-        before, self.kept = self.kept, describe_with_owners(kept, self._forward.module)
+        before, self.kept = self.kept, [*{address_of(one): describe(one) for one in kept}.values()]
         if set(self.kept).difference(before):
             warn(
-                f"something keeps {counted(len(self.kept), 'tensor')} made while graphs were captured: "
-                f"{'; '.join(self.kept)}; replays overwrite this memory, and no graph can use it for anything else; "
+                f"something outside of the module keeps {counted(len(self.kept), 'tensor')} made while graphs were "
+                f"captured: {'; '.join(self.kept)}; replays overwrite this memory, and no graph can use it for anything else; "
                 "return what is needed as an output, and drop the rest"
             )
 
@@ -72,7 +72,7 @@ class Dependencies:
         before, self._unowned = self._unowned, unowned
         if set(unowned).difference(before):
             warn(
-                f"graphs read {counted(len(unowned), 'tensor')} that nothing the module reaches owns: "
+                f"graphs read {counted(len(unowned), 'tensor')} that neither the module nor a part of it holds: "
                 f"{'; '.join(unowned)}; they "
                 "are held, but if they are replaced later, graphs go on reading what is held, and nothing reports it; "
                 "register them, or the modules they belong to, as parts of the module"

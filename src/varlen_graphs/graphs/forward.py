@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from varlen_graphs.spec.patches import Patches
 from varlen_graphs.spec.reading import exact_table, read_layout
 from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
+from varlen_graphs.watch.shadow import Shadow
 
 MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""
@@ -49,6 +51,23 @@ class Reference(NamedTuple):
 
     output: Any
     against: str
+
+
+@dataclass
+class Verdict:
+    """What checks have found about a forward, shared with its shadows.
+
+    Attributes:
+        wrong: True if it was found to differ from the module itself in service; until a release.
+        differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
+        proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
+        agreed: Static keys of calls in which it was found to compute what the module does.
+    """
+
+    wrong: bool = False
+    differs_without: bool = False
+    proven: dict[StaticKey, bool] | None = None
+    agreed: set[StaticKey] = field(default_factory=set)
 
 
 class Forward:
@@ -68,9 +87,7 @@ class Forward:
         function, method: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
-        wrong: True if it was found to differ from the module itself in service; until a release.
-        differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
-        proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
+        verdict: What checks have found.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -84,17 +101,28 @@ class Forward:
         compile: bool,
         method: str = "forward",
     ) -> None:
-        self.module = module
+        self.module = self._encoded = module
         self.method = method
         self.module_forward: Callable[..., Any] = getattr(module, method)
         self._threads: set[int] = set()  # those that run the function
         self.function, self.spec = function, spec
         self._signature = signature
-        self.wrong = self.differs_without = False
-        self.proven: dict[StaticKey, bool] | None = None
+        self.verdict = Verdict()
         self.check_claim: Callable[[Call, Any], None] | None = None
-        self._agreed = set[StaticKey]()
+        self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
+
+    def on(self, shadow: Shadow) -> "Forward":
+        """Return this forward over a shadow of its module, for runs beside those of calls."""
+        own = copy(self)
+        own.module = shadow.module
+        own.module_forward = shadow.of(self.module_forward)
+        own.function = shadow.of(self.function, "forward")
+        own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
+        own._threads = set()
+        own.check_claim = None
+        own.compiled = None if self.compiled is None else CompiledForward(own._run)
+        return own
 
     @property
     def device(self) -> torch.device | None:
@@ -145,7 +173,7 @@ class Forward:
         if spec.layout.has_argument and not spec.layout.packs and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
-        return arguments | {b.name: b.produce(table, self.module) for b in spec.buffers if isinstance(b, Buffer)}
+        return arguments | {b.name: b.produce(table, self.module) for b in self._buffers if isinstance(b, Buffer)}
 
     def run(self, arguments: dict[str, Any], budget: Budget | None = None, positional: int = 0) -> Any:
         """Run the module, or the function in its place; with a budget, what torch's compiler made of it if it did.
@@ -241,13 +269,13 @@ class Forward:
         if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
             return self.original(call)
         if (is_right := self._is_right(call.key)) is False and not call.beyond:
-            return self._checked(call, self.answer(call), changed)
+            return self.checked(call, self.answer(call), changed)
         if (is_right is None or changed) and not trusts and not call.beyond and self.answers_itself(call):
             try:
                 own = self.answer(call)
             except Exception:  # it may need more than these arguments
                 return self.exact(call)
-            return self._checked(call, own, changed)
+            return self.checked(call, own, changed)
         if hooked and self.function is not None:
             warn(
                 f"{type(self.module).__name__} has forward hooks, but the function that runs in its place takes other "
@@ -255,22 +283,22 @@ class Forward:
             )
         return self.exact(call)
 
-    def _checked(self, call: Call, own: Any, changed: bool) -> Any:
+    def checked(self, call: Call, own: Any, changed: bool = False) -> Any:
         """Return the module's own output, if the function in its place claims to compute the same and does so.
 
         Raises:
             SpecError: It does not, so nobody knows which of the two the caller means.
         """
-        if self.check_claim is not None and call.key not in self._agreed and not (changed or self.wrong):
+        if self.check_claim is not None and call.key not in self.verdict.agreed and not (changed or self.verdict.wrong):
             self.check_claim(call, own)
-            self._agreed.add(call.key)
+            self.verdict.agreed.add(call.key)
         return own
 
     def _is_right(self, key: StaticKey) -> bool | None:
         """Return True or False if it is known, or if nothing will prove it."""
-        if self.wrong or self.proven is None:
-            return not self.wrong
-        return self.proven.get(key)
+        if self.verdict.wrong or self.verdict.proven is None:
+            return not self.verdict.wrong
+        return self.verdict.proven.get(key)
 
     @property
     def is_module(self) -> bool:
@@ -287,10 +315,11 @@ class Forward:
         Raises:
             Exception: Neither the module nor the declared forward can.
         """
-        if not self.answers_itself(call):
+        leaves_out = self.is_module and not self._signature.optional <= call.original.keys()
+        if not (self.answers_itself(call) or leaves_out):
             return Reference(self.exact(call), MODULE if self.is_module else DECLARATION)
         try:
-            return Reference(self.answer(call), MODULE)
+            return Reference(self.without(call) if leaves_out else self.answer(call), MODULE)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -304,7 +333,7 @@ class Forward:
         Raises:
             Exception: That of the module.
         """
-        if self.differs_without and not self._signature.optional <= call.original.keys():
+        if self.verdict.differs_without and not self._signature.optional <= call.original.keys():
             return self.without(call)
         if not (self.answers_itself(call) or (call.beyond and self._signature.original_takes_call)):
             return self.exact(call, grad)
@@ -400,6 +429,6 @@ class Forward:
         own = vars(self.module)
         for name in ("forward", "_old_forward"):
             installed = own.get(name)
-            if getattr(getattr(installed, "__self__", installed), "module", None) is self.module:
+            if getattr(getattr(installed, "__self__", installed), "module", None) is self._encoded:
                 return self.module_forward
         return self.module

@@ -19,6 +19,7 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.statics import StaticKey
+from varlen_graphs.watch.slots import Change
 
 LOGGER = logging.getLogger("varlen_graphs")
 
@@ -129,8 +130,16 @@ class GraphStore:
         with self.mode.autocast(inputs.device.type):  # another thread may have another one
             return self.mode.eager_reason() is None and self.key(key[0]) == key
 
-    def capture(self, inputs: CaptureInputs, requested: Collection[Budget] | None = None, calls: float = 0.0) -> None:
+    def capture(
+        self,
+        inputs: CaptureInputs,
+        requested: Collection[Budget] | None = None,
+        calls: float = 0.0,
+        call: Call | None = None,
+    ) -> None:
         """Capture all enabled budgets without a graph, or those that so many recent calls requested.
+
+        With the call that needs them now, which the module has answered once.
 
         The first graph of a set is that of the largest enabled budget: the pool is then as large as it has to be, and
         smaller ones find room in it. If none of these can be captured, others are tried. Synchronizes with the host.
@@ -154,7 +163,7 @@ class GraphStore:
         wanted = missing if requested is None else [b for b in missing if b in requested or b in first]
         if wanted:
             spare = [budget for budget in missing if budget not in wanted] if first else []
-            self.capturer.capture(key, inputs, wanted, spare)
+            self.capturer.capture(key, inputs, wanted, spare, call=call)
             if self.limit is not None:
                 self.limit.request(requested or (), calls)
             self._keep_to_limit()
@@ -248,26 +257,26 @@ class GraphStore:
         if (guard := self.capturer.dependencies.guard) is not None and (change := guard.find_change()):
             self._handle(change)
 
-    def _handle(self, change: str) -> None:
-        change += (
+    def _handle(self, change: Change) -> None:
+        what = change.what + (
             " since the graphs were captured (module.to(...), load_state_dict(assign=True), param.data = ..., "
             "untyped_storage().resize_(0)), and graphs go on with what was there"
         )
-        if not self._recapture:
+        if not (self._recapture or change.of_cache):
             raise StaleGraphError(
-                f"{change}; call encoder.release(), and the next call recaptures, or make the encoder with "
+                f"{what}; call encoder.release(), and the next call recaptures, or make the encoder with "
                 "capture=vg.Capture(on_change='recapture'). Changing weights in place needs nothing"
             )
-        LOGGER.warning("%s: graphs are released, and recaptured", change)
+        LOGGER.warning("%s: graphs are released, and recaptured", what)
         self.release()
 
     def release(self) -> None:
         """Drop everything, once the last replay has run, and enable all budgets."""
         self.check_not_staged()
         self._forget_all()
-        self.forward.wrong = False
-        if self.forward.proven is not None:
-            self.forward.proven.clear()
+        self.forward.verdict.wrong = False
+        if self.forward.verdict.proven is not None:
+            self.forward.verdict.proven.clear()
         self.budgets.enable_all()
 
     def _forget_all(self) -> None:

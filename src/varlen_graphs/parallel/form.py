@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.errors import CaptureError
-from varlen_graphs.graphs.first_run import run_first, run_on_sample
+from varlen_graphs.graphs.cached_state import StateCheck, runs_of
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.span import Span
 from varlen_graphs.parallel.kinds import check_form
@@ -74,20 +74,11 @@ def learn_form(executor: Executor, few: Call) -> Parts:
 
 
 def _check_keeps_nothing(executor: Executor, few: Call) -> None:
-    forward, named = executor.forward, executor.mode.parts.named
-
-    def run(rows: Tensor, given: dict[str, Tensor]) -> Parts:
-        own = replace(few, rows=rows, inputs=given, padded=())
-        return flatten(forward.exact(own), executor.spec.declared)
-
-    def run_any(which: int) -> Parts:
-        """Run the real rows first, and others only if that changed something."""
-        if which == 1:
-            return run(few.rows, few.inputs)
-        return run_on_sample(run, few.rows.to(forward.row_dtype), few.inputs, forward, which)
-
+    check = StateCheck(executor.forward, runs_of(replace(few, padded=())))
     try:
-        run_first(type(forward.module).__name__, named, forward.beside, run_any)
+        check.begin()
+        if (evidence := check.find_evidence()) is not None:
+            raise CaptureError(evidence)
     except CaptureError as error:
         raise CaptureError(
             f"{error}\nRanks run different items, so each would keep something else: run the module on the same real "

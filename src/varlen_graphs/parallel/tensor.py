@@ -18,7 +18,7 @@ from varlen_graphs.errors import RankError, SpecError, warn
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.kinds import check_same
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.verify.in_service import VerifyingExecutor
+from varlen_graphs.verify.in_service import InService
 from varlen_graphs.watch.sharded import mesh_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TensorParallelEncoder:
                 "the encoder has captured graphs without the other ranks: expected a new encoder; or call "
                 "encoder.release() first"
             )
-        if isinstance(encoder.executor, VerifyingExecutor):
+        if isinstance(in_service := encoder.executor.verification, InService) and in_service.calls:
             raise SpecError(
                 "verify= disables budgets on one rank alone: expected an encoder without it; call "
                 "encoder.verify(calls) on all ranks instead"

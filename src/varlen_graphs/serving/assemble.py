@@ -29,7 +29,7 @@ from varlen_graphs.spec.checks import check_budgets
 from varlen_graphs.spec.signature import Off, Signature
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.claim import check_claim
-from varlen_graphs.verify.in_service import VerifyingExecutor
+from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.proof import Prover
 
@@ -86,7 +86,7 @@ def assemble(
     mode = Mode(module, backend, pool, runs.beside)
     store = GraphStore(runs, mode, pool, enabled, limit, capture)
     if verify.prove:
-        runs.proven = {}
+        runs.verdict.proven = {}
         if forward is not None and spec.declared_by == "user":
             runs.check_claim = partial(check_claim, runs, verify.tolerance)
         store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
@@ -95,10 +95,8 @@ def assemble(
     wanted = Wanted(store, stats, capture)
     routes = spec, enabled, on_miss, layouts.min_segment_rows
     router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
-    path = signature, mode, router, store, stats
-    executor = (
-        VerifyingExecutor(*path, layouts=layouts, options=verify) if verify.calls else Executor(*path, layouts=layouts)
-    )
+    verification = InService(verify) if verify.prove or verify.calls else None
+    executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
     executor.exact = wanted.exact
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)

@@ -53,7 +53,7 @@ class ExactGraphs:
         one = self._store.key(call.key), size
         graphs = self._store.capturer.exact.get(one)
         self._count(one, graphs is None)
-        if graphs is None or size not in graphs or self._store.forward.wrong:
+        if graphs is None or size not in graphs or self._store.forward.verdict.wrong:
             return None
         return usable._replace(graphs=graphs), Route((Pack(size, range(len(layout.items))),))
 
@@ -108,7 +108,11 @@ class ExactGraphs:
         graphs, costs = capturer.sets.get(key), store.budgets.costs
         if not graphs or one in capturer.exact or size in costs.replays or not graphs.arena.holds(size):
             return None
-        if store.forward.wrong or not capturer.agreement.alone or not store.can_capture(key, capturer.inputs[key]):
+        if (
+            store.forward.verdict.wrong
+            or not capturer.agreement.alone
+            or not store.can_capture(key, capturer.inputs[key])
+        ):
             return None
         return cheapest(Load(*size), costs)
 

@@ -3,17 +3,19 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.capture.ambient import DIFFERENCES
+from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import DIAGNOSED, DISABLED, HOOKS, NO_GRAPHS, OBSERVED, Mode, is_disabled
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, WATCHERS, records
-from varlen_graphs.errors import CaptureError, InputError
+from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
@@ -39,6 +41,16 @@ from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 
 
+class Verification(Protocol):
+    """Compares replays of calls with the module itself."""
+
+    def is_due(self, route: Route, graphs: GraphSet) -> bool:
+        """Return True if a graph of a route is still to be compared."""
+
+    def run(self, executor: "Executor", call: Call, route: Route, graphs: GraphSet, own: Reference | None) -> Any:
+        """Replay a call, and return the right output."""
+
+
 class Executor:
     """Answers calls: by replays of graphs, or eager.
 
@@ -49,9 +61,10 @@ class Executor:
         store: The graphs.
         stats: The counters.
         layouts: Options for layouts on the GPU.
+        verification: Compares replays with the module itself; `None` compares none.
 
     Attributes:
-        signature, mode, router, store, stats, layouts: As given.
+        signature, mode, router, store, stats, layouts, verification: As given.
         forward, pool, spec: Those of the store.
         traces: Open recordings of the sizes of calls.
         used: Number of replays of each budget, or in its stead, by static arguments.
@@ -67,6 +80,7 @@ class Executor:
         stats: Stats,
         *,
         layouts: GpuLayouts = GpuLayouts(),  # noqa: B008 - frozen
+        verification: Verification | None = None,
     ) -> None:
         self.signature = signature
         self.mode = mode
@@ -74,6 +88,7 @@ class Executor:
         self.store = store
         self.stats = stats
         self.layouts = layouts
+        self.verification = verification
         self.forward = store.forward
         self.pool = store.pool
         self.spec = store.forward.spec
@@ -123,23 +138,26 @@ class Executor:
         try:
             torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
             with on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
-                usable, route = self.route(call)
+                usable, route, own = self.route(call)
                 if usable.graphs is not None and route.packs:
-                    return self.run(call, route, usable.graphs)
+                    return self.run(call, route, usable.graphs, own)
         finally:
             torch._C._set_grad_enabled(grad)
-        return self.eager(call, route.reason or NO_GRAPHS)
+        return self.eager(call, route.reason or NO_GRAPHS, own)
 
-    def route(self, call: Call) -> tuple[Usable, Route]:
-        """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture."""
-        usable = self.store.usable(call.key)
+    def route(self, call: Call) -> tuple[Usable, Route, Reference | None]:
+        """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture.
+
+        Before a capture the module itself runs the call: that warms it up, and is the expected output.
+        """
+        usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable)) is not None:
-            return found
+            return *found, None
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
         if usable.graphs is None and (route.packs or self.store.lazy):
             capturer, key = self.store.capturer, self.store.key(call.key)
             if (reason := capturer.why_not(key, call.statics)) is not None:
-                return usable, Route(reason=reason)
+                return usable, Route(reason=reason), None
         missing = []
         for pack in () if self.store.lazy else route.packs:  # a loop, because a comprehension costs a call of its own
             if pack.budget is not None and (usable.graphs is None or pack.budget not in usable.graphs):
@@ -147,13 +165,41 @@ class Executor:
         if missing:
             self.mode.refresh()  # submodules may have come since the last capture
             if reason := self.mode.eager_reason():
-                return usable, Route(reason=reason)
-            self.store.capture(self.store.inputs(call), [max(missing)], 1)
+                return usable, Route(reason=reason), None
+            own = None if call.staged else self._reference(call)  # the rows of a stage come later
+            example = None if own is None else replace(call)
+            self.store.capture(self.store.inputs(call), [max(missing)], 1, example)
             usable = self.store.usable(call.key, captured=True)
             route = self.router.route(call, usable.costs, usable.timed, usable.refused)
-        return usable, route
+        return usable, route, own
 
-    def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
+    def _reference(self, call: Call) -> Reference | None:
+        """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.
+
+        Raises:
+            Exception: That of the module.
+        """
+        try:
+            return self.forward.reference(replace(call))
+        except (SpecError, LayoutError):
+            return None
+        except Exception as error:
+            if (self.forward.is_module or self.forward.answers_itself(call)) and not is_out_of_memory(error):
+                raise
+            return None
+
+    def run(self, call: Call, route: Route, graphs: GraphSet, own: Reference | None = None) -> Any:
+        """Replay the packs of a call; compare the output with the module's own, if that is there or still to be asked.
+
+        Returns:
+            The output; the module's own if the replay is wrong, whose budgets are disabled then.
+        """
+        verification = self.verification
+        if verification is None or (own is None and not verification.is_due(route, graphs)):
+            return self.replay(call, route, graphs)
+        return verification.run(self, call, route, graphs, own)
+
+    def replay(self, call: Call, route: Route, graphs: GraphSet) -> Any:
         """Replay the packs of a call.
 
         Raises:
@@ -204,10 +250,15 @@ class Executor:
         finally:
             arena.loading = arena.keeps_padding = False
 
-    def eager(self, call: Call, reason: str) -> Any:
-        """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers."""
+    def eager(self, call: Call, reason: str, own: Reference | None = None) -> Any:
+        """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers.
+
+        With the output of the module, if that has run the call.
+        """
         self._count_eager(call, reason)
-        return self.run_eager(call, reason, trusts=False)
+        if own is None:
+            return self.run_eager(call, reason, trusts=False)
+        return self.forward.checked(call, own.output) if own.against == MODULE else own.output
 
     def train(self, call: Call, reason: str) -> Any:
         """Return the output of a call run eager with its gradients, and count it."""

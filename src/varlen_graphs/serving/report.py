@@ -70,6 +70,11 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     for graphs in store.sets:
         lines += [f"proven against {against}" for against in sorted(graphs.against)]
         lines += [f"not proven on {left_out}" for left_out in sorted(graphs.unproven)]
+        if graphs.kept:
+            names = ", ".join(map(repr, graphs.kept))
+            lines += [f"kept by runs of the module, which changes no output, and not by replays: {names}"]
+        if len(graphs) and not graphs.compared:
+            lines += ["captured ahead of calls: the first one will be compared with the module itself"]
         lines += [
             f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
         ]

@@ -95,7 +95,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     reason = reason or executor.router.why_wait(call)
     if reason is None:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
-            usable, route = executor.route(call)
+            usable, route, _ = executor.route(call)
             reason = route.reason
             if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
                 call.rows = usable.graphs.arena.call(call.layout, route.packs[0].budget, {}).rows

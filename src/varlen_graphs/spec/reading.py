@@ -61,7 +61,8 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
     if call.to_pack:
         call.rows = pack_rows(call.rows, call.sizes, call.places)
         names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-        call.inputs |= {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
+        packed = {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
+        call.inputs = call.inputs | packed
         call.to_pack = False
     return layout
 

@@ -173,7 +173,7 @@ def check_left_out(forward: Forward, example: Example, limit: float) -> None:
     expected = Expected(own, layout, call.padded)
     found = expected.furthest(flatten(output, forward.spec.declared), layout, range(len(layout)), call.padded)
     if found.error > limit:
-        forward.differs_without = True
+        forward.verdict.differs_without = True
         names = ", ".join(map(repr, sorted(example.call.original.keys() - call.original.keys())))
         raise VerificationError(
             f"wrong for calls that leave {names} out: {found.where} differs by {found.error:.1e} from the module "

@@ -6,76 +6,86 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from varlen_graphs.capture.backend import Graph
-from varlen_graphs.capture.mode import Mode
 from varlen_graphs.errors import LayoutError, VerificationError
+from varlen_graphs.graphs.forward import Forward, Reference
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.options import GpuLayouts
 from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
-from varlen_graphs.routing.router import Route, Router
+from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
+from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.spec.signature import Signature
-from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
 from varlen_graphs.verify.options import Verify
+from varlen_graphs.watch.shadow import Shadow
 
 LOGGER = logging.getLogger("varlen_graphs")
 
 MORE = "call encoder.release(), then encoder.verify([call]) for details"
 
 
-class VerifyingExecutor(Executor):
-    """An executor that compares the first replays of each graph with the module itself, run eager, if it takes calls.
+class InService:
+    """Compares the first replays of each graph, and the first of each set, with the module itself, if it takes calls.
 
     A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
     is wrong eager too, all budgets are disabled.
+
+    Args:
+        options: `calls`, `strict`, `tolerance` and `prove`.
+
+    Attributes:
+        calls: Number of calls to compare for each budget, beside the first of each set.
     """
 
-    def __init__(
-        self, signature: Signature, mode: Mode, router: Router, store: GraphStore, stats: Stats, *,
-        layouts: GpuLayouts, options: Verify,
-    ) -> None:  # fmt: skip
-        super().__init__(signature, mode, router, store, stats, layouts=layouts)
+    def __init__(self, options: Verify) -> None:
+        self.calls = options.calls
         self._options = options
         self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 
-    def run(self, call: Call, route: Route, graphs: GraphSet) -> Any:
-        """Replay a call, and compare its output if its graphs are still to be verified, which syncs.
+    def is_due(self, route: Route, graphs: GraphSet) -> bool:
+        """Return True if a graph of a route, or its whole set, is still to be compared."""
+        if self._options.prove and not graphs.compared:
+            return True
+        calls = self._options.calls
+        return calls > 0 and any(self._done.get(graph, 0) < calls for graph in _graphs_of(route, graphs))
+
+    def run(self, executor: Executor, call: Call, route: Route, graphs: GraphSet, own: Reference | None) -> Any:
+        """Replay a call, and compare its output with the module's own, which is asked for if it is not given. Syncs.
 
         Returns the expected output if that of the replay is wrong.
         """
-        if all(self._done.get(graph, 0) >= self._options.calls for graph in _graphs_of(route, graphs)):
-            return super().run(call, route, graphs)
-        call = self._with_own_rows(call) if call.staged else call
-        output = super().run(call, route, graphs)
+        call = _with_own_rows(executor.spec, call) if call.staged else call
+        output = executor.replay(replace(call) if own is None else call, route, graphs)
         try:
-            layout = read_layout(self.spec, call)
+            layout = read_layout(executor.spec, call)
         except LayoutError:
             return output  # which is NaN, and the graph tells why
-        return self._verified(call, layout, route, graphs, output)
+        right = self._verified(executor, call, layout, route, graphs, output, own)
+        graphs.compared = True
+        return right
 
-    def _with_own_rows(self, call: Call) -> Call:
-        """Copy rows that lie in the arena, which the replay may overwrite."""
-        packed, layout = self.spec.packed, call.layout
-        rows = packed.as_argument(call.rows)
-        if layout is not None and layout.length:  # rows past the items were never written
-            sizes, padded = [(own,) for own in layout.rows], (layout.length,)
-            rows = pad_rows(pack_rows(rows, sizes), sizes, padded)
-        rows = rows.clone()
-        return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})
-
-    def _verified(self, call: Call, layout: Layout, route: Route, graphs: GraphSet, output: Any) -> Any:
+    def _verified(
+        self,
+        executor: Executor,
+        call: Call,
+        layout: Layout,
+        route: Route,
+        graphs: GraphSet,
+        output: Any,
+        own: Reference | None,
+    ) -> Any:
         """Return the output if it is right, else the expected one."""
+        forward = executor.forward
         try:
-            reference = self.forward.reference(call)
-            expected = Expected(reference.output, layout, call.padded)
-            found = self._differences(expected, call, layout, output)
+            own = forward.reference(call) if own is None else own
+            expected = Expected(own.output, layout, call.padded)
+            found = _differences(forward, expected, call, layout, output)
+        except LayoutError:  # an item without rows, where only the GPU knows
+            return output
         except Exception as error:  # of the module's own code, or the device's memory
             if self._options.strict:
                 raise
@@ -83,37 +93,39 @@ class VerifyingExecutor(Executor):
             for graph in _graphs_of(route, graphs):
                 self._count(graph)
             return output
-        limit = limit_of(self._options.tolerance, self.forward, call.rows.device)
+        limit = limit_of(self._options.tolerance, forward, call.rows.device)
         wrong: dict[Budget, str] = {}
         for pack in route.packs:
             if pack.budget is not None:
                 worst = max(found[item] for item in pack.items)
                 right = worst.error <= limit
                 if graphs.stand_in is None or not right:  # sizes are too many to count each
-                    self.stats.count_check(pack.budget, right, reference.against)
+                    executor.stats.count_check(pack.budget, right, own.against)
                 if right:
                     self._count(graphs[pack.budget])
                 else:
                     wrong[pack.budget] = (
-                        f"{worst.where} differs by {worst.error:.1e} from {reference.against} (tolerance "
+                        f"{worst.where} differs by {worst.error:.1e} from {own.against} (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
-        if not wrong:
+        with graphs.agreement.attempt() as attempt:
+            if wrong:
+                raise VerificationError(next(iter(wrong.values())))
+        if (failure := attempt.take()) is None:
             return output
-        exact = self.forward.exact(call)
-        self._disable(graphs, wrong, max(self._differences(expected, call, layout, exact)).error <= limit)
+        if not wrong:  # here, but not on another rank
+            wrong = {pack.budget: str(failure.error) for pack in route.packs if pack.budget is not None}
+        exact = forward.on(Shadow(forward.module)).exact(replace(call))
+        forward_is_right = max(_differences(forward, expected, call, layout, exact)).error <= limit
+        self._disable(executor, graphs, wrong, forward_is_right)
         return expected.output
 
     def _count(self, graph: Graph) -> None:
         self._done[graph] = self._done.get(graph, 0) + 1
 
-    def _differences(self, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
-        parts = flatten(output, self.spec.declared)
-        return expected.differences(parts, layout, range(len(layout)), call.padded)
-
-    def _disable(self, graphs: GraphSet, wrong: dict[Budget, str], forward_is_right: bool) -> None:
+    def _disable(self, executor: Executor, graphs: GraphSet, wrong: dict[Budget, str], forward_is_right: bool) -> None:
         """Disable wrong budgets and log each once; disable all if graphs are not what is wrong."""
-        budgets, is_exact = self.store.budgets, graphs.stand_in is not None
+        budgets, is_exact = executor.store.budgets, graphs.stand_in is not None
         what = "the graph of exactly " if is_exact else ""
         for budget, why in wrong.items():
             if budget not in budgets.disabled:
@@ -123,7 +135,7 @@ class VerifyingExecutor(Executor):
             else:
                 budgets.disable(budget, WRONG_OUTPUT, why)
         if not forward_is_right:
-            self.forward.wrong = True
+            executor.forward.verdict.wrong = True
             why = next(iter(wrong.values()))
             LOGGER.error("all budgets are disabled: an eager run of the declared buffers and forward= is wrong too")
             for budget in [*budgets.costs.replays, *(() if is_exact else wrong)]:
@@ -136,3 +148,19 @@ class VerifyingExecutor(Executor):
 def _graphs_of(route: Route, graphs: GraphSet) -> list[Graph]:
     """Return the graphs that a route replays."""
     return [graphs[pack.budget] for pack in route.packs if pack.budget is not None]
+
+
+def _differences(forward: Forward, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
+    parts = flatten(output, forward.spec.declared)
+    return expected.differences(parts, layout, range(len(layout)), call.padded)
+
+
+def _with_own_rows(spec: BufferSpec, call: Call) -> Call:
+    """Copy rows that lie in the arena, which the replay may overwrite."""
+    packed, layout = spec.packed, call.layout
+    rows = packed.as_argument(call.rows)
+    if layout is not None and layout.length:  # rows past the items were never written
+        sizes, padded = [(own,) for own in layout.rows], (layout.length,)
+        rows = pad_rows(pack_rows(rows, sizes), sizes, padded)
+    rows = rows.clone()
+    return replace(call, rows=packed.rows_first(rows), original=call.original | {packed.name: rows})

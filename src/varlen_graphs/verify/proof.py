@@ -11,6 +11,7 @@ from torch import Tensor
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.errors import SpecError, VerificationError, counted, warn
+from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -90,8 +91,10 @@ class Prover:
         self._seconds_per_row = 0.0  # of the runs so far, at least; 0 before there are any
         self._takes_first = False  # True once the module took numbers of the first range
 
-    def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget]) -> None:
+    def __call__(self, graphs: GraphSet, inputs: CaptureInputs, budgets: Sequence[Budget], check: StateCheck) -> None:
         """Prove the graphs of these budgets, and refuse those that fail. Syncs; leaves NaN in the padding.
+
+        Eager runs are those of the check, on its shadow of the module; in the end they must have changed no output.
 
         Raises:
             VerificationError: A graph failed, with `strict`.
@@ -99,6 +102,7 @@ class Prover:
         """
         if not budgets:
             return
+        self._forward = check.forward
         is_new = len(graphs) == len(budgets) and graphs.stand_in is None
         with self._mode.autocast(inputs.device.type), self._live_memory_restored():
             prove = partial(self._failures, graphs, inputs, self._pool.memory(), known := dict[Layout, Example]())
@@ -114,7 +118,7 @@ class Prover:
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
                 whole = [why for _, why in prove(tasks_of_a_set(self._spec, right))]
             if not whole and right and is_new:
-                whole = self._evidence_eager(graphs, inputs, known)
+                whole = self._evidence_eager(graphs, inputs, known) or self._evidence_of_state(graphs, check)
             if is_new and not right:
                 whole = whole or [*refused.values()]
             if whole:
@@ -123,7 +127,7 @@ class Prover:
         count = len(graphs)
         for budget, failure in refused.items():
             graphs.refuse(budget, failure)
-        if (proven := self._forward.proven) is not None and graphs.stand_in is None:
+        if (proven := self._forward.verdict.proven) is not None and graphs.stand_in is None:
             key = self._spec.key(inputs.statics, inputs.row_shape)
             proven[key] = proven.get(key, True) and not refused
         if refused:
@@ -161,6 +165,15 @@ class Prover:
             lengths = single_layouts(spec, max(self._budgets.enabled)) if spec.counts_rows else ()
             make = partial(make_calls, inputs=inputs, numbers=self._numbers[0])
             check_lengths(forward, (next(make(forward, layout)) for layout in lengths))
+        evidence = evidence_of(attempt.take())
+        return [] if evidence is None else [evidence]
+
+    def _evidence_of_state(self, graphs: GraphSet, check: StateCheck) -> list[str]:
+        """Return the evidence that outputs depend on earlier runs, or nothing."""
+        with graphs.agreement.attempt() as attempt:
+            if (why := check.find_evidence()) is not None:
+                raise VerificationError(why)
+        graphs.kept = check.kept
         evidence = evidence_of(attempt.take())
         return [] if evidence is None else [evidence]
 

@@ -19,6 +19,7 @@ from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Expected, few, limit_of
 from varlen_graphs.verify.error_locator import DECLARED, PADDING, REPEATED, STATE, ErrorLocator
 from varlen_graphs.verify.examples import permuted
+from varlen_graphs.watch.shadow import Shadow
 
 Packs = Sequence[Pack]
 Why = Callable[[ErrorLocator], str]
@@ -61,7 +62,7 @@ class Verifier:
 
     def __init__(self, executor: Executor, tolerance: float | None, examples: Sequence[tuple[Call, Call]]) -> None:
         self._store = executor.store
-        self._forward = executor.forward
+        self._forward = executor.forward.on(Shadow(executor.forward.module))
         self._spec = executor.spec
         self._router = executor.router
         self._executor = Executor(executor.signature, executor.mode, executor.router, executor.store, Stats())
@@ -154,7 +155,7 @@ class Verifier:
         graphs = self._graphs(call, packs)
         if graphs is None:
             raise InputError("there is nothing to verify: no graph is left")
-        return flatten(self._executor.run(call, Route(packs), graphs), self._spec.declared)
+        return flatten(self._executor.replay(call, Route(packs), graphs), self._spec.declared)
 
     def _over_nan(self, call: Call, packs: Packs) -> Parts:
         """Replay with NaN in all padding and in the pool."""

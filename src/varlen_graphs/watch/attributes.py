@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from varlen_graphs.watch.shadow import Shadow
+
 NUMBERS = (bool, int, float, str)
 
 
@@ -14,15 +16,17 @@ class AttributeSnapshot:
 
     def __init__(self, module: nn.Module) -> None:
         owners = [(path, m) for path, m in module.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._owners = [owner for _, owner in owners]
         self._types = [(path, owner, type(owner), _forward_override(owner)) for path, owner in owners]
         self._values = [
             (path, vars(owner), {name: value for name, value in vars(owner).items() if _is_compared(name, value)})
             for path, owner in owners
         ]
 
-    def drop_changed(self) -> None:
-        """Exclude the attributes that differ now; call it right after the forward ran, which then changed them."""
-        for _, own, values in self._values:
+    def drop_changed(self, shadow: Shadow) -> None:
+        """Exclude the attributes that runs of a shadow have changed there."""
+        for owner, values in zip(self._owners, (values for _, _, values in self._values), strict=True):
+            own = vars(shadow.of(owner))
             for name in [name for name, value in values.items() if not _same(own.get(name), value)]:
                 del values[name]
 

@@ -1,6 +1,6 @@
 """Detection of changes to a module, and to memory, that invalidate captured graphs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.watch.attributes import AttributeSnapshot
-from varlen_graphs.watch.change_hooks import count_changes
-from varlen_graphs.watch.owners import REGISTERED, address_of, reachable_values
+from varlen_graphs.watch.shadow import REGISTRIES, Held, Shadow, address_of, describe
 from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.slots import Place, Slot, SlotGroup
-from varlen_graphs.watch.unregistered import UnregisteredMemory
+from varlen_graphs.watch.slots import Change, Place, Slot, SlotGroup
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""
@@ -27,56 +25,77 @@ SAMPLE = 8
 class ModuleGuard:
     """Detects changes that invalidate graphs: to parameters, buffers and submodules, and to other memory that is read.
 
-    Values may change in place, because graphs read them at each replay. Memory that is moved, replaced, or read as
-    another dtype or shape invalidates a graph. So does a storage that is resized in place, as sharding and offloading
-    do: this frees the memory even though references to it are held.
+    Values may change in place, because graphs read them at each replay. Memory that is moved, replaced, freed, or read
+    as another dtype or shape invalidates a graph. Assigning another tensor to a place where one was found that graphs
+    read is a change, too.
 
-    Memory that graphs read (`read` and `state` as in `ReadMemory`) is guarded wherever the module, or a callable in
-    `also`, reaches it: in every view of it, and in modules that lie in lists, closures or globals. Assigning another
-    tensor to a plain attribute is not a change: modules do that with their caches, and graphs read the old tensor. Nor
-    is another tensor in a buffer that is not saved and that no graph reads.
+    Args:
+        module: The module.
+        beside: Functions and objects that run beside it, by name.
+        read: Tensors that the graphs read.
+        own: Addresses of memory that graphs read, and that captures made for them alone.
+        attributes: Snapshot of the module's attributes.
+
+    Attributes:
+        unowned: Descriptions of tensors that neither the module nor a capture holds.
     """
 
     def __init__(
         self,
         module: nn.Module,
+        beside: Mapping[str, Any],
         read: Iterable[Tensor],
-        state: Iterable[Tensor] = (),
-        also: Mapping[str, Any] | None = None,
+        own: Collection[int] = (),
         attributes: AttributeSnapshot | None = None,
     ) -> None:
+        read = [*read]
+        addresses = {*map(address_of, read)} - {0, *own}
+        self._module, self._beside = module, beside
+        held, named = self._walk(), dict(module.named_modules())
+        found = {id(part): (path, part) for path, part in named.items()} | {
+            id(one.value): (one.path, one.value)
+            for one in held
+            if one.path not in named and isinstance(one.value, nn.Module) and _reads(one.value, addresses)
+        }
         owners = [
-            (f"{prefix}." if prefix else "", owner)
-            for prefix, owner in module.named_modules()
+            (f"{path}." if path else "", owner)
+            for path, owner in found.values()
             if not isinstance(owner, torch.jit.ScriptModule)  # makes its submodules anew whenever it is asked
         ]
         registered = [
-            Slot(f"{prefix}{name}", Place(vars(owner), registry, name), value)
+            Slot(f"{prefix}{name}", Place(owner.__dict__, registry, name), value)
             for prefix, owner in owners
-            for registry in REGISTERED
+            for registry in REGISTRIES
             for name, value in vars(owner)[registry].items()
         ]
-        read, state = [*read], [*state]
-        addresses = {*map(address_of, (*read, *state))}
-        slots = [slot for slot in registered if not (_is_cache(slot) and address_of(slot.value) not in addresses)]
-        unregistered = UnregisteredMemory([*reachable_values(module, also)], read, state, slots)
-        self.unowned = unregistered.unowned
-        outside = unregistered.slots
+        slots = [
+            slot._replace(is_cache=_is_cache(slot))
+            for slot in registered
+            if not (_is_cache(slot) and address_of(slot.value) not in addresses)
+        ]
+        places = {_key(slot.place) for slot in slots}
+        others = [one for one in held if one.place is None or _key(one.place) not in places]
+        outside = [
+            Slot.of(one.path, one.value) if one.place is None else Slot(one.path, one.place, one.value, is_cache=True)
+            for one in others
+            if isinstance(one.value, Tensor) and address_of(one.value) in addresses
+        ]
+        self._others = {one.path: one.value for one in others if id(one.value) in found and one.path}
+        owned = {0, *own, *(address_of(one.value) for one in held if isinstance(one.value, Tensor))}
+        unowned = [tensor for tensor in read if address_of(tensor) not in owned]
+        self.unowned = [*map(describe, unowned)]
+        outside += [Slot.of(f"a tensor {describe(one)} that the module does not hold", one) for one in unowned]
         slots += outside
         tensors = [slot.value for slot in (*registered, *outside) if isinstance(slot.value, Tensor)]
         self._memory = [local_tensor(tensor).detach() for tensor in tensors]  # keeps it alive
-        owners += unregistered.modules
         self._names = [
             (prefix.rstrip("."), vars(owner), registry, [*vars(owner)[registry]])
             for prefix, owner in owners
-            for registry in REGISTERED
+            for registry in REGISTRIES
         ]
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
-        self._roots = unregistered.roots
         self._attributes = attributes
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
-        self.events = count_changes([owner for _, owner in owners], self._memory)
-        self._seen = self.events.count
         self._was_changed = False
         self._slots = slots
         self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
@@ -84,19 +103,31 @@ class ModuleGuard:
 
     def _prepare(self) -> None:
         """Prepare comparisons in the registries of now."""
-        count = _odd_prime(min(CALLS, -(-len(self._slots) // SAMPLE)))
+        # A replay of the tape over freed memory would end the process, so there each sample is all.
+        on_host = not any(memory.is_cuda for memory in self._memory)
+        count = 1 if on_host else _odd_prime(min(CALLS, -(-len(self._slots) // SAMPLE)))
         self._all = SlotGroup(self._slots)
-        self._samples = cycle([SlotGroup([*self._always, *self._slots[at::count]]) for at in range(count)])
+        registries = [(owner, name, owner[name], len(owner[name])) for _, owner, name, _ in self._names]
+        self._samples = cycle(
+            [(SlotGroup([*self._always, *self._slots[at::count]]), registries[at::count]) for at in range(count)]
+        )
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
         self._contents = [(own, own["_modules"], len(own["_modules"])) for own in self._containers]
 
-    def find_change(self) -> str | None:
+    def _walk(self) -> list[Held]:
+        """Return what the module and the functions beside it hold now."""
+        walk = Shadow(self._module, ())
+        for name, value in self._beside.items():
+            walk.of(value, name)
+        return walk.held
+
+    def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
-        seen = self.events.count
-        found = next(self._all.changes(), None) or next(self._other_changes(), None)
-        self._was_changed |= found is not None  # once undone it may come again, as with `functional_call`
-        self._seen = -1 if self._was_changed else seen  # then every call compares everything
-        if found is None and not self._contents_unchanged():
+        found = next(self._all.changes(), None)
+        if found is None and (other := next(self._other_changes(), None)) is not None:
+            found = Change(other)
+        self._was_changed = self._was_changed or found is not None
+        if found is None:  # a registry may have been made anew, with the same entries
             self._prepare()
         return found
 
@@ -106,22 +137,29 @@ class ModuleGuard:
                 yield f"{path or 'the module'!r} gained or lost a parameter, buffer or submodule"
             elif [*owner[registry]] != names:
                 yield f"{path or 'the module'!r} has its parameters, buffers or submodules in another order"
-        for root in self._roots:
-            if not root.still_reachable():
-                yield f"the module at {root.path!r} was replaced"
+        if self._others:
+            now = {one.path: one.value for one in self._walk()}
+            yield from (
+                f"the module at {path!r} was replaced"
+                for path, part in self._others.items()
+                if now.get(path) is not part
+            )
         if self._attributes is not None:
             yield from self._attributes.changes()
 
-    def find_change_sampled(self) -> str | None:
-        """Compare one sample, a different one at each call, and everything if the sample or an event shows a change.
+    def find_change_sampled(self) -> Change | None:
+        """Compare one sample, a different one at each call, and everything if the sample shows a change.
 
-        Changes of all weights (moving, casting or loading the module), registrations and resizes are found at once, a
-        change of a single tensor (`param.data = ...`) within `CALLS` calls: comparing some hundred weights takes longer
-        than the rest of a call. Modules that are replaced in lists, dicts and closures, and the attribute snapshot are
-        compared by `find_change` only.
+        Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
+        once, a change of a single tensor or registration within `CALLS` calls: comparing some hundred weights takes
+        longer than the rest of a call. What lies in lists and closures, and the attribute snapshot, are compared by
+        `find_change` only. What was changed once may change again, so then every call compares everything.
         """
-        sample = next(self._samples, None)
-        same = self._seen == self.events.count and (sample is None or sample.unchanged())
+        slots, registries = next(self._samples)
+        for owner, name, own, size in registries:
+            if owner[name] is not own or len(own) != size:
+                return self.find_change()
+        same = not self._was_changed and slots.unchanged()
         return None if same and self._contents_unchanged() else self.find_change()
 
     def _contents_unchanged(self) -> bool:
@@ -144,3 +182,13 @@ def _is_cache(slot: Slot) -> bool:
     """Return True for a buffer that state dicts leave out: modules replace it when they meet larger inputs."""
     owner, registry, name = slot.place
     return registry == "_buffers" and isinstance(slot.value, Tensor) and name in owner["_non_persistent_buffers_set"]
+
+
+def _reads(part: nn.Module, addresses: Collection[int]) -> bool:
+    """Return True if graphs read a weight of a module."""
+    return any(address_of(tensor) in addresses for tensor in (*part.parameters(), *part.buffers()))
+
+
+def _key(place: Place) -> tuple[int, str, Any]:
+    owner = place.owner if place.registry else place.owner[""]
+    return id(owner), place.registry, place.name

@@ -23,12 +23,25 @@ class Place(NamedTuple):
     name: str
 
 
+class Change(NamedTuple):
+    """A change that invalidates graphs.
+
+    Attributes:
+        what: What changed, for messages.
+        of_cache: True if a cache was replaced: a tensor that a state dict leaves out, which the module makes itself.
+    """
+
+    what: str
+    of_cache: bool = False
+
+
 class Slot(NamedTuple):
     """Place of a tensor or a submodule, with its value at capture."""
 
     path: str  # for messages
     place: Place
     value: Any
+    is_cache: bool = False
 
     @classmethod
     def of(cls, path: str, tensor: Tensor) -> "Slot":
@@ -63,17 +76,17 @@ class SlotGroup:
             and list(map(Tensor.stride, self._tensors)) == self._strides
         )
 
-    def changes(self) -> Iterator[str]:
+    def changes(self) -> Iterator[Change]:
         """Describe each slot that changed, in shape or strides too."""
         before = dict(zip(map(id, self._tensors), zip(self._addresses, self._formats, strict=True), strict=True))
-        for path, (owner, registry, name), value in self._slots:
+        for path, (owner, registry, name), value, is_cache in self._slots:
             address, form = before.get(id(value), (0, ()))
             if owner[registry].get(name) is not value:
-                yield f"{path!r} was moved or replaced"
+                yield Change(f"{path!r} was moved or replaced", is_cache)
             elif isinstance(value, Tensor) and self._address(value) != address:
-                yield f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}"
+                yield Change(f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}")
             elif isinstance(value, Tensor) and _format(value) != form:
-                yield f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}"
+                yield Change(f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}")
 
 
 def _local_address(tensor: Tensor) -> int:

@@ -1,0 +1,273 @@
+"""Check on shadows that what a module keeps between calls changes no output: a graph would not follow it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlen_graphs.errors import CaptureError, VarlenGraphsError
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import Parts, flatten
+from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.watch.rules import written_arguments
+from varlen_graphs.watch.shadow import Changed, Shadow, address_of, same_bits
+from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.watch.thread_modes import RunMode, run_under
+
+ROUNDING = 8
+"""Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""
+
+MANY = 1000
+"""Number of further calls whose effect on numbers is tried."""
+
+Run = Callable[[int], Parts]
+"""Runs a forward on a few rows, different ones for each integer."""
+
+REMEDY = (
+    "If it initialises itself from its first rows, run it once on real ones before the first capture, as the first "
+    "call does. If it does so in every call (running statistics), call module.eval(), or run it without graphs "
+    "(backend='eager')"
+)
+
+
+class StateCheck:
+    """Runs a forward on shadows of its module, which tell what it keeps, and whether its output depends on that.
+
+    Args:
+        forward: The forward.
+        runs: Returns the function that runs a forward.
+
+    Attributes:
+        forward: The forward over the shadow on which all runs beside captures are made.
+        written: Addresses of the storages that the module writes to.
+        kept: Paths of what every run changes, and that changes no output; known in the end.
+    """
+
+    def __init__(self, forward: Forward, runs: Callable[[Forward], Run]) -> None:
+        self._original = forward
+        self._name = type(forward.module).__name__
+        self._runs = runs
+        self._shadow = Shadow(forward.module)
+        self.forward = forward.on(self._shadow)
+        self._run = runs(self.forward)
+        self.written: set[int] = set()
+        self.kept: list[str] = []
+        self._first: list[Tensor] = []
+
+    def begin(self, at_capacity: Callable[[Forward], object] | None = None) -> None:
+        """Run the forward once, and on other shadows if that changed something; then at the capacity of a budget.
+
+        Raises:
+            CaptureError: The module writes to its parameters, registers what depends on its rows, or lets the rows of
+                one run change the output of the next.
+        """
+        writes = _Writes(self._name, self._shadow)
+        self._first = run_under(lambda: _tensors(self._run(1)), writes)
+        if changed := self._shadow.changes():
+            self._compare(changed)
+        if at_capacity is not None:
+            with suppress(Exception):  # the capture tells
+                run_under(lambda: at_capacity(self.forward), writes)
+        self.written = {
+            address_of(original)
+            for _, original, clone in self._shadow.clones()
+            if address_of(clone) in writes.written or not same_bits(original, clone)
+        }
+
+    def find_evidence(self) -> str | None:
+        """Run the first rows again, after all other runs, and as if there had been many more.
+
+        Return why graphs would be wrong: the output is another one.
+        """
+        again, writes = self._again()
+        if not _equal(self._first, again):
+            one, other = (output for _, _, output in (self._fresh(1), self._fresh(1)))
+            if _apart(self._first, again) > ROUNDING * max(_apart(one, other), _precision(again)):
+                return self._evidence("after other calls", self._shadow.changes())
+            return None  # it draws random numbers, or rounds in another way once a cache is filled
+        changed = self._shadow.changed()
+        before = [_copy(one.now) for one in changed]
+        lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
+        if not (changed or writes.written) or not _equal(self._again()[0], again):
+            return None
+        moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
+        for entry, length in lists:
+            if length < len(entry.own) < length + MANY:  # of each list once
+                entry.own.extend([entry.own[-1]] * MANY)
+                moved.append(entry.path)
+        for path, _, clone in self._shadow.clones():
+            if address_of(clone) in writes.written and path not in moved:
+                clone.copy_(~clone if clone.dtype == torch.bool else 2 * clone + 1)
+                moved.append(path)
+        far: list[Tensor] | None = None
+        with suppress(Exception):  # of numbers that do not belong together any more
+            far = self._again()[0] if moved else None
+        if far is not None and not _equal(far, again):
+            return self._evidence("after many more calls", moved)
+        self.kept = sorted(moved)
+        return None
+
+    def _evidence(self, when: str, changed: Sequence[str]) -> str:
+        where = f", and keeps something in {', '.join(map(repr, sorted({*changed})))}" if changed else ""
+        return (
+            f"{self._name} gives another output for the same rows {when}{where}: a graph would give the output of its "
+            "capture. Compute in each call what depends on the call."
+        )
+
+    def _again(self) -> tuple[list[Tensor], "_Writes"]:
+        writes = _Writes(self._name, self._shadow)
+        return run_under(lambda: _tensors(self._run(1)), writes), writes
+
+    def _compare(self, changed: Sequence[str]) -> None:
+        """Compare what runs of other rows leave behind, and the outputs after them."""
+        try:
+            fresh = [self._fresh(which) for which in (1, 2, 1)]
+            one, other, again = (Shadow(shadow.module, ()) for shadow, _, _ in fresh)
+            differ = _differences(one, other) - _differences(one, again)  # but random numbers and clocks
+            registered = sorted(path for path in differ if one.registered(path) or other.registered(path))
+            outputs = [_tensors(run(3)) for _, run, _ in fresh]
+        except VarlenGraphsError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{self._name} changes something in a run, and fails if it runs again on other rows, so whether it "
+                f"keeps something of the rows cannot be told: {type(error).__name__}: {error}\n"
+                f"Expected a module that can be run again. {REMEDY}"
+            ) from error
+        matters = _equal(outputs[0], outputs[2]) and not _equal(outputs[0], outputs[1])
+        if kept := registered or (sorted(differ or changed) if matters else []):
+            raise CaptureError(
+                f"{self._name} keeps what it computes from rows in {', '.join(map(repr, kept))}: a graph would not "
+                f"follow it. {REMEDY}"
+            )
+
+    def _fresh(self, which: int) -> tuple[Shadow, Run, list[Tensor]]:
+        """Run the forward on a new shadow; return that, the function that runs it, and the output."""
+        shadow = Shadow(self._original.module)
+        run = self._runs(self._original.on(shadow))
+        return shadow, run, run_under(lambda: _tensors(run(which)), _Writes(self._name, shadow))
+
+
+class _Writes(RunMode):
+    """Dispatch mode that refuses an operator, before it runs, that writes to a tensor which a shadow shares.
+
+    Attributes:
+        written: Addresses of other memory that was written.
+    """
+
+    def __init__(self, name: str, shadow: Shadow) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[int] = set()
+        self._name = name
+        self._shadow = shadow
+        self._shared = {*map(address_of, shadow.shared)} - {0}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(map(is_distributed_tensor, types)):
+            return NotImplemented  # its operations on this rank's plain tensors come here in turn
+        kwargs = kwargs or {}
+        for tensor in written_arguments(func, args, kwargs) if isinstance(func, torch._ops.OpOverload) else ():
+            if (address := address_of(tensor)) in self._shared:
+                held = (one for one in self._shadow.held if isinstance(one.value, Tensor))
+                path = next(one.path for one in held if address_of(one.value) == address)
+                raise CaptureError(
+                    f"{self._name} writes to {path!r}, which graphs read: a capture would change it\n"
+                    f"  at {next(user_lines(), UNKNOWN_LINE)}\n{REMEDY}"
+                )
+            self.written.add(address)
+        return func(*args, **kwargs)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _extrapolate(change: Changed, before: Any) -> bool:
+    """Change a number, or numbers, as many more calls would; return False where nothing goes on.
+
+    By what the last run changed, or else by what all runs did: a maximum changes in some runs only.
+    """
+    now = change.now
+    if (
+        isinstance(now, Tensor)
+        and isinstance(before, Tensor)
+        and now.shape == before.shape
+        and now.dtype == before.dtype
+    ):
+        if now.dtype == torch.bool or same_bits(now, before):
+            return False
+        change.set(now + MANY * (now - before))
+        return True
+    numbers = type(now) in (int, float) and type(now) is type(before) is type(change.before)
+    step = (now - before or now - change.before) if numbers else 0
+    if step:
+        change.set(now + MANY * step)
+    return bool(step)
+
+
+def runs_of(call: Call) -> Callable[[Forward], Run]:
+    """Return the runs of a call, and of its items with other rows."""
+
+    def runs(forward: Forward) -> Run:
+        def run(which: int) -> Parts:
+            rows = call.rows if which == 1 else _other(call.rows, which)
+            return flatten(forward.exact(replace(call, rows=rows)), forward.spec.declared)
+
+        return run
+
+    return runs
+
+
+def _other(rows: Tensor, which: int) -> Tensor:
+    """Return other rows, as likely as the given ones."""
+    if rows.is_floating_point() or rows.is_complex():
+        return rows.flip(-1) / which
+    low, high = rows.long().aminmax() if rows.numel() else (0, 0)
+    return (low + high - rows.long()).to(rows.dtype) if which == 2 else rows.flip(-1)
+
+
+def _tensors(parts: Parts) -> list[Tensor]:
+    return [tensor.clone() for tensor in parts.tensors]
+
+
+def _differences(one: Shadow, other: Shadow) -> set[str]:
+    """Return the paths where what two shadows hold differs."""
+    paths = one.values.keys() | other.values.keys()
+    return {path for path in paths if not _alike(one.values.get(path), other.values.get(path))}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one is other or same_bits(local_tensor(one), local_tensor(other))
+    return bool(one == other or one != one)
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same_bits, one, other))
+
+
+def _apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return the largest relative difference of two outputs; infinite if they have other shapes. Syncs."""
+    worst = 0.0
+    for one, other in zip(some, others, strict=True):
+        if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
+            worst = max(worst, 0.0 if same_bits(one, other) else torch.inf)
+            continue
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        a, b = one.to(wide).nan_to_num(), other.to(wide).nan_to_num()
+        worst = max(worst, float((a - b).norm() / a.norm().clamp(min=1e-30)))
+    return worst
+
+
+def _precision(tensors: Sequence[Tensor]) -> float:
+    """Return the precision of the least precise tensor."""
+    return max((torch.finfo(one.dtype).eps for one in tensors if one.is_floating_point()), default=0.0)

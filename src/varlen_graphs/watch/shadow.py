@@ -1,0 +1,438 @@
+"""A shadow of a module: the same weights, and everything else its own, for runs beside those of calls.
+
+What a module keeps between calls, a run of its shadow writes into the shadow: nothing has to be undone.
+"""
+
+import sys
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from copy import copy
+from functools import _lru_cache_wrapper, lru_cache, partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.slots import Place
+
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+MOST_BYTES = 1 << 28
+"""Bytes of tensors to clone in all; one may take an eighth of it. Others are shared."""
+
+MOST_ENTRIES = 10_000
+"""Length of a container above which its entries are shared: it holds data, not parts."""
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_COPIED = (dict, OrderedDict, defaultdict, Counter, list, set, deque, bytearray)
+_LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
+_ABSENT = object()
+
+DECLARATIONS = tuple(
+    f"varlen_graphs.{name}"
+    for name in ("buffers", "layout.entry_counts", "recipes", "spec.batch_rows", "spec.normalize", "spec.patches")
+)
+"""Modules of this library whose objects run beside a module, and may hold tensors or functions over its parts."""
+
+
+class Held(NamedTuple):
+    """A tensor or module that a module holds: in a registry, as an attribute, in a container, an object or a closure.
+
+    Attributes:
+        path: Path from the module.
+        value: As it was found.
+        place: Place of it, if that is a dict.
+    """
+
+    path: str
+    value: Any
+    place: Place | None = None
+
+
+class Changed(NamedTuple):
+    """A change of a shadow.
+
+    Attributes:
+        path: Path from the module.
+        own: The tensor that was written, or the container, or closure cell, with another entry.
+        key: Key of the entry.
+        before: What was there.
+    """
+
+    path: str
+    own: Any
+    key: Any
+    before: Any
+
+    @property
+    def now(self) -> Any:
+        """What is there now."""
+        return self.own if isinstance(self.own, Tensor) else _entries(self.own).get(self.key)
+
+    def set(self, value: Any) -> None:
+        """Write another value there; sets are left as they are."""
+        if isinstance(self.own, Tensor):
+            self.own.copy_(value)
+        elif type(self.own) is CellType:
+            self.own.cell_contents = value
+        elif not isinstance(self.own, set):
+            self.own[self.key] = value
+
+
+class _Copied(NamedTuple):
+    """A container or cell of the shadow, and what it held when it was made."""
+
+    path: str
+    own: Any
+    before: Any
+
+
+class _Cloned(NamedTuple):
+    """A tensor of the original, and its clone."""
+
+    path: str
+    original: Tensor
+    clone: Tensor
+
+
+class Shadow:
+    """A copy of a module with parts, objects and containers of its own.
+
+    Parameters are shared; so are larger tensors and those of other than plain types, and what cannot be copied: locks,
+    files, objects of torch, numpy and C, script modules. Functions, methods and weak references that parts hold are
+    bound to the copies. It reads the parts of the module and what they hold, and nothing else: no globals, no
+    attributes of classes. Allocates the clones; no sync.
+
+    Made after the first call, in which lazy layers build their weights.
+
+    Args:
+        module: The module.
+        clones: Addresses of the storages to clone; by default those of all tensors that are no parameters.
+
+    Attributes:
+        original: As given.
+        module: The copy.
+        held: The tensors and modules that the original holds.
+        shared: The tensors that the copy shares.
+        values: Numbers, texts and tensors that it holds, by path.
+    """
+
+    def __init__(self, module: nn.Module, clones: Collection[int] | None = None) -> None:
+        self.original = module
+        self.held: list[Held] = []
+        self.shared: list[Tensor] = []
+        self.values: dict[str, Any] = {}
+        self._clones = clones
+        self._room = MOST_BYTES
+        self._memo: dict[int, Any] = {}
+        self._kept: list[Any] = []  # so that no id comes again
+        self._copied: list[_Copied] = []
+        self._cloned: list[_Cloned] = []
+        self._registered = set[int]()
+        self._storages: dict[int, torch.UntypedStorage | None] = {}  # clones by address; `None` for shared ones
+        self._waiting: deque[Callable[[], None]] = deque()
+        parameters = [*module.parameters()]
+        self._on_gpu = any(one.is_cuda for one in parameters)
+        for parameter in parameters:
+            self._storages[address_of(parameter)] = None
+        for path, part in module.named_modules():
+            self._copy(part, path)
+        self._finish()
+        self.module: nn.Module = self._memo.get(id(module), module)
+
+    def of(self, value: Any, path: str = "") -> Any:
+        """Return a value, such as a function over parts of the module, bound to the copies."""
+        bound = self._copy(value, path)
+        self._finish()
+        return bound
+
+    def changes(self) -> list[str]:
+        """Return the path of everything in the shadow that differs from the original as it was. Syncs."""
+        return [change.path for change in self.changed()]
+
+    def changed(self) -> list[Changed]:
+        """Return everything in the shadow that differs from the original as it was. Syncs."""
+        found = [
+            Changed(path, tensor, None, original)
+            for path, original, tensor in self._cloned
+            if not same_bits(original, tensor)
+        ]
+        for path, own, before in self._copied:
+            now, start = _entries(own), f"{path}." if path else ""
+            for key in now.keys() | before.keys():
+                if not _alike(now.get(key, _ABSENT), before.get(key, _ABSENT)):
+                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
+                    found.append(Changed(name, own, key, before.get(key)))
+        return found
+
+    def clones(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Return the path of each tensor that was cloned, the tensor and its clone."""
+        return [(path, original, clone) for path, original, clone in self._cloned]
+
+    def own(self) -> set[int]:
+        """Return the addresses of the tensors that the shadow holds now, and the original does not."""
+        now = {address_of(one.value) for one in Shadow(self.module, ()).held if isinstance(one.value, Tensor)}
+        return now - {address_of(one.value) for one in self.held if isinstance(one.value, Tensor)}
+
+    def registered(self, path: str) -> bool:
+        """Return True for the path of a parameter or buffer."""
+        return id(self.values.get(path)) in self._registered
+
+    def _note(self, value: Any, own: Any) -> Any:
+        self._memo[id(value)] = own
+        self._kept.append(value)
+        return own
+
+    def _finish(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def _copy(self, value: Any, path: str, place: Place | None = None) -> Any:
+        """Return the copy of a value, which may be filled later; or the value itself if it is shared."""
+        kind = type(value)  # an object may claim to be of another class, or raise when it is asked
+        if kind in _ATOMS or issubclass(kind, Tensor):
+            self.values.setdefault(path, value)
+        if kind in _ATOMS:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if issubclass(kind, Tensor):
+            self.held.append(Held(path, value, place))
+            return self._note(value, self._copy_tensor(value, path))
+        if issubclass(kind, nn.Module):
+            return self._copy_part(value, path, place)
+        if kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            own = [self._copy(one, f"{path}[{at}]") for at, one in enumerate(tuple.__iter__(value))]
+            same = all(one is other for one, other in zip(own, tuple.__iter__(value), strict=True))
+            return self._note(value, value if same else tuple.__new__(kind, own))
+        if kind in _COPIED:
+            return self._copy_container(value, path)
+        if (code := self._copy_code(value, path)) is not _ABSENT:
+            return code
+        return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value)
+
+    def _copy_part(self, part: nn.Module, path: str, place: Place | None) -> Any:
+        kind = type(part)
+        if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("varlen_graphs."):
+            for name, tensor in (*part.named_parameters(path), *part.named_buffers(path)):
+                self.held.append(Held(name, tensor))
+                self.shared.append(tensor)
+            return self._note(part, part)
+        self.held.append(Held(path, part, place))
+        own = self._note(part, object.__new__(kind))
+        self._waiting.append(partial(self._fill_object, part, own, path))
+        return own
+
+    def _copy_object(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if not (getattr(value, "__dict__", None) or any(True for _ in _slots(value))):
+            return self._note(value, value)  # it keeps nothing, and others may compare it by identity
+        own = self._note(value, SimpleNamespace() if kind is SimpleNamespace else object.__new__(kind))
+        self._waiting.append(partial(self._fill_object, value, own, path))
+        return own
+
+    def _copy_other(self, value: Any) -> Any:
+        numpy = sys.modules.get("numpy")
+        is_array = numpy is not None and type(value) is numpy.ndarray
+        return self._note(value, value.copy() if is_array else value)
+
+    def _fill_object(self, value: Any, own: Any, path: str) -> None:
+        start = f"{path}." if path else ""
+        if (attributes := getattr(value, "__dict__", None)) is not None:
+            is_part, mine = issubclass(type(value), nn.Module), self._note(attributes, own.__dict__)
+            for name, one in list(attributes.items()):
+                if is_part and name in REGISTRIES:
+                    mine[name] = copy(one)
+                    self._fill_registry(attributes, name, mine[name], start)
+                else:
+                    mine[name] = self._copy(one, f"{start}{name}", Place({"": attributes}, "", name))
+            self._copied.append(_Copied(path, mine, dict(mine)))
+        for name, one in _slots(value):
+            object.__setattr__(own, name, self._copy(one, f"{start}{name}"))
+
+    def _fill_registry(self, owner: dict[str, Any], registry: str, own: dict[str, Any], start: str) -> None:
+        for name, one in list(owner[registry].items()):
+            own[name] = self._copy(one, f"{start}{name}", Place(owner, registry, name))
+            if isinstance(one, Tensor):
+                self._registered.add(id(one))
+        self._copied.append(_Copied(start[:-1], own, dict(own)))
+
+    def _copy_container(self, value: Any, path: str) -> Any:
+        own = self._note(value, copy(value))
+        if len(own) <= MOST_ENTRIES:
+            self._waiting.append(partial(self._fill_container, value, own, path))
+        return own
+
+    def _fill_container(self, value: Any, own: Any, path: str) -> None:
+        """Replace the entries of a container that was copied as it is."""
+        if isinstance(own, dict):
+            for key, one in list(own.items()):
+                if issubclass(type(key), nn.Module):
+                    del own[key]
+                    key = self._copy(key, path)
+                inside = f"{path}[{key!r}]" if type(key) in _ATOMS else f"{path}[...]"
+                own[key] = self._copy(one, inside, Place({"": value}, "", key))
+        elif isinstance(own, list | deque):
+            for at, one in enumerate(list(own)):
+                own[at] = self._copy(one, f"{path}[{at}]")
+        elif isinstance(own, set):
+            parts = [one for one in own if issubclass(type(one), nn.Module)]
+            own.difference_update(parts)
+            own.update(self._copy(one, path) for one in parts)
+        self._copied.append(_Copied(path, own, _entries(own)))
+
+    def _copy_code(self, value: Any, path: str) -> Any:
+        """Return a function, method or reference bound to copies; `_ABSENT` for a value that is none."""
+        kind = type(value)
+        if kind is FunctionType:
+            return self._copy_function(value, path)
+        if kind is CellType:
+            own = self._note(value, CellType())
+            self._waiting.append(partial(self._fill_cell, value, own, path))
+            return own
+        if kind is MethodType:
+            bound = MethodType(self._copy(value.__func__, path), self._copy(value.__self__, path))
+            return self._note(value, bound)
+        if kind is partial:
+            function = self._copy(value.func, path)
+            args = [self._copy(one, f"{path}.args[{at}]") for at, one in enumerate(value.args)]
+            keywords = {name: self._copy(one, f"{path}.{name}") for name, one in value.keywords.items()}
+            return self._note(value, partial(function, *args, **keywords))
+        if kind is _lru_cache_wrapper:  # of an instance: what it has cached follows from the arguments
+            wrapped = self._copy(value.__wrapped__, path)
+            same = wrapped is value.__wrapped__
+            return self._note(value, value if same else lru_cache(**value.cache_parameters())(wrapped))
+        if kind is BuiltinFunctionType:
+            owner = value.__self__
+            own = self._copy(owner, path) if type(owner) in _COPIED else owner
+            return self._note(value, value if own is owner else getattr(own, value.__name__))
+        if kind is weakref.ref:
+            target = value()
+            own = self._copy(target, path) if issubclass(type(target), nn.Module) else target
+            return self._note(value, value if own is target else weakref.ref(own))
+        return _ABSENT
+
+    def _copy_function(self, function: FunctionType, path: str) -> FunctionType:
+        if function.__closure__ is None:
+            return function
+        names, start = function.__code__.co_freevars, f"{path}." if path else ""
+        cells = tuple(self._copy(cell, f"{start}{n}") for n, cell in zip(names, function.__closure__, strict=True))
+        own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, function.__qualname__
+        own.__module__, own.__doc__ = function.__module__, function.__doc__
+        self._note(function, own)
+        self._waiting.append(partial(self._fill_function, function, own, path))
+        return own
+
+    def _fill_function(self, function: FunctionType, own: FunctionType, path: str) -> None:
+        for name, one in list(vars(function).items()):
+            setattr(own, name, self._copy(one, f"{path}.{name}"))
+
+    def _fill_cell(self, cell: CellType, own: CellType, path: str) -> None:
+        with suppress(ValueError):  # empty
+            own.cell_contents = self._copy(cell.cell_contents, path)
+            self._copied.append(_Copied(path, own, _entries(own)))
+
+    def _copy_tensor(self, tensor: Tensor, path: str) -> Tensor:
+        """Return a clone, which is a view of the clone of another tensor if the original is; or the tensor itself."""
+        if not self._may_clone(tensor):
+            self.shared.append(tensor)
+            return tensor
+        if not tensor.numel():  # it may be resized
+            clone = tensor.detach().clone()
+            self._cloned.append(_Cloned(path, tensor, clone))
+            return clone
+        address = address_of(tensor)
+        if address not in self._storages:
+            size = tensor.untyped_storage().nbytes()
+            clones = size <= min(self._room, MOST_BYTES // 8) if self._clones is None else address in self._clones
+            self._room -= size if clones else 0
+            with torch.inference_mode(False):
+                self._storages[address] = tensor.untyped_storage().clone() if clones else None
+        storage = self._storages[address]
+        if storage is None:
+            self.shared.append(tensor)
+            return tensor
+        with torch.inference_mode(False), torch.no_grad():
+            clone = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            clone.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        clone.requires_grad_(tensor.requires_grad)
+        vars(clone).update(vars(tensor))
+        self._cloned.append(_Cloned(path, tensor, clone))
+        return clone
+
+    def _may_clone(self, tensor: Tensor) -> bool:
+        """Return False for tensors without plain memory of their own, and those of the host beside a GPU."""
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+            return False
+        return not (
+            tensor.is_conj()
+            or tensor.is_neg()
+            or (self._on_gpu and not tensor.is_cuda)
+            or (tensor.numel() and not address_of(tensor))
+        )
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return the address of the storage of a tensor, or of its local shard; 0 if it has no storage of its own."""
+    try:
+        return local_tensor(tensor).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, lazy, or made of other tensors
+        return 0
+
+
+def describe(tensor: Tensor) -> str:
+    """Return the dtype and shape of a tensor, for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return True if tensors are equal bit for bit. Syncs with the device."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if plain.stride() != (1,):  # of one entry
+        plain = torch.empty_like(plain, memory_format=torch.contiguous_format).copy_(plain)
+    return plain.view(torch.uint8)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return True for a class of Python objects that are what their attributes are."""
+    package = str(kind.__module__).partition(".")[0]
+    if kind is SimpleNamespace or str(kind.__module__).startswith(DECLARATIONS):
+        return True
+    if package in _LIBRARIES or package in sys.stdlib_module_names or package == "builtins":
+        return False
+    own = all(getattr(kind, name) is getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__"))
+    return own and not hasattr(kind, "__del__")
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the slots of an object that are set."""
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and (one := getattr(value, name, _ABSENT)) is not _ABSENT:
+                yield name, one
+
+
+def _entries(own: Any) -> dict[Any, Any]:
+    """Return what a container, object or cell of a shadow holds now, by key or index."""
+    if type(own) is CellType:
+        return {"": own.cell_contents}
+    if isinstance(own, dict):
+        return dict(own)
+    return dict.fromkeys(own) if isinstance(own, set) else dict(enumerate(own))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    same = type(one) is type(other) and type(one) in _ATOMS and (one == other or one != one)
+    return one is other or same
