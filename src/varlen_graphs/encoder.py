@@ -14,9 +14,10 @@ from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import BudgetError, SpecError, counted
+from varlen_graphs.errors import BudgetError, InputError, SpecError, counted
 from varlen_graphs.layout.budgets import Budget, Budgets, resolve_budgets
 from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
+from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
 from varlen_graphs.serving.assemble import assemble, check_options
@@ -332,23 +333,35 @@ class GraphedEncoder(nn.Module):
         with self.pool.exclusive(), self.pool.order:
             self._budgets.learn(costs)
 
-    def capture(self: Self, **statics: Any) -> Self:
-        """Capture the graphs now, for calls with these static arguments.
+    def capture(self: Self, call: Mapping[str, Any] | None = None, /, **statics: Any) -> Self:
+        """Capture the graphs now, for calls with these static arguments, or for those like an example call.
 
-        Does nothing if calls run eager, for example because no graph fits `memory`. Allocates the arena and the graphs'
-        pool. Synchronizes with the host.
+            encoder.capture({"pixel_values": pixels, "grid_thw": [(1, 14, 14)]})
+
+        The module itself runs the example once, as it does with the first call otherwise: what it initialises from its
+        first rows, or builds at its first call, follows from rows that are real. Without an example the rows are made
+        up, and the module itself does not run before its first call. The first call of the graphs is compared with the
+        module itself in both cases. Does nothing if calls run eager, for example because no graph fits `memory`.
+        Allocates the arena and the graphs' pool. Synchronizes with the host.
+
+        Args:
+            call: The keyword arguments of a call, static ones among them.
+            **statics: Static arguments, without an example.
 
         Raises:
-            SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
-            InputError: A static argument the module does not take.
+            SpecError: The shape of a row is not known yet: give an example, or `PackedRows(shape=...)`.
+            InputError: A static argument the module does not take, or an example that is no call.
             CaptureError: The module cannot be captured, or its mode is not that of construction.
         """
         self.executor.check_usable()
-        inputs = self.executor.capture_inputs(statics)
+        if call is not None and not isinstance(call, Mapping):
+            raise InputError(f"capture came with {quoted(call)}: expected a call as a dict of its arguments by name")
+        example = None if call is None else self.executor.bind((), {**call, **statics})
+        inputs = self.executor.capture_inputs(statics, example)
         if inputs is not None:
             with self.pool.exclusive(), self.pool.order:
                 if not self._budgets.none_fits:
-                    self.executor.store.capture(inputs)
+                    self.executor.capture(inputs, example)
         return self
 
     def capture_wanted(self, most: int | None = 1) -> list[Budget]:

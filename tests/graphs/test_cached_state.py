@@ -119,6 +119,29 @@ def test_what_a_made_up_call_would_initialise_is_refused_and_left_as_it_was(keep
     assert same_state(module, alone)
 
 
+@pytest.mark.parametrize("keep", FIRST)
+def test_a_capture_ahead_of_calls_initialises_by_its_example(keep):
+    module, rows = Keeping(keep).eval(), rows_for([6])
+    alone, encoder = copy.deepcopy(module), encoder_of(module)
+    alone(rows)
+    encoder.capture({"x": rows, "lengths": [6]})
+    assert same_state(module, alone)
+    assert not encoder.stats.calls
+    assert "captured ahead of calls: the first one will be compared with the module itself" in encoder.report()
+    others = rows_for([9], 1)
+    assert distance(encoder(others, lengths=[9]), alone(others)) < 1e-6
+    assert encoder.stats.replays.total() == 1
+    assert "captured ahead" not in encoder.report()
+
+
+def test_an_example_that_is_no_call_is_refused():
+    encoder = encoder_of(Keeping(into_buffer).eval())
+    with pytest.raises(vg.InputError, match="expected a call as a dict of its arguments by name"):
+        encoder.capture([rows_for([6])])
+    with pytest.raises(vg.InputError, match="argument 'lengths' is missing"):
+        encoder.capture({"x": rows_for([6])})
+
+
 def refused(encoder, name, rows):
     with pytest.raises(vg.CaptureError) as raised:
         encoder(rows, lengths=[len(rows)])

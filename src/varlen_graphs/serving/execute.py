@@ -336,8 +336,10 @@ class Executor:
         if checks is not None and checks.calls and (found := checks.poll()):  # else there is nothing to find
             self.stats.count_wrong_layouts(found)
 
-    def capture_inputs(self, statics: dict[str, Any]) -> CaptureInputs | None:
-        """Return the inputs to capture for calls with these static arguments; `None` if nothing is captured here.
+    def capture_inputs(self, statics: dict[str, Any], example: Call | None = None) -> CaptureInputs | None:
+        """Return the inputs to capture for calls with these static arguments, or like an example.
+
+        `None` if nothing is captured here.
 
         Raises:
             SpecError: The shape of rows is not known yet.
@@ -346,8 +348,11 @@ class Executor:
         """
         if is_disabled():
             return None
-        example = no_rows(self.store)
-        bound, beyond = self.signature.bind_statics(statics)
+        if example is None:
+            rows = no_rows(self.store)
+            bound, beyond = self.signature.bind_statics(statics)
+        else:
+            rows, bound, beyond = example.rows, example.statics, example.beyond
         self.mode.refresh()
         with torch.no_grad():  # as a capture runs
             reason = beyond or self.mode.eager_reason()
@@ -355,9 +360,16 @@ class Executor:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the mode of construction"
             )
-        if self.mode.backend(example.device) is None:
+        if self.mode.backend(rows.device) is None:
             return None
-        return CaptureInputs(bound, self.spec.row_extent.rest(example.shape), example.device)
+        shape = rows.shape if example is None else example.shape
+        return CaptureInputs(bound, self.spec.row_extent.rest(shape), rows.device)
+
+    def capture(self, inputs: CaptureInputs, example: Call | None) -> None:
+        """Capture all budgets for these inputs, after the module itself has run the example, if there is one."""
+        with torch.no_grad():
+            own = None if example is None else self._reference(example)
+        self.store.capture(inputs, call=None if own is None else example)
 
     def _run_eager(
         self, call: Call, pack: Pack, spans: Sequence[tuple[Span, Span]], refused: Collection[Budget]
