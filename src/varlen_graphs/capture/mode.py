@@ -145,9 +145,10 @@ class Mode:
         Raises:
             SpecError: The backend does not exist on this device, or the pool is in use on another one.
         """
-        if device not in self._backends:
-            self._backends[device] = self._choose(device)
-        return self._backends[device]
+        try:
+            return self._backends[device]
+        except KeyError:
+            return self._backends.setdefault(device, self._choose(device))
 
     def _choose(self, device: torch.device) -> Backend | None:
         on_cuda = device.type == "cuda" and torch.version.hip is None

@@ -34,7 +34,7 @@ _ORDINARY = frozenset({*PLAIN_TENSORS, list, tuple, range, dict, int, float, boo
 _NO_TENSOR = (None,)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_is_tracing = torch._C._is_tracing  # `torch.jit.is_tracing`, which takes several times as long
+_traced = torch._C._is_tracing  # `torch.jit.is_tracing`, which takes several times as long
 
 
 def active_mode() -> str | None:
@@ -47,7 +47,7 @@ def active_mode() -> str | None:
             return FUNCTION_MODE
     if _transforms() is not None:
         return TRANSFORM
-    if _is_tracing():
+    if _traced():
         return TRACING
     if parametrize._cache_enabled:
         return CACHED
@@ -64,7 +64,7 @@ def watcher(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         has_torch_function(_NO_TENSOR)
         or _dispatch_modes()
         or _transforms() is not None
-        or _is_tracing()
+        or _traced()
         or parametrize._cache_enabled
         or forward_ad._current_level >= 0
     ) and (mode := active_mode()) is not None:
