@@ -697,23 +697,33 @@ LAUNCH = """
 
     @triton.jit
     def scale(x, out, longest, BLOCK: tl.constexpr):
-        at = tl.arange(0, BLOCK)
+        at = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at) * longest)
 
-    class Scale(torch.nn.Module):
-        def forward(self, x, longest):
+    class Scale(torch.nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
             out = torch.empty_like(x)
-            scale[lambda meta: (len(x) // meta["BLOCK"],)](x, out, longest, BLOCK=4)
+            scale[(len(x),)](x, out, 3.0, BLOCK=4)
             return out
 
-    (finding,) = vg.diagnose(Scale(), *((torch.ones(4), longest) for longest in (3, 5)))
-    assert finding.kind == "frozen value", finding
-    assert "longest of the kernel scale is 3 in call 1, 5 in call 2, the argument '1'" in finding.what, finding
-    assert finding.line.function == "forward"
+    torch.set_grad_enabled(False)
+    module = Scale(4, 4).eval()
+    finding, *_ = vg.diagnose(module, torch.ones(16, 4))
+    assert finding.kind == "wrong replay", finding
+    assert "torch.library.custom_op" in finding.remedy, finding
+
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.PackedRows("x"), vg.Lengths()), backend="tape")
+    for _ in range(2):
+        rows = torch.randn(5, 4)
+        assert torch.equal(encoder(rows, lengths=[2, 3]), module(rows))
+    assert encoder.stats.replays.total() == 0
+    reason = str(encoder.report())
+    assert "launches a Triton kernel outside of any operator" in reason, reason
 """
 
 
-def test_arguments_of_a_triton_launch_are_compared(tmp_path):
+def test_a_triton_launch_outside_of_any_operator_is_refused_by_the_proof(tmp_path):
     script = tmp_path / "launch.py"  # the interpreter reads a kernel's source, and its switch, when it is decorated
     script.write_text(textwrap.dedent(LAUNCH))
     subprocess.run([sys.executable, str(script)], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})

@@ -3,17 +3,16 @@
 The tape records the operations that one run dispatches, and replays them over the same storages without running any
 Python of the module. Whatever a graph freezes is frozen, whatever a graph recomputes is recomputed, and whatever a
 capture refuses is refused, with the line that does it (see `CaptureRulesMode`). A 0-dimensional host tensor is frozen,
-as on a GPU. Triton kernels are recorded as torch operators; a raw launch is refused.
+as on a GPU. Triton kernels are recorded as torch operators. What one launched outside of any operator writes is missed:
+the proof refuses such a graph, because its replays are not what the module gives.
 
 Before each replay every storage that the run allocated is poisoned, so that reads of unwritten memory show.
 
 Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
-from varlen_graphs.watch.rules import Violation
 
 aten = torch.ops.aten
 
@@ -99,7 +97,7 @@ class TapeCapture:
         tape = Tape()
         recorder = _Recorder(tape, name, constants)
         with torch.inference_mode(False):
-            tape.outputs = recorder.watch(run, recorder.on_triton_launch)
+            tape.outputs = recorder.watch(run)
         return tape
 
     def kept(self, graphs: Sequence[Tape]) -> list[Tensor]:
@@ -151,15 +149,6 @@ class _Recorder(ConstantsMode):
         if is_collective(func):
             func = run_and_wait(func)  # the wait operator returns its input, so it is not recorded by itself
         self._tape.operations.append(_RecordedOperation(func, args, kwargs, statics))
-
-    def on_triton_launch(
-        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AbstractContextManager[None]:
-        """Refuse a Triton launch outside of any operator: the tape would miss its writes."""
-        if not self.dispatch_depth and self.thread_id == threading.get_ident():
-            what = f"it launches the Triton kernel {getattr(kernel, '__name__', kernel)!r} outside of any operator"
-            self.on_violation(Violation("raw kernel", what))
-        return nullcontext()
 
     def _alias(self, tensor: Tensor) -> Tensor:
         """Return an alias of a device tensor, whose memory a graph reads, or a copy of a host scalar, frozen by it."""

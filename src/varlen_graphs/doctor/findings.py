@@ -56,7 +56,7 @@ FINDING_KINDS: dict[str, FindingKind] = _CAPTURE_RULES | {
         "A graph was replayed on the tape over made-up items, with NaN and with other values as padding: its output is "
         "not that of the module, or changes with the padding. In use such a graph is refused, and calls run eager.",
         "Let rows mix through declared buffers only: attention over cu_seqlens, gathers by declared indices, sums by "
-        "item that leave padding out.",
+        "item that leave padding out. Launch Triton kernels in a torch.library.custom_op: the tape sees no others.",
     ),
     "padded size": FindingKind(
         "It follows from the number of rows or items. A graph uses the number of its budget, padding included.",

@@ -1,10 +1,9 @@
 """Observation of one run of a module: violations are recorded, and the run goes on."""
 
 import gc
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -67,7 +66,7 @@ def observe(
     token = OBSERVED.set(True)
     try:
         with torch.inference_mode(False):
-            observer.record_outputs(observer.watch(run, observer.on_triton_launch))
+            observer.record_outputs(observer.watch(run))
     except Exception as error:
         what = shorten(f"it raised {type(error).__name__}: {error}", 300)
         trace = error.__traceback__
@@ -160,18 +159,6 @@ class _Observer(CaptureRulesMode):
             line = next(user_lines(), UNKNOWN_LINE)
             self.run.turns[line] = self.run.turns.get(line, 0) + len(tensors[0])
         return result
-
-    def on_triton_launch(
-        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AbstractContextManager[None]:
-        """Record a Triton launch outside of any operator."""
-        if self.dispatch_depth or self.thread_id != threading.get_ident():
-            return nullcontext()
-        named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-        if callable(named.get("grid")):
-            named["grid"] = tuple(named["grid"](named))
-        self._record_operation(f"the kernel {kernel.__name__}", named)
-        return self._suppress()  # Triton's interpreter copies tensors
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]

@@ -1,5 +1,6 @@
 """Locate the cause of a wrong replay by rerunning its forward eagerly."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,10 @@ FROZEN = (
     "has changed since the capture: a Python number or branch, a cache, or compiled code."
 )
 FROM_ITEMS = "Compute it from the items, in a declared buffer."
+KERNELS = (
+    "Or it launches a Triton kernel outside of any operator: the tape does not see what that writes. Wrap the launch "
+    "in torch.library.custom_op, with a fake kernel, which torch.compile needs as well."
+)
 DECLARED = (
     "An eager run of the declared buffers and forward=, without padding, is wrong too: they compute something other "
     "than the module itself."
@@ -83,7 +88,9 @@ class ErrorLocator:
             return expected.furthest(parts, self._part, items).error <= limit
 
         if is_right(self._at_budget(1), clear=True):
-            return f"{FROZEN} {self._forward.spec.advice(FROM_ITEMS, REPORT)}"
+            on_tape = self._call.rows.device.type == "cpu"
+            kernels = KERNELS if on_tape and "triton" in sys.modules else ""
+            return f"{FROZEN} {self._forward.spec.advice(FROM_ITEMS, REPORT)}\n{kernels}".rstrip()
         if not is_right(self._exact(), clear=False):
             whole = [*items] == [*range(self._call.items)]
             named = wrong_buffers(self._forward, self._call, expected, limit) if whole else ""

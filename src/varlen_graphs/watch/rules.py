@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 ViolationKind = Literal[
     "host sync", "branch", "copy to host", "copy to device", "host tensor", "data-dependent shape", "own generator",
-    "raw kernel", "sparse tensor", "write count", "nested batch",
+    "sparse tensor", "write count", "nested batch",
 ]  # fmt: skip
 
 _FROZEN = "Host code does not run during a replay, so the value would be frozen."
@@ -47,10 +47,6 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
     "own generator": (
         "A graph advances only the default generator of the device.",
         "Omit generator=, or draw the numbers before the call.",
-    ),
-    "raw kernel": (
-        "The tape does not see what a raw kernel launch writes.",
-        "Wrap the launch in torch.library.custom_op, with a fake kernel, which torch.compile needs as well.",
     ),
     "sparse tensor": (
         "It consists of several pieces of memory, which cannot be tracked and kept alive for a graph.",

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.watch.copies import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
 from varlen_graphs.watch.host_tensors import HostTensors
-from varlen_graphs.watch.launches import Listener
 from varlen_graphs.watch.leaves import tensors_in
 from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.watch.rules import (
@@ -75,13 +74,11 @@ class CaptureRulesMode(RunMode):
         self._name = name
         self._refusal: str | None = None
 
-    def watch(self, run: Callable[[], Result], listener: Listener | None = None, fast_paths: bool = True) -> Result:
+    def watch(self, run: Callable[[], Result], fast_paths: bool = True) -> Result:
         """Call a function in this thread, checked, without gradients and with code under `torch.compile` uncompiled.
 
         Modules of torch that avoid their fast path under a function mode run once more, without it: what counts is
         what runs without being watched. `fast_paths=False` runs everything once.
-
-        Triton launches run inside the listener, see `watch/launches.py`.
 
         Raises:
             CaptureError: The function did something that cannot be part of a graph, even if it handled the error.
@@ -90,11 +87,11 @@ class CaptureRulesMode(RunMode):
         self.has_fast_path = self.on_fast_path = False
         self.begin()
         try:
-            result = run_under(run, self, _FunctionMode(self), listener)
+            result = run_under(run, self, _FunctionMode(self))
             if fast_paths and self.has_fast_path and self._refusal is None:
                 self.on_fast_path = True
                 self.begin()
-                result = run_under(run, self, None, listener)
+                result = run_under(run, self)
         except Exception as error:
             if self._refusal is None or self._refusal == str(error):
                 raise

@@ -10,8 +10,6 @@ from torch import _C, _guards
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from varlen_graphs.watch.launches import LISTENER, Listener, listen_to_triton
-
 Result = TypeVar("Result")
 
 
@@ -65,7 +63,6 @@ def run_under(
     run: Callable[[], Result],
     operations: RunMode,
     functions: TorchFunctionMode | None = None,
-    listener: Listener | None = None,
 ) -> Result:
     """Call a function in this thread under modes, without gradients, and with code under `torch.compile` uncompiled.
 
@@ -75,14 +72,7 @@ def run_under(
         run: The function.
         operations: Sees the operators.
         functions: Sees the torch functions.
-        listener: Sees the launches of Triton kernels, see `watch/launches.py`.
     """
-    if listener is not None:
-        listen_to_triton()
-    before = LISTENER.set(listener)
     uncompiled = _guards.tracing(_guards.TracingContext(_NoCompiler()))  # type: ignore[arg-type]
-    try:
-        with torch.no_grad(), uncompiled, functions or nullcontext(), operations:
-            return run()
-    finally:
-        LISTENER.reset(before)
+    with torch.no_grad(), uncompiled, functions or nullcontext(), operations:
+        return run()
