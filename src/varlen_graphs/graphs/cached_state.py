@@ -83,13 +83,24 @@ class StateCheck:
         """Run the first rows again, after all other runs, and as if there had been many more.
 
         Return why graphs would be wrong: the output is another one.
+
+        Raises:
+            CaptureError: It is so on a new shadow, too.
         """
         again, writes = self._again()
         if not _equal(self._first, again):
             one, other = (output for _, _, output in (self._fresh(1), self._fresh(1)))
-            if _apart(self._first, again) > ROUNDING * max(_apart(one, other), _precision(again)):
-                return self._evidence("after other calls", self._shadow.changes())
-            return None  # it draws random numbers, or rounds in another way once a cache is filled
+            allowed = ROUNDING * max(_apart(one, other), _precision(again))
+            if _apart(self._first, again) <= allowed:
+                return None  # it draws random numbers, or rounds in another way once a cache is filled
+            if _apart(self._first, one) > allowed:
+                raise CaptureError(
+                    f"{self._name} gives another output for the same rows after other calls, whatever it holds itself: "
+                    "it keeps something where no copy of it reaches, such as a global, an attribute of a class, or a "
+                    "generator, and runs for the capture have changed that. Keep it in the module, compute in each "
+                    "call what depends on the call, or run the module without graphs (backend='eager')"
+                )
+            return self._evidence("after other calls", self._shadow.changes())
         changed = self._shadow.changed()
         before = [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]

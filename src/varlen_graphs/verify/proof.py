@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.errors import SpecError, VerificationError, counted, warn
+from varlen_graphs.errors import CaptureError, SpecError, VerificationError, counted, warn
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
@@ -174,7 +174,10 @@ class Prover:
             if (why := check.find_evidence()) is not None:
                 raise VerificationError(why)
         graphs.kept = check.kept
-        evidence = evidence_of(attempt.take())
+        failure = attempt.take()
+        if failure is not None and isinstance(failure.error, CaptureError):
+            raise failure.error
+        evidence = evidence_of(failure)
         return [] if evidence is None else [evidence]
 
     def _affordable(self, layouts: Sequence[Layout], graphs: GraphSet) -> tuple[Sequence[Layout], str | None]:

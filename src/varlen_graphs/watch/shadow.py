@@ -3,12 +3,16 @@
 What a module keeps between calls, a run of its shadow writes into the shadow: nothing has to be undone.
 """
 
+import itertools
+import random
 import sys
+import threading
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from functools import _lru_cache_wrapper, lru_cache, partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +32,11 @@ MOST_ENTRIES = 10_000
 """Length of a container above which its entries are shared: it holds data, not parts."""
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_COPIED = (dict, OrderedDict, defaultdict, Counter, list, set, deque, bytearray)
+_CONTAINERS = (dict, list, set, deque, bytearray)
+_ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, type(iter([])), type(iter(())), type(iter(range(0))))
+_COPYABLE = (*_ITERATORS, array, random.Random)
+"""Types of C whose objects `copy.copy` copies with their state."""
+
 _LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
 _ABSENT = object()
 
@@ -209,8 +217,8 @@ class Shadow:
             own = [self._copy(one, f"{path}[{at}]") for at, one in enumerate(tuple.__iter__(value))]
             same = all(one is other for one, other in zip(own, tuple.__iter__(value), strict=True))
             return self._note(value, value if same else tuple.__new__(kind, own))
-        if kind in _COPIED:
-            return self._copy_container(value, path)
+        if issubclass(kind, _CONTAINERS) and (own := self._copy_container(value, path)) is not _ABSENT:
+            return own
         if (code := self._copy_code(value, path)) is not _ABSENT:
             return code
         return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value)
@@ -236,9 +244,15 @@ class Shadow:
         return own
 
     def _copy_other(self, value: Any) -> Any:
-        numpy = sys.modules.get("numpy")
-        is_array = numpy is not None and type(value) is numpy.ndarray
-        return self._note(value, value.copy() if is_array else value)
+        """Return a copy of a value of C where its state can be copied; else the value."""
+        kind, numpy = type(value), sys.modules.get("numpy")
+        if kind is torch.Generator:
+            return self._note(value, value.clone_state())
+        if kind in _COPYABLE or (numpy is not None and kind is numpy.ndarray):
+            return self._note(value, copy(value))
+        if numpy is not None and kind in (numpy.random.Generator, numpy.random.RandomState):
+            return self._note(value, deepcopy(value))
+        return self._note(value, value)
 
     def _fill_object(self, value: Any, own: Any, path: str) -> None:
         start = f"{path}." if path else ""
@@ -262,7 +276,16 @@ class Shadow:
         self._copied.append(_Copied(start[:-1], own, dict(own)))
 
     def _copy_container(self, value: Any, path: str) -> Any:
-        own = self._note(value, copy(value))
+        """Return a copy of a container with the attributes of one's own class; `_ABSENT` if it cannot be copied."""
+        try:
+            own = copy(value)
+        except Exception:  # of a class of one's own
+            return _ABSENT
+        if type(own) is not type(value):
+            return _ABSENT
+        self._note(value, own)
+        if hasattr(value, "__dict__"):
+            self._waiting.append(partial(self._fill_object, value, own, path))
         if len(own) <= MOST_ENTRIES:
             self._waiting.append(partial(self._fill_container, value, own, path))
         return own
@@ -308,27 +331,37 @@ class Shadow:
             return self._note(value, value if same else lru_cache(**value.cache_parameters())(wrapped))
         if kind is BuiltinFunctionType:
             owner = value.__self__
-            own = self._copy(owner, path) if type(owner) in _COPIED else owner
+            own = self._copy(owner, path) if isinstance(owner, _CONTAINERS) else owner
             return self._note(value, value if own is owner else getattr(own, value.__name__))
-        if kind is weakref.ref:
-            target = value()
+        if kind in (weakref.ref, weakref.ProxyType, weakref.CallableProxyType):
+            try:
+                target = value() if kind is weakref.ref else value.__init__.__self__
+            except ReferenceError:
+                return self._note(value, value)
             own = self._copy(target, path) if issubclass(type(target), nn.Module) else target
-            return self._note(value, value if own is target else weakref.ref(own))
+            refer = weakref.ref if kind is weakref.ref else weakref.proxy
+            return self._note(value, value if own is target else refer(own))
+        if kind is threading.local:
+            local = self._note(value, threading.local())
+            self._waiting.append(partial(self._fill_object, value, local, path))
+            return local
         return _ABSENT
 
     def _copy_function(self, function: FunctionType, path: str) -> FunctionType:
-        if function.__closure__ is None:
+        if function.__closure__ is None and not (function.__defaults__ or function.__kwdefaults__):
             return function
         names, start = function.__code__.co_freevars, f"{path}." if path else ""
-        cells = tuple(self._copy(cell, f"{start}{n}") for n, cell in zip(names, function.__closure__, strict=True))
-        own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-        own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, function.__qualname__
+        cells = tuple(self._copy(cell, f"{start}{n}") for n, cell in zip(names, function.__closure__ or (), strict=True))
+        own = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
+        own.__qualname__ = function.__qualname__
         own.__module__, own.__doc__ = function.__module__, function.__doc__
         self._note(function, own)
         self._waiting.append(partial(self._fill_function, function, own, path))
         return own
 
     def _fill_function(self, function: FunctionType, own: FunctionType, path: str) -> None:
+        own.__defaults__ = self._copy(function.__defaults__, f"{path}.__defaults__")
+        own.__kwdefaults__ = self._copy(function.__kwdefaults__, f"{path}.__kwdefaults__")
         for name, one in list(vars(function).items()):
             setattr(own, name, self._copy(one, f"{path}.{name}"))
 
@@ -339,6 +372,11 @@ class Shadow:
 
     def _copy_tensor(self, tensor: Tensor, path: str) -> Tensor:
         """Return a clone, which is a view of the clone of another tensor if the original is; or the tensor itself."""
+        if type(tensor) is nn.Parameter and tensor.layout is torch.strided:
+            self.shared.append(tensor)
+            alias = nn.Parameter(tensor.detach(), tensor.requires_grad)  # whose form may change without the original's
+            vars(alias).update(vars(tensor))
+            return alias
         if not self._may_clone(tensor):
             self.shared.append(tensor)
             return tensor
