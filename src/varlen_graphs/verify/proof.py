@@ -170,7 +170,7 @@ class Prover:
 
     def _evidence_of_state(self, graphs: GraphSet, check: StateCheck) -> list[str]:
         """Return the evidence that outputs depend on earlier runs, or nothing."""
-        with graphs.agreement.attempt() as attempt:
+        with graphs.agreement.attempt() as attempt, graphs.agreement.rehearsal():  # as the check began
             if (why := check.find_evidence()) is not None:
                 raise VerificationError(why)
         graphs.kept = check.kept
