@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -644,6 +645,51 @@ def test_tensors_of_a_call_stay_as_they_were():
     x = torch.ones(4)
     vg.diagnose(Of(input_changed), x)
     assert x.tolist() == [1.0] * 4
+
+
+def counted(m, x):
+    m.calls = getattr(m, "calls", 0) + 1
+    m.seen = [*getattr(m, "seen", []), len(x)]
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [cached_once, cached_by_size, remembered, weight_changed, rebuffered, counted])
+def test_a_module_keeps_what_one_call_leaves_behind(function):
+    module, once = Of(function), Of(function)
+    for one in (module, once):
+        one.register_buffer("count", torch.zeros(4))
+    calls = [torch.ones(2, 4), torch.ones(3, 4), torch.ones(2, 4)]
+    once(calls[0])
+    weight = module.weight
+    vg.diagnose(module, *calls)
+    assert module.weight is weight
+    flat, expected = (torch.utils._pytree.tree_flatten(vars(one)) for one in (module, once))
+    assert flat[1] == expected[1]
+    for own, other in zip(flat[0], expected[0], strict=True):
+        assert torch.equal(own, other) if isinstance(own, torch.Tensor) else own == other
+
+
+def test_globals_that_raise_at_any_access_are_left_alone():
+    class Raises:
+        def __getattribute__(self, name):
+            raise RuntimeError(f"{name} was read")
+
+    code = types.ModuleType("code")
+    exec(
+        textwrap.dedent("""
+            import torch
+            ABSENT = None
+
+            class Uses(torch.nn.Linear):
+                def forward(self, x):
+                    if x.shape[1] > 4:
+                        return ABSENT(x)
+                    return super().forward(x)
+        """),
+        vars(code),
+    )
+    code.ABSENT = Raises()
+    assert vg.diagnose(code.Uses(4, 4).eval(), torch.ones(3, 4)).ok
 
 
 def test_running_statistics_are_state():

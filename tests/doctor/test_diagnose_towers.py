@@ -2,6 +2,7 @@
 
 import pytest
 import transformers
+from torch import nn
 
 import varlen_graphs as vg
 
@@ -96,5 +97,14 @@ def test_with_what_it_asks_for_nothing_stands_in_the_way():
         )
         call["position_ids"] = vision_utils.get_vision_position_ids(grid, 2)
         call |= {"cu_seqlens": vision_utils.get_vision_cu_seqlens(grid), "max_seqlen": 96}
-    with use_attention(module):
-        assert not list(vg.diagnose(module, *calls))
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower = module
+
+        def forward(self, **given):
+            with use_attention(self.tower):
+                return self.tower(**given)
+
+    assert not list(vg.diagnose(Attends().eval(), *calls))

@@ -1,5 +1,7 @@
 """Examples may coincide: the doctor runs their rows with items of its own."""
 
+import queue
+
 import pytest
 import torch
 from torch import nn
@@ -49,12 +51,12 @@ def test_a_module_that_refuses_other_items_is_diagnosed_with_those_it_takes():
 
 def test_calls_whose_numbers_follow_from_the_items_are_left_as_they_are():
     def forward(m, x, lengths, max_seqlen):
-        ran.append(lengths.shape)
+        ran.put(lengths.shape)
         return x * lengths.sum()
 
-    ran = []
+    ran = queue.SimpleQueue()  # which no copy of the module has of its own
     assert vg.diagnose(Of(forward), {"x": torch.ones(8, 4), "lengths": LENGTHS, "max_seqlen": 5}).ok
-    assert len(ran) == 3
+    assert ran.qsize() == 3
 
 
 class Images(nn.Module):
@@ -110,9 +112,10 @@ def test_entries_of_a_padded_batch_change_together():
     def forward(m, input_ids, attention_mask, counts):
         return input_ids + (attention_mask.sum() + counts[0]).item()
 
-    seen = []
-    module = Of(lambda *args, **given: seen.append(given) or forward(*args, **given))
+    runs = queue.SimpleQueue()  # which no copy of the module has of its own
+    module = Of(lambda *args, **given: runs.put(given) or forward(*args, **given))
     ids, counts = torch.ones(2, 5, dtype=torch.long), torch.tensor([2, 5])
     vg.diagnose(module, {"input_ids": ids, "attention_mask": torch.arange(5) < counts[:, None], "counts": counts})
+    seen = [runs.get() for _ in range(runs.qsize())]
     assert [given["counts"].tolist() for given in seen[::2]] == [[2, 5], [2, 5], [5, 2]]
     assert all(torch.equal(given["attention_mask"].sum(1), given["counts"]) for given in seen)

@@ -1,7 +1,8 @@
 """Diagnosis of a module: runs it on example calls, and merges the records into findings."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,8 +28,8 @@ from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError
 from varlen_graphs.watch.lines import UNKNOWN_LINE, Line
-from varlen_graphs.watch.owners import reachable_tensors
 from varlen_graphs.watch.rules import has_storage
+from varlen_graphs.watch.shadow import Shadow
 
 MOST_PROBED = 3
 """Number of calls whose rows are run with other layouts."""
@@ -37,9 +38,10 @@ MOST_PROBED = 3
 def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     """Find every line that prevents a module from being captured, and every value that a capture would freeze.
 
-    Runs the module eagerly, twice for each call and a third time for the first call, on the CPU or on a GPU; nothing is
-    captured. Tensors of a call are copied first, but changes that the module makes to its own state remain. On the CPU,
-    tensors of a call count as device tensors, as on the tape. Syncs wherever the module does.
+    Runs the module itself once, on the first call, as an encoder does: it keeps what one call leaves behind. Runs a
+    copy of it, which shares its parameters, twice more on the first call and twice on each other. All runs are eager,
+    on the CPU or on a GPU; nothing is captured. Tensors of a call are copied first. On the CPU, tensors of a call count
+    as device tensors, as on the tape. Syncs wherever the module does.
 
     If nothing prevents a capture, and the calls bring rows alone, or rows and their items, graphs of a module on the
     CPU are also proven on the tape, as at a capture.
@@ -73,10 +75,15 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     first = next(
         chain(module.parameters(), module.buffers(), examples[0].tensors().values()), torch.empty(0, device="cpu")
     )
-    on_host: dict[int, Tensor] = {}
     with CAPTURE_LOCK, torch.inference_mode(False):
-        runs = [[_observe(module, example, first.device, on_host) for _ in range(2)] for example in examples]
-        third = _observe(module, examples[0], first.device, on_host)
+        on_host: dict[int, Tensor] = {}
+        own = _observe(module, frozenset(), first.device, on_host, examples[0])
+        shadow = Shadow(module)
+        on_host |= {storage_key(t): t for _, original, t in shadow.clones() if storage_key(original) in on_host}
+        shared = frozenset(storage_key(tensor) for tensor in shadow.shared if has_storage(tensor))
+        run = partial(_observe, shadow.module, shared, first.device, on_host)
+        runs = [[own, run(examples[0])], *([run(example), run(example)] for example in examples[1:])]
+        third = run(examples[0])
     seen = [[*pair[1].occurrences, *kept, *_errors(pair)] for pair, kept in zip(runs, _kept(runs), strict=True)]
     known = {own.line for own in chain(*seen) if own.kind == "state written"}
     seen.append([own for own in runs[0][0].occurrences if own.kind == "state written" and own.line not in known])
@@ -91,7 +98,7 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     lines = {own.line for found in seen for own in found if FINDING_KINDS[own.kind].blocks}
     for at in sorted(range(len(examples)), key=lambda at: at not in alone)[:MOST_PROBED]:
         with CAPTURE_LOCK, torch.inference_mode(False):
-            probed = _probed(module, calls_seen[at], examples[at], first.device, on_host)
+            probed = _probed(run, calls_seen[at], examples[at])
         if probed is not None and at in alone:
             alone.remove(at)
         seen.append([own for own in probed or () if own.line not in lines and FINDING_KINDS[own.kind].blocks])
@@ -100,7 +107,7 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     seen.append([own for own in padded_sizes(_completed(calls_seen)) if own.line not in reported])
     if not any(FINDING_KINDS[own.kind].blocks for found in seen for own in found):
         with torch.inference_mode(False):
-            seen.append(wrong_replays(module, examples[0], _forward_line(module)))
+            seen.append(wrong_replays(shadow.module, examples[0], _forward_line(module)))
     findings = merge_findings(seen)
     advice = summary(module, examples[0], findings)
     return Diagnosis(type(module).__name__, len(calls), findings, _notes(alone), advice)
@@ -118,12 +125,12 @@ def _notes(unchecked: Sequence[int]) -> tuple[str, ...]:
 
 
 def _probed(
-    module: nn.Module, call: ObservedCall, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]
+    run: Callable[[ExampleCall], RunRecord], call: ObservedCall, example: ExampleCall
 ) -> list[Occurrence] | None:
     """Return what differs from calls with the same rows and other items; `None` if the module takes none of them."""
     found: list[Occurrence] | None = None
     for difference, probe in other_layouts(example):
-        runs = [_observe(module, probe, device, on_host) for _ in range(2)]
+        runs = [run(probe) for _ in range(2)]
         if not _errors([call.run, *runs]):
             other = ObservedCall.of(f"{call.name} with {difference}", runs[1], probe)
             differing = [own for own in chain(*_compared([call, other])) if READ not in own.what]  # others are reported
@@ -146,7 +153,14 @@ def _errors(runs: Sequence[RunRecord]) -> list[Occurrence]:
     return [run.error for run in runs if run.error is not None][:1]
 
 
-def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_host: dict[int, Tensor]) -> RunRecord:
+def _observe(
+    module: nn.Module,
+    shared: Set[int],
+    device: torch.device,
+    on_host: dict[int, Tensor],
+    example: ExampleCall,
+) -> RunRecord:
+    """Run a module on a call, without writing to what it shares with another one."""
     args, kwargs = copied = example.copied(device)
     state = [(name, tensor.detach()) for name, tensor in _state(module)]  # held, so that the keys stay unique
     owners = {storage_key(tensor): Owner("state written", f"the module's {name}") for name, tensor in state}
@@ -159,7 +173,7 @@ def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_h
         sources.add(tensor, f"the module's {name}")
     for name, tensor in arguments.items():
         sources.add(tensor, f"the argument {name}")
-    run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, sources, on_host)
+    run = observe(lambda: module(*args, **kwargs), ModuleTracker(module), device, owners, sources, on_host, shared)
     run.occurrences += _replaced(module, state, run)
     forward = _forward_line(module)
     run.occurrences = [own._replace(line=forward) if own.line == UNKNOWN_LINE else own for own in run.occurrences]
@@ -168,7 +182,10 @@ def _observe(module: nn.Module, example: ExampleCall, device: torch.device, on_h
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor) for name, tensor in reachable_tensors(module) if has_storage(tensor))
+    """Yield the path and value of each tensor that a module holds."""
+    for path, value, _ in Shadow(module, ()).held:
+        if isinstance(value, Tensor) and has_storage(value):
+            yield path, value
 
 
 def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunRecord) -> list[Occurrence]:
@@ -180,7 +197,7 @@ def _replaced(module: nn.Module, before: Sequence[tuple[str, Tensor]], run: RunR
     replaced = []
     for name, tensor in before:
         counts = name in registered or f"the module's {name}" in run.used
-        keys = now.get(name, [])  # several in a cache of a function
+        keys = now.get(name, [])
         if counts and keys and storage_key(tensor) not in keys:
             line, path = run.places.get(keys[-1], (_forward_line(module), ""))
             replaced.append(Occurrence("state written", f"it replaces the module's {name}", line, path))

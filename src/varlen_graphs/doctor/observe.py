@@ -30,6 +30,7 @@ from varlen_graphs.watch.rules import (
     written_arguments,
 )
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
+from varlen_graphs.watch.sharded import is_distributed_tensor
 
 aten = torch.ops.aten
 
@@ -56,13 +57,15 @@ def observe(
     owners: Owners,
     sources: Sources,
     on_host: dict[int, Tensor],
+    shared: Set[int],
 ) -> RunRecord:
     """Run a function eagerly, without gradients, and record what it does, including an error that it raises.
 
     `sources` has the tensors that exist before the run. `on_host` are the host tensors created by earlier runs; those
-    of this run are added.
+    of this run are added. `shared` are the keys of storages that others read: what would write to them writes to a
+    copy.
     """
-    observer = _Observer(tracker, device, owners, sources, on_host)
+    observer = _Observer(tracker, device, owners, sources, on_host, shared)
     token = OBSERVED.set(True)
     try:
         with torch.inference_mode(False):
@@ -95,6 +98,7 @@ class _Observer(CaptureRulesMode):
         owners: Owners,
         sources: Sources,
         on_host: dict[int, Tensor],
+        shared: Set[int],
     ) -> None:
         super().__init__(device, "the module")
         self.made_on_host = on_host
@@ -102,6 +106,8 @@ class _Observer(CaptureRulesMode):
         self.allocations = Allocations(owners)
         self._tracker = tracker
         self._owners = owners
+        self._shared = shared
+        self._copies: list[Tensor] = []  # held, so that their keys stay unique
         self._function: _FunctionCall | None = None
         self._sizes_read: Counter[Line] = Counter()
         self._suppressed = 0  # inside an operation that is recorded already, or on the host
@@ -159,6 +165,16 @@ class _Observer(CaptureRulesMode):
             line = next(user_lines(), UNKNOWN_LINE)
             self.run.turns[line] = self.run.turns.get(line, 0) + len(tensors[0])
         return result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._shared and not any(map(is_distributed_tensor, types)) and isinstance(func, torch._ops.OpOverload):
+            copies = {id(one): self._copy(one) for one in written_arguments(func, args, kwargs) if self._is_shared(one)}
+            if copies:
+                args, kwargs = tree_map_only(Tensor, lambda one: copies.get(id(one), one), (args, kwargs))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -258,6 +274,17 @@ class _Observer(CaptureRulesMode):
         if owner.kind == "state written" and tensor not in self.allocations:
             self.run.used.add(owner.name)
         return self._sources.of(tensor)
+
+    def _is_shared(self, tensor: Tensor) -> bool:
+        return has_storage(tensor) and storage_key(tensor) in self._shared
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy that findings name like the tensor."""
+        copied = tensor.clone()
+        self._copies.append(copied)
+        if (owner := self._owners.get(storage_key(tensor))) is not None:
+            self._owners[storage_key(copied)] = owner
+        return copied
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.clone()
