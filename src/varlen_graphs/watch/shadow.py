@@ -351,7 +351,9 @@ class Shadow:
         if function.__closure__ is None and not (function.__defaults__ or function.__kwdefaults__):
             return function
         names, start = function.__code__.co_freevars, f"{path}." if path else ""
-        cells = tuple(self._copy(cell, f"{start}{n}") for n, cell in zip(names, function.__closure__ or (), strict=True))
+        cells = tuple(
+            self._copy(cell, f"{start}{n}") for n, cell in zip(names, function.__closure__ or (), strict=True)
+        )
         own = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
         own.__qualname__ = function.__qualname__
         own.__module__, own.__doc__ = function.__module__, function.__doc__
@@ -374,7 +376,8 @@ class Shadow:
         """Return a clone, which is a view of the clone of another tensor if the original is; or the tensor itself."""
         if type(tensor) is nn.Parameter and tensor.layout is torch.strided:
             self.shared.append(tensor)
-            alias = nn.Parameter(tensor.detach(), tensor.requires_grad)  # whose form may change without the original's
+            with torch.inference_mode(tensor.is_inference()):
+                alias = nn.Parameter(tensor.detach(), tensor.requires_grad)  # its form may change by itself
             vars(alias).update(vars(tensor))
             return alias
         if not self._may_clone(tensor):
