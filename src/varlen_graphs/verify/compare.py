@@ -65,6 +65,19 @@ class Expected:
             found = [max(pair) for pair in zip(found, map(Difference, errors.tolist(), items, wheres), strict=True)]
         return found
 
+    def nan_items(self, actual: Parts) -> set[int]:
+        """Return the items with NaN where another output of the call, of all its items, has numbers. Syncs."""
+        found, spans = set[int](), item_spans(self._layout)
+        for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
+            expected = at(self.output, path)
+            if isinstance(expected, Tensor) and expected.is_floating_point():
+                own, other = (_packed(one, extent, self._layout, self._padded) for one in (expected, tensor))
+                for item, span in enumerate(spans):
+                    a, b = extent.part(own, span), extent.part(other, span)
+                    if a.shape == b.shape and bool((a.isnan() & ~b.isnan()).any()):
+                        found.add(item)
+        return found
+
     def _name(self, path: Path, actual: Parts) -> str:
         """Return the name of a tensor for messages, with its dtype if that is another one than expected."""
         expected, tensors = at(self.output, path), dict(zip(actual.paths, actual.tensors, strict=True))

@@ -32,7 +32,8 @@ class InService:
     """Compares the first replays of each graph, and the first of each set, with the module itself, if it takes calls.
 
     A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
-    is wrong eager too, all budgets are disabled.
+    is wrong eager too, all budgets are disabled. Items tell nothing for which the module itself gives NaN, and graphs
+    numbers: it reads what padding holds, or does not take empty items.
 
     Args:
         options: `calls`, `strict`, `tolerance` and `prove`.
@@ -83,7 +84,8 @@ class InService:
         try:
             own = forward.reference(call) if own is None else own
             expected = Expected(own.output, layout, call.padded)
-            found = _differences(forward, expected, call, layout, output)
+            limit = limit_of(self._options.tolerance, forward, call.rows.device)
+            found = _differences(forward, expected, call, layout, output, limit)
         except LayoutError:  # an item without rows, where only the GPU knows
             return output
         except Exception as error:  # of the module's own code, or the device's memory
@@ -93,7 +95,6 @@ class InService:
             for graph in _graphs_of(route, graphs):
                 self._count(graph)
             return output
-        limit = limit_of(self._options.tolerance, forward, call.rows.device)
         wrong: dict[Budget, str] = {}
         for pack in route.packs:
             if pack.budget is not None:
@@ -116,7 +117,7 @@ class InService:
         if not wrong:  # here, but not on another rank
             wrong = {pack.budget: str(failure.error) for pack in route.packs if pack.budget is not None}
         exact = forward.on(Shadow(forward.module)).exact(replace(call))
-        forward_is_right = max(_differences(forward, expected, call, layout, exact)).error <= limit
+        forward_is_right = max(_differences(forward, expected, call, layout, exact, limit)).error <= limit
         self._disable(executor, graphs, wrong, forward_is_right)
         return expected.output
 
@@ -150,9 +151,16 @@ def _graphs_of(route: Route, graphs: GraphSet) -> list[Graph]:
     return [graphs[pack.budget] for pack in route.packs if pack.budget is not None]
 
 
-def _differences(forward: Forward, expected: Expected, call: Call, layout: Layout, output: Any) -> list[Difference]:
+def _differences(
+    forward: Forward, expected: Expected, call: Call, layout: Layout, output: Any, limit: float
+) -> list[Difference]:
+    """Return the difference of each item; 0 where it is above the limit, but the expected output has the NaN."""
     parts = flatten(output, forward.spec.declared)
-    return expected.differences(parts, layout, range(len(layout)), call.padded)
+    found = expected.differences(parts, layout, range(len(layout)), call.padded)
+    if all(one.error <= limit for one in found):
+        return found
+    nan = expected.nan_items(parts)
+    return [one._replace(error=0.0) if one.item in nan else one for one in found]
 
 
 def _with_own_rows(spec: BufferSpec, call: Call) -> Call:
