@@ -117,6 +117,7 @@ class Forward:
         own = copy(self)
         own.module = shadow.module
         own.module_forward = shadow.of(self.module_forward)
+        vars(own.module).update(dict.fromkeys(self._places, own.module_forward))
         own.function = shadow.of(self.function, "forward")
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()
@@ -424,11 +425,10 @@ class Forward:
 
         Accelerate keeps the forward that it wraps as `_old_forward`.
         """
-        if self.method != "forward":
-            return self.module_forward
-        own = vars(self.module)
-        for name in ("forward", "_old_forward"):
-            installed = own.get(name)
-            if getattr(getattr(installed, "__self__", installed), "module", None) is self._encoded:
-                return self.module_forward
-        return self.module
+        return self.module_forward if self.method != "forward" or self._places else self.module
+
+    @property
+    def _places(self) -> list[str]:
+        """The attributes of the module that hold an encoder of it."""
+        own = [(name, vars(self._encoded).get(name)) for name in {"forward", "_old_forward", self.method}]
+        return [name for name, one in own if getattr(getattr(one, "__self__", one), "module", None) is self._encoded]

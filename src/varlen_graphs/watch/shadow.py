@@ -138,6 +138,7 @@ class Shadow:
         self._room = MOST_BYTES
         self._memo: dict[int, Any] = {}
         self._kept: list[Any] = []  # so that no id comes again
+        self._bound: list[Any] = []
         self._copied: list[_Copied] = []
         self._cloned: list[_Cloned] = []
         self._registered = set[int]()
@@ -156,6 +157,7 @@ class Shadow:
         """Return a value, such as a function over parts of the module, bound to the copies."""
         bound = self._copy(value, path)
         self._finish()
+        self._bound.append(bound)
         return bound
 
     def changes(self) -> list[str]:
@@ -182,8 +184,11 @@ class Shadow:
         return [(path, original, clone) for path, original, clone in self._cloned]
 
     def own(self) -> set[int]:
-        """Return the addresses of the tensors that the shadow holds now, and the original does not."""
-        now = {address_of(one.value) for one in Shadow(self.module, ()).held if isinstance(one.value, Tensor)}
+        """Return the addresses of the tensors that the shadow, and what is bound to it, holds now, and no original."""
+        walk = Shadow(self.module, ())
+        for bound in self._bound:
+            walk.of(bound)
+        now = {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
         return now - {address_of(one.value) for one in self.held if isinstance(one.value, Tensor)}
 
     def registered(self, path: str) -> bool:
