@@ -15,11 +15,11 @@ from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads, without_new_hooks
+from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
 from varlen_graphs.recipes.modes.host_questions import keeps_masks
-from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.modes.kept_tables import KeptTable, kept_tables, reads_copies, why_changed
 from varlen_graphs.recipes.rounding import rounding
-from varlen_graphs.recipes.towers import check_loaded
+from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Rows
@@ -28,8 +28,8 @@ from varlen_graphs.spec.normalize import Normalize
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.rows import PackedRows
-from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
+from varlen_graphs.watch.shadow import Shadow
 
 HEAD_MASK = "head_mask"
 """Argument of transformers 4 that leaves out heads of attention; calls that bring one run eager."""
@@ -57,7 +57,7 @@ def by_batch(
     are declared, if it returns them when it is asked, so calls with `output_hidden_states=True` are graphed too. The
     encoder is called as the tower is. Each size of the inputs gets graphs of its own, see `Batch`.
 
-    The runs are on the device of the tower, and sync with the host.
+    The runs are those of a copy that shares its weights, on the device of the tower, and sync with the host.
 
     Args:
         tower: The tower, on its device, in its dtype, and in evaluation mode.
@@ -75,36 +75,34 @@ def by_batch(
             message names the argument, the output or the line.
     """
     check_loaded(tower)
-    before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
-        with without_new_hooks(tower):
-            batched = _Batched(tower, shape, inputs, normalize)
-            spec = _declare(batched)
+        tables = [*kept_tables(tower, device_of(tower))]
+        batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
+        spec = _declare(batched)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
-    finally:
-        before.restore()  # the tower may have kept something of the random inputs
-    if batched.tables:
-        options = {"off": partial(why_changed, batched.tables)} | options
+    if tables:
+        options = {"off": partial(why_changed, tables)} | options
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
 
 
 class _Batched:
-    """A tower, its forward at this time, and what it is to be called with.
+    """A tower to run, and what it is to be called with.
 
     Attributes:
-        tables: Host tensors that the tower keeps.
+        tables: Host tensors that the tower keeps, which a shadow shares.
         function: Function to capture in place of the tower; `None` for the tower itself.
         rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared, or bytes.
     """
 
     def __init__(
-        self, tower: nn.Module, shape: Sequence[int] | None, inputs: Sequence[PerItem], normalize: Normalize | None
-    ) -> None:
+        self, tower: nn.Module, tables: list[KeptTable], shape: Sequence[int] | None, inputs: Sequence[PerItem],
+        normalize: Normalize | None,
+    ) -> None:  # fmt: skip
         self.tower = tower
         self.forward = tower.forward
-        self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
-        self.tables = [*kept_tables(tower, self.device)]
+        self.device = device_of(tower)
+        self.tables = tables
         self.function = reads_copies(self.tables, itself(self.forward)) if self.tables else None
         self.dtype = module_dtype(tower)
         parameters = inspect.signature(self.forward).parameters

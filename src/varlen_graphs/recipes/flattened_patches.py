@@ -23,6 +23,7 @@ from varlen_graphs.spec.entries import Rows
 from varlen_graphs.spec.inputs import PerRow
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, asked_by_config, declares_hidden_states
 from varlen_graphs.spec.rows import PackedRows
+from varlen_graphs.watch.shadow import Shadow
 
 PATCHES, MASK = "flattened_patches", "attention_mask"
 """Arguments of these towers."""
@@ -39,8 +40,8 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
     padding included, because the models around it read that too. A call costs one copy of a number to the host, which
     tells if each image has a patch; else the tower itself runs.
 
-    Lines and columns come to the graphs as integers, apart from the pixels. The recipe runs the tower on two small
-    images and compares.
+    Lines and columns come to the graphs as integers, apart from the pixels. The recipe runs a copy of the
+    tower that shares its weights on two small images, and compares.
 
     Args:
         tower: `model.encoder` of Pix2Struct, `model.vision_model` of Kosmos 2.5.
@@ -66,7 +67,7 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
     if budgets is None:
         largest = min(len(tower.embeddings.row_embedder.weight), len(tower.embeddings.column_embedder.weight))
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=largest, min_length=min(512, largest), step=2))
-    _check(tower, spec, pixels)
+    _check(Shadow(tower).module, spec, pixels)
     return PatchesEncoder(tower, budgets, spec, forward=_forward, **options)
 
 

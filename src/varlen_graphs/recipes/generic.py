@@ -13,7 +13,7 @@ from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
 from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
 from varlen_graphs.layout.grids import GridTHW, Lengths
 from varlen_graphs.layout.items import Layout
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in, without_new_hooks
+from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.rounding import rounding
@@ -23,8 +23,8 @@ from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.rows import PackedRows
-from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
+from varlen_graphs.watch.shadow import Shadow
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
@@ -39,8 +39,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     and returns the tower's own output type. A field whose size follows from neither rows nor items, such as the first
     row of a call, is `None`, and a warning names it.
 
-    The runs use some hundred random rows on the device of the tower, and sync with the host. The outputs with declared
-    buffers are compared with those of the tower alone.
+    The runs are those of a copy that shares its weights, on some hundred random rows, and sync with the host. The
+    outputs with declared buffers are compared with those of the tower alone.
 
     Args:
         tower: The tower, on its device and in its dtype.
@@ -52,17 +52,13 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
             with the declared buffers. The message names the argument or the line.
     """
     check_loaded(tower)
-    before = KeptState(tower.named_modules() if isinstance(tower, nn.Module) else ())
     try:
-        with without_new_hooks(tower):
-            spec, forward = _declare(tower)
+        spec, forward = _declare(Shadow(tower).module)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         name = type(tower).__name__
         raise SpecError(
             f"{name} needs a recipe: {error}\nTo write one, or to declare the arguments yourself, see docs/recipes.md"
         ) from error
-    finally:
-        before.restore()  # the tower may have kept something of the random rows
     if budgets is None and isinstance(spec.layout, Lengths):
         budgets = DefaultBudgets([Budget(rows, items=max(4, rows // 512)) for rows in Ladder().row_counts()])
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
@@ -85,15 +81,16 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     layouts = _layouts(tower, found.merge)
     expected = [tower.run(packed, layout) for layout in layouts]
     outputs, unknown = declare(expected, layouts, found.outputs)
+    rows = packed.name
 
     def forward(module: nn.Module, **arguments: Any) -> Any:
         from varlen_graphs.attention.transformers import use_attention
 
         for name in arguments.keys() & GATHERED:
-            arguments[name] = _gather(arguments[tower.rows], *arguments[name])
-        rows = arguments[tower.rows].shape[packed.rows_dim]
-        with use_attention(module, user=tower), LongestSegment(rows):  # `tower` lives as long as the encoder
-            return _without(tower.forward(**arguments), unknown)
+            arguments[name] = _gather(arguments[rows], *arguments[name])
+        longest = LongestSegment(arguments[rows].shape[packed.rows_dim])
+        with use_attention(module, user=packed), longest:  # `packed` lives as long as the encoder
+            return _without(module.forward(**arguments), unknown)
 
     def watched(module: nn.Module, **arguments: Any) -> Any:
         rules = CaptureRulesMode(next(module.parameters()).device, "it")

@@ -21,7 +21,6 @@ from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
 from varlen_graphs.spec.declared_outputs import Declared, Outputs
 from varlen_graphs.spec.entries import Extent, Items, Rows
 from varlen_graphs.spec.rows import PackedRows
-from varlen_graphs.watch.kept_state import HOOKS_INSTALLED
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""
@@ -31,24 +30,6 @@ RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
-
-
-@contextmanager
-def without_new_hooks(module: nn.Module) -> Iterator[None]:
-    """Remove the forward hooks that transformers installs inside the block to collect states: no pickle can hold them.
-
-    It installs them when states are asked for, once, and again if they are gone.
-    """
-    parts = [part for part in module.modules() if HOOKS_INSTALLED not in vars(part)]
-    before = {part: set(part._forward_hooks) for part in module.modules()}
-    try:
-        yield
-    finally:
-        for part, kept in before.items():
-            for key in part._forward_hooks.keys() - kept:
-                del part._forward_hooks[key]
-        for part in parts:
-            vars(part).pop(HOOKS_INSTALLED, None)
 
 
 def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,11 +53,10 @@ def never_reads(forward: Callable[..., Any], name: str) -> bool:
 
 
 class Tower:
-    """A tower, its forward at this time, and the names of the arguments that hold the rows and describe the items."""
+    """A tower to run, and the names of the arguments that hold the rows and describe the items."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.forward: Callable[..., Any] = module.forward
         parameters = inspect.signature(module.forward).parameters
         self.rows = next(iter(parameters))
         layout = next((name for name in LAYOUTS if name in parameters), None)
@@ -106,7 +86,7 @@ class Tower:
         """Return the output of the tower's own forward for random rows."""
         try:
             with torch.no_grad():
-                return self.forward(
+                return self.module.forward(
                     **{self.rows: self.example(packed, layout), self.layout: self.describe(layout)}, **asked
                 )
         except RUN_ERRORS as error:
@@ -117,8 +97,10 @@ class Tower:
 
     def ignored(self) -> list[str]:
         """Return the names of lengths and masks that the tower takes and never uses."""
-        names = [name for name in inspect.signature(self.forward).parameters if name.endswith(("_lens", "_mask"))]
-        return [name for name in names if name != self.layout and never_reads(self.forward, name)]
+        names = [
+            name for name in inspect.signature(self.module.forward).parameters if name.endswith(("_lens", "_mask"))
+        ]
+        return [name for name in names if name != self.layout and never_reads(self.module.forward, name)]
 
     def forms(self) -> Iterator[PackedRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""

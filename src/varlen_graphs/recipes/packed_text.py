@@ -16,7 +16,7 @@ from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, Padded
 from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.layout.padded import PackedMask, PaddedMask
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
-from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
+from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
@@ -36,7 +36,7 @@ from varlen_graphs.recipes.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
-from varlen_graphs.watch.kept_state import KeptState
+from varlen_graphs.watch.shadow import Shadow
 
 SPARSE = (
     "its attention is sparse for long texts and dense for short ones; call model.set_attention_type('original_full') "
@@ -73,7 +73,8 @@ def packed_text(
     `TextEncoder.why_padded` has the reason. See docs/texts.md.
 
     Both are checked here: the declared forward runs on a few small batches of random tokens on the device of the model,
-    watched for what no graph can hold, and is compared with the model itself. The runs sync with the host.
+    watched for what no graph can hold, and is compared with the model's own. The runs are those of a copy that shares
+    the weights, and sync with the host.
 
     Args:
         model: The model, on its device, in its dtype and in evaluation mode.
@@ -92,26 +93,23 @@ def packed_text(
     if kind in REFUSED and getattr(model, "attention_type", None) != "original_full":
         raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
     check_loaded(model)
-    text = TextModel(model)
+    text = TextModel(Shadow(model).module)
     if model.training:
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
-    before, parts = KeptState(model.named_modules()), [*model.modules()]
+    parts = [*text.model.modules()]
     try:
-        with without_new_hooks(model):
-            calls = text.calls()
-            expected = [text.run(call) for call in calls]
-            if [*map(id, model.modules())] != [*map(id, parts)]:
-                raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
-            spec, forward, why_padded = _declare(text, calls, expected)
-            options = {"off": _cache_wanted} | options if text.caches() else options
-            takes_left = text.ignores_side(calls, expected)
-            padding = None if spec.layout.one_row else ReadPadding.of(text)
+        calls = text.calls()
+        expected = [text.run(call) for call in calls]
+        if [*map(id, text.model.modules())] != [*map(id, parts)]:
+            raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
+        spec, forward, why_padded = _declare(text, calls, expected)
+        options = {"off": _cache_wanted} | options if text.caches() else options
+        takes_left = text.ignores_side(calls, expected)
+        padding = None if spec.layout.one_row else ReadPadding.of(text)
     except VarlenGraphsError:
         raise
     except RUN_ERRORS as error:
         raise SpecError(f"{name} does not run on a small batch of token ids: {error!r}") from error
-    finally:
-        before.restore()
     if why_padded is None:
         budgets = DefaultBudgets(Ladder(rows_per_item=8, rows_per_segment=8)) if budgets is None else budgets
     elif spec.layout.one_row:
@@ -120,7 +118,7 @@ def packed_text(
         longest = min(512, text.largest or 512)
         budgets = DefaultBudgets(PaddedLadder(length=longest, min_length=min(32, longest)))
     options |= {"why_padded": why_padded, "takes_left": takes_left, "padding": padding, "around": around}
-    return TextEncoder(text, budgets, spec, forward=forward, **options)
+    return TextEncoder(model, text, budgets, spec, forward=forward, **options)
 
 
 def _declare(
@@ -191,13 +189,14 @@ def _with_hidden_states(
 
 def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> Forward:
     """Return the forward of a model on packed tokens."""
+    before, largest, caches = text.before, text.largest, USE_CACHE in text.takes
 
     def forward(
         model: Any, input_ids: Tensor, row_in_text: Tensor, cu_seqlens: Tensor, max_seqlen: int, table: ItemTable,
         token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
-        positions = _positions(text, input_ids, row_in_text)
-        given = _given(text, token_type_ids, output_hidden_states)
+        positions = _positions(input_ids, row_in_text, before, largest)
+        given = _given(caches, token_type_ids, output_hidden_states)
         fields = run(model, input_ids, positions, cu_seqlens, max_seqlen, **given)
         if pooler is not None:
             fields[POOLED] = pooler(model, fields[ROWS][table.item_starts.clamp(max=len(input_ids) - 1)])
@@ -208,17 +207,18 @@ def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> F
 
 def _own(text: TextModel) -> Run:
     """Return the forward of the model itself, with `varlen_attention` in place of its attention."""
+    takes_positions, user = "position_ids" in text.takes, text.rows
 
     def run(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
     ) -> dict[str, Any]:
         from varlen_graphs.attention.transformers import use_attention
 
-        given |= {"position_ids": positions} if "position_ids" in text.takes else {}
+        given |= {"position_ids": positions} if takes_positions else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=text), HostQuestions():  # the text model lives as long as the encoder
-            out = text.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
+        with use_attention(model, user=user), HostQuestions():  # the user lives as long as the encoder
+            out = model.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}
         return {ROWS: out[ROWS][0]} | states
@@ -228,38 +228,38 @@ def _own(text: TextModel) -> Run:
 
 def _padded(text: TextModel) -> Forward:
     """Return the forward of a model on a batch, with `mask` of four dimensions, that of the call, or none."""
+    caches = USE_CACHE in text.takes
 
     def forward(
         model: Any, input_ids: Tensor, mask: Tensor | None = None, attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
-        given = _given(text, token_type_ids, output_hidden_states)
+        given = _given(caches, token_type_ids, output_hidden_states)
         with HostQuestions():
-            return text.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
+            return model.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
 
     return forward
 
 
-def _given(text: TextModel, types: Tensor | None, hidden_states: bool | None) -> dict[str, Any]:
-    """Return the arguments that calls of the model have in common."""
-    given: dict[str, Any] = {USE_CACHE: False} if USE_CACHE in text.takes else {}
+def _given(caches: bool, types: Tensor | None, hidden_states: bool | None) -> dict[str, Any]:
+    """Return the arguments that calls of a model have in common, which may take `USE_CACHE`."""
+    given: dict[str, Any] = {USE_CACHE: False} if caches else {}
     given |= {} if types is None else {TYPES: types}
     return given if hidden_states is None else given | {"output_hidden_states": hidden_states}
 
 
-def _positions(text: TextModel, ids: Tensor, row_in_text: Tensor) -> Tensor:
+def _positions(ids: Tensor, row_in_text: Tensor, before: int | None, largest: int | None) -> Tensor:
     """Return the positions that a model gives tokens by itself, int64 `[rows]`.
 
     From 0 in each text; or, where the table has an entry for padding, after that entry, which all padding tokens have.
     """
-    pad = None if text.positions is None else text.positions.padding_idx
-    if text.positions is None or pad is None:
+    if before is None or largest is None:
         return row_in_text
-    counted = ids != pad
+    counted = ids != before
     count = counted.cumsum(0)
     first = torch.arange(len(ids), device=ids.device) - row_in_text
-    before = (count - counted.long())[first]
-    return ((count - before) * counted + pad).clamp(max=text.positions.num_embeddings - 1)
+    ahead = (count - counted.long())[first]
+    return ((count - ahead) * counted + before).clamp(max=before + largest)
 
 
 def _pool(model: Any, first: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Find out by trying whether a model around a tower reads the tower's outputs for padding, where graphs leave zeros."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import cycle, islice
 from typing import Any, NamedTuple
@@ -13,13 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.layout.dtypes import module_dtype
 from varlen_graphs.layout.padded import real_rows
-from varlen_graphs.recipes.inspection import without_new_hooks
 from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
+from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import Outputs
 from varlen_graphs.spec.entries import Entries
-from varlen_graphs.watch.kept_state import KeptState
 from varlen_graphs.watch.made_up_run import MadeUpRun
+from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.thread_modes import run_under
 
 LENGTH = 11
@@ -65,7 +64,7 @@ class PaddingConsumers(NamedTuple):
     def of_texts(cls, models: Sequence[nn.Module], encoder: nn.Module) -> "PaddingConsumers":
         """Run models around an encoder on a few short texts: with its outputs for padding, and with zeros there.
 
-        They run in evaluation mode and uncompiled, and what the runs change in them is undone. What is called are their
+        Copies of them run, in evaluation mode and uncompiled, which share their weights. What is called are their
         functions for features, such as `get_text_features`, and their forwards, with token ids and a mask; a sequence
         takes both in a dict. One that does not run on these alone, or does not repeat its output, tells nothing.
 
@@ -78,6 +77,7 @@ class PaddingConsumers(NamedTuple):
         """
         if not models:
             return cls()
+        models, encoder = _shadows(models, encoder)
         text = TextModel(encoder)
         own = [one for one in range(text.tokens) if one not in text.special] or [text.pad]
         end = text.ends[0] if text.ends else own[-1]
@@ -89,8 +89,7 @@ class PaddingConsumers(NamedTuple):
 
         functions = [(model, name) for model in models for name in _functions(model)]
         expands = any(type(part).__name__ == SCORES_EXPANSIONS for part in models[0].modules())
-        with _as_before(models[0]):
-            padding, of_others, ahead = reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True)
+        padding, of_others, ahead = reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True)
         untried = bool(functions) and {*padding} == {None}
         return cls(True in padding, expands or True in of_others, True in ahead, untried)
 
@@ -109,9 +108,10 @@ class PaddingConsumers(NamedTuple):
         """
         if not models:
             return cls()
+        models, tower = _shadows(models, tower)
         clips = _Clips(tower, spec)
         told: dict[str, bool | None] = {}
-        with _as_before(models[0]), torch.no_grad():
+        with torch.no_grad():
             for model in models:
                 for name in _functions(model):
                     if told.get(name) is None:
@@ -192,20 +192,12 @@ def reads_padding(
     return not _close(expected, other) if calls else None
 
 
-@contextmanager
-def _as_before(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode inside, and undo that and what runs change."""
-    before = KeptState(model.named_modules())
-    trained = [part for part in model.modules() if part.training]
-    try:
-        with without_new_hooks(model):
-            for part in trained:
-                part.training = False
-            yield
-    finally:
-        before.restore()
-        for part in trained:
-            part.training = True
+def _shadows(models: Sequence[nn.Module], tower: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+    """Return copies of models, the outermost first, and of the tower inside of them, in evaluation mode."""
+    shadow = Shadow(models[0])
+    for part in shadow.module.modules():
+        part.training = False
+    return [shadow.of(one) for one in models], shadow.of(tower)
 
 
 def _reads_texts(
@@ -266,7 +258,7 @@ class _Clips:
         self.mask: Any = spec.layout
         fields = spec.outputs.fields.values() if isinstance(spec.outputs, Outputs) else [spec.outputs]
         self.frames = [one.of_item for one in fields if isinstance(one, Entries)]
-        device = next((one.device for one in tower.parameters()), torch.device("cpu"))
+        device = device_of(tower)
         lengths = [count * getattr(spec.layout, "shortest", 1) for count in FRAMES]
         self.lengths = torch.tensor(lengths, device=device)
         self.real = real_rows(self.lengths, max(lengths))

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from varlen_graphs.buffers import (
     Buffer,
@@ -121,7 +121,7 @@ def interpolation(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomput
     indices = InterpolationIndices("interp_indices", *options)
     weights = InterpolationWeights("interp_weights", *options, padding=padding)
     if _is_turned(call, calls):
-        return Precomputed((_turned(indices, tower), _turned(weights, tower)), merge)
+        return Precomputed((_Turned(indices.name, indices), _Turned(weights.name, weights)), merge)
     return Precomputed((indices, weights), merge)
 
 
@@ -132,14 +132,18 @@ def _is_turned(call: HelperCall, calls: HelperCalls) -> bool:
     return any(not torch.equal(grid, other) and torch.equal(grid[:, [0, 2, 1]], other) for other in others)
 
 
-def _turned(buffer: Buffer, tower: Any) -> Buffer:
-    """Return a buffer of items whose heights are widths."""
+@dataclass(frozen=True)
+class _Turned(Buffer):
+    """Another buffer, of items whose heights are widths."""
 
-    def produce(table: ItemTable) -> Any:
+    name: str
+    buffer: Buffer
+    any_segments = False
+
+    def produce(self, table: ItemTable, module: nn.Module) -> Any:
         t, h, w, *columns = table.values.unbind(1)
-        return buffer.produce(ItemTable(torch.stack([t, w, h, *columns], 1), table.budget, table.layout), tower)
-
-    return DeviceBuffer(buffer.name, produce, any_segments=False)
+        turned = ItemTable(torch.stack([t, w, h, *columns], 1), table.budget, table.layout)
+        return self.buffer.produce(turned, module)
 
 
 def frame_index(tower: Any, call: HelperCall, calls: HelperCalls) -> Precomputed:

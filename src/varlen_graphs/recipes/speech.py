@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
-from varlen_graphs.recipes.inspection import RUN_ERRORS, without_new_hooks
-from varlen_graphs.recipes.modes.alone import Alone
+from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.modes.alone import Alone, FrameCount
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.watch.kept_state import KeptState
+from varlen_graphs.watch.shadow import Shadow
 
 SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
 """Rows a second, for budgets by default."""
@@ -75,7 +75,8 @@ def speech(
     graphs take calls without a mask, or with a mask of ones; calls of clips of several lengths run the tower itself.
 
     The numbers of frames are found, and both forms checked, on a few short clips of random numbers on the device of the
-    tower: alone, together, and padded to different lengths. The runs sync with the host, as does a mask on the GPU.
+    tower: alone, together, and padded to different lengths. The runs are those of a copy that shares the weights, and
+    sync with the host, as does a mask on the GPU.
 
     Args:
         tower: The tower, on its device, in its dtype and in evaluation mode.
@@ -91,17 +92,12 @@ def speech(
     if tower.training:
         raise SpecError(f"{type(tower).__name__} is in training mode, in which it masks features: call .eval() first")
     check_loaded(tower)
-    before = KeptState(tower.named_modules())
-    try:
-        with torch.no_grad(), without_new_hooks(tower):
-            attempt = _declare(tower)
-    finally:
-        before.restore()  # the tower may have kept something of the random clips
+    with torch.no_grad():
+        model, spec, forward, alone = _declare(Shadow(tower).module)
     if budgets is None:
-        second = SECOND_OF_FRAMES if attempt.spec.packed.shape else SECOND_OF_SAMPLES
+        second = SECOND_OF_FRAMES if spec.packed.shape else SECOND_OF_SAMPLES
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
-    model, spec, forward, alone = attempt
-    return SpeechEncoder(model, budgets, spec, forward=forward, alone=alone, around=around, **options)
+    return SpeechEncoder(tower, model, budgets, spec, forward=forward, alone=alone, around=around, **options)
 
 
 def _declare(tower: nn.Module) -> DeclaredSpeech:
@@ -157,7 +153,7 @@ def _forward(model: SpeechModel) -> Callable[..., Any]:
 
     def forward(tower: nn.Module, **arguments: Any) -> Any:
         with Alone():
-            return model.forward(**arguments)
+            return tower.forward(**arguments)
 
     return _with_signature(forward, model, str(model.mask))
 
@@ -171,26 +167,26 @@ def _forward_alone(
     `attends`, its own mask does not keep its attention from the padding. If `pools`, it squeezes frames, and makes as
     many again in the end: of those that fill no piece, zeros.
     """
-    count = model.frames
+    count, own_mask, inside, fields = model.frames, model.mask, model.inside, model.fields
 
     def forward(tower: nn.Module, **arguments: Any) -> Any:
         mask = arguments.pop(CLIP_MASK)
         rows = mask.sum(1)
         if picked:
             mask = real_rows((count.of(rows) - 1) * count.stride + 1, mask.shape[1]).to(mask.dtype)
-        if model.mask is not None:
-            arguments[model.mask] = mask
-        with Alone(rows, model.inside, count if attends else None, pools) as mode:
-            output = model.forward(**arguments)
-        return _without_pieces(model, output, rows, mode.piece) if pools else output
+        if own_mask is not None:
+            arguments[own_mask] = mask
+        with Alone(rows, inside, count if attends else None, pools) as mode:
+            output = tower.forward(**arguments)
+        return _without_pieces(fields, output, rows, mode.piece) if pools else output
 
     return _with_signature(forward, model, CLIP_MASK)
 
 
-def _without_pieces(model: SpeechModel, output: Any, rows: Tensor, piece: int) -> Any:
+def _without_pieces(counts: Mapping[str, FrameCount | None], output: Any, rows: Tensor, piece: int) -> Any:
     """Return an output with zeros in the frames of each clip that fill no piece of so many."""
     fields = {}
-    for name, count in model.fields.items():
+    for name, count in counts.items():
         if count is not None and output.get(name) is not None:
             real = real_rows(count.of(rows) // piece * piece, output[name].shape[1])
             fields[name] = output[name].masked_fill(~real[..., None], 0)
@@ -199,7 +195,7 @@ def _without_pieces(model: SpeechModel, output: Any, rows: Tensor, piece: int) -
 
 def _with_signature(forward: Callable[..., Any], model: SpeechModel, mask: str) -> Callable[..., Any]:
     """Return the function with the arguments of the tower's own forward, but this mask in place of its own."""
-    own = inspect.signature(model.forward).parameters.values()
+    own = inspect.signature(model.tower.forward).parameters.values()
     tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     arguments = [tower, *(one for one in own if one.name != model.mask)]
     arguments.append(inspect.Parameter(mask, inspect.Parameter.KEYWORD_ONLY))

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import InputError, LayoutError, counted
@@ -29,17 +29,17 @@ class SpeechEncoder(TowerEncoder):
     """
 
     def __init__(
-        self, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool, around: PaddingConsumers,
-        **options: Any,
+        self, tower: nn.Module, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool,
+        around: PaddingConsumers, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(model.tower, budgets, spec, **options)
+        super().__init__(tower, budgets, spec, **options)
         self.alone = alone
         self._reads = around.reason if around.padding or around.untried else None
         self._mask = model.mask or CLIP_MASK
         self._of_mask = model.of_mask
         self._as_mask = model.as_mask
         self._shortest = model.shortest
-        parameters = inspect.signature(model.forward).parameters.values()
+        parameters = inspect.signature(tower.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
     @not_compiled

@@ -17,6 +17,7 @@ from varlen_graphs.layout.padded import real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.alone import Alone, FrameCount
 from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
 from varlen_graphs.spec.entries import Entries, Items
@@ -44,7 +45,7 @@ MASK_OF = "mask"
 
 
 class SpeechModel:
-    """A speech encoder, its forward at this time, and what short runs tell.
+    """A speech encoder to run, and what short runs tell.
 
     Args:
         tower: The encoder.
@@ -52,7 +53,6 @@ class SpeechModel:
 
     Attributes:
         tower, mask_dtype: As given.
-        forward: The forward of the encoder, which runs inside graphs even if one is installed in its place.
         rows: Declaration of the rows: samples, or frames of a spectrogram.
         mask: Name of the mask argument; `None` if there is none.
         fields: Number of frames in each field of the output; `None` for a field with an entry a clip.
@@ -69,14 +69,13 @@ class SpeechModel:
     def __init__(self, tower: nn.Module, mask_dtype: torch.dtype) -> None:
         self.tower = tower
         self.mask_dtype = mask_dtype
-        self.forward: Callable[..., Any] = tower.forward
         self._name = type(tower).__name__
         parameters = [*inspect.signature(tower.forward).parameters.values()]
         masks = [one for one in parameters if MASK_OF in one.name and "output" not in one.name]
         self.mask = masks[0].name if masks else None
         self._needs_mask = bool(masks) and masks[0].default is inspect.Parameter.empty
         self._first = parameters[0].name
-        self.device = next((one.device for one in tower.parameters()), torch.device("cpu"))
+        self.device = device_of(tower)
         self._dtype = module_dtype(tower)
         self._sizes: dict[int, dict[Any, int]] = {}
         self._start = self._accepted()
@@ -257,7 +256,7 @@ class SpeechModel:
     def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
         masks = {} if real is None or self.mask is None else {self.mask: real}
         with torch.no_grad():
-            return self.forward(**{self._first: clips}, **masks, **asked)
+            return self.tower.forward(**{self._first: clips}, **masks, **asked)
 
     def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
         """Return the names of those fields of a call with a mask that follow its dtype: tried with another one."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.errors import LayoutError
@@ -35,14 +35,14 @@ class TextEncoder(TowerEncoder):
     """
 
     def __init__(
-        self, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None, takes_left: bool,
-        padding: ReadPadding | None, around: PaddingConsumers, **options: Any,
+        self, model: nn.Module, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None,
+        takes_left: bool, padding: ReadPadding | None, around: PaddingConsumers, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(text.model, budgets, spec, **options)
+        super().__init__(model, budgets, spec, **options)
         self.why_padded = why_padded
         self.takes_left = takes_left and not (around.ahead or around.untried)
         self._left = False  # as the last call was padded
-        parameters = inspect.signature(text.forward).parameters.values()
+        parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self._declared = {IDS, *spec.describing, *(one.name for one in spec.inputs)}
         self._largest = text.largest

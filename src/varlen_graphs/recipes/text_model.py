@@ -49,22 +49,21 @@ USE_CACHE = "use_cache"
 
 
 class TextModel:
-    """A text encoder, its forward at this time, and what its parts tell.
+    """A text encoder to run, and what its parts tell.
 
     Args:
         model: The model.
 
     Attributes:
         model: As given.
-        forward: The forward of the model, which runs inside graphs even if an encoder is installed in its place.
         takes: Names of the arguments of the forward.
         device: Device of the model.
         pad: Token id of padding.
         special: Token ids that the configuration names, that of padding first.
         reach: Number of tokens that attention reaches over, the largest that the configuration names; 0 for none.
         ends: Token id that ends a text, if the configuration names it.
-        positions: Learned table of positions; `None` if there is none.
-        largest: Most tokens of a text, as the table has entries; `None` for no limit.
+        largest: Most tokens of a text, as a learned table of positions has entries; `None` for no limit.
+        before: Entry of the table for padding, after which positions begin; `None` if there is none.
         tokens: Number of token ids.
         config: Configuration of the model.
 
@@ -75,7 +74,6 @@ class TextModel:
     def __init__(self, model: nn.Module) -> None:
         name = type(model).__name__
         self.model = model
-        self.forward: Callable[..., Any] = model.forward
         self.takes = [*inspect.signature(model.forward).parameters]
         words = None
         with suppress(NotImplementedError):  # transformers 5 knows no embedding of some models
@@ -97,11 +95,11 @@ class TextModel:
         self.special = [self.pad, *(one for _, one in own if 0 <= one < self.tokens)]
         self.ends = [one for name, one in own if name == "eos_token_id" and 0 <= one < self.tokens]
         self.reach = max((one for name, value in named if REACHES.match(name) for one in _numbers(value)), default=0)
-        self.positions = next((table for table in tables if table.num_embeddings == most), None)
+        positions = next((table for table in tables if table.num_embeddings == most), None)
         self.largest: int | None = None
-        if self.positions is not None:
-            before = self.positions.padding_idx
-            self.largest = self.positions.num_embeddings - (0 if before is None else before + 1)
+        self.before = None if positions is None else positions.padding_idx
+        if positions is not None:
+            self.largest = positions.num_embeddings - (0 if self.before is None else self.before + 1)
 
     @property
     def rows(self) -> PackedRows:
@@ -167,7 +165,7 @@ class TextModel:
     def run(self, call: Mapping[str, Any]) -> Any:
         """Return the output of the model itself."""
         with torch.no_grad():
-            return self.forward(**call)
+            return self.model.forward(**call)
 
     def outputs(self, output: Any, hidden_states: bool) -> Outputs:
         """Declare an output: an entry a token, and an entry a text."""

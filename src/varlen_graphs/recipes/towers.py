@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
@@ -30,6 +31,11 @@ def check_loaded(tower: object) -> None:
     """
     if isinstance(tower, nn.Module) and (reason := why_not_loaded(tower)) is not None:
         raise SpecError(reason)
+
+
+def device_of(tower: nn.Module) -> torch.device:
+    """Return the device of a tower's first parameter, or the CPU."""
+    return next((one.device for one in tower.parameters()), torch.device("cpu"))
 
 
 def output_class(tower: Any, *names: str) -> Any:
