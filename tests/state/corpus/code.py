@@ -3,7 +3,6 @@
 import collections
 import contextvars
 import functools
-import os
 import types
 
 import torch
@@ -79,17 +78,6 @@ class ContextVariable(InCode):
         return self.lin(x) * (1 + IN_CONTEXT.get() / 48)
 
 
-class EnvironmentVariable(InCode):
-    def __init__(self):
-        super().__init__()
-        os.environ.pop("CORPUS_LONGEST", None)
-
-    def forward(self, x):
-        longest = max(int(os.environ.get("CORPUS_LONGEST", "0")), len(x))
-        os.environ["CORPUS_LONGEST"] = str(longest)
-        return self.lin(x) * (1 + longest / 48)
-
-
 class GlobalTensorInPlace(InCode):
     def forward(self, x):
         y = self.lin(x) - MEAN
@@ -134,9 +122,9 @@ class ClassMethod(InCode):
 
 
 class DefaultArgument(InCode):
-    def forward(self, x, lengths=[]):  # noqa: B006
-        lengths.append(len(x))
-        return self.lin(x) * (1 + max(lengths) / 48)
+    def forward(self, x, seen=[]):  # noqa: B006
+        seen.append(len(x))
+        return self.lin(x) * (1 + max(seen) / 48)
 
 
 class FunctionAttribute(InCode):

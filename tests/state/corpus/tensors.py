@@ -482,6 +482,8 @@ class RemembersByIdentity(Stateful):
 
 
 class RemembersByAddress(Stateful):
+    opaque = True
+
     def __init__(self):
         super().__init__()
         self.results = {}
