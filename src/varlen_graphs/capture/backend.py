@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -50,6 +50,3 @@ class Backend(Protocol):
                 that differs from the constant of the warm-up run.
             torch.OutOfMemoryError: The device is out of memory.
         """
-
-    def kept(self, graphs: Sequence[Any]) -> list[Tensor]:
-        """Return tensors, other than outputs, that captured runs made and others still hold; replays overwrite them."""

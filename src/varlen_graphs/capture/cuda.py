@@ -120,11 +120,6 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(stream)
         return CudaGraph(graph, name, release_to_pool(outputs), taken)
 
-    def kept(self, graphs: Sequence[CudaGraph]) -> list[Tensor]:
-        """Return the tensors that live in the pool, outputs excluded. May scan all objects of the process."""
-        outputs = {id(output) for graph in graphs for output in graph.outputs}
-        return [tensor for tensor in self._pool.kept() if id(tensor) not in outputs]
-
     def _end(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """End a capture, even one that CUDA has invalidated: torch then raises before it has left capture mode."""
         try:

@@ -1,6 +1,5 @@
 """Memory pool that graphs share, and the lock and stream order that sharing requires."""
 
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +14,6 @@ from varlen_graphs.capture.forks import FORKS
 from varlen_graphs.capture.memory import device_bytes
 from varlen_graphs.capture.stream_order import StreamOrder
 from varlen_graphs.errors import CaptureError, SpecError, StaleGraphError
-from varlen_graphs.watch.owners import PLAIN_TENSORS
 
 _FORKED = (
     "CUDA and graphs do not survive a fork: start workers with multiprocessing's 'spawn', or create the encoder in the "
@@ -43,7 +41,6 @@ class Pool:
         self.order = StreamOrder()
         self.device: torch.device | None = None
         self.busy = False
-        self._unowned: set[range] = set()  # blocks in use without a tensor
         self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, int]] = WeakKeyDictionary()
         self._handle: Any = None
         self._handles: set[tuple[int, int]] = set()
@@ -182,25 +179,6 @@ class Pool:
         """Return the segments of torch's allocator behind some handles."""
         snapshot = torch.cuda.memory_snapshot()
         return [segment for segment in snapshot if tuple(segment["segment_pool_id"]) in handles]
-
-    def kept(self) -> list[Tensor]:
-        """Return the tensors of the process that live in the pool.
-
-        Scans all objects of the process, unless memory in use is what no tensor had before, as cuBLAS's workspaces.
-        """
-        live = {
-            range(block["address"], block["address"] + block["size"])
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) in self._handles
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        }
-        if live <= self._unowned:
-            return []
-        tensors = [found for found in gc.get_objects() if type(found) in PLAIN_TENSORS and found.is_cuda]
-        owners = [(block, t) for t in tensors for block in live if t.untyped_storage().data_ptr() in block]
-        self._unowned = live - {block for block, _ in owners}
-        return [tensor for _, tensor in owners]
 
 
 class _Thread(threading.local):

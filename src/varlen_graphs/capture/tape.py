@@ -11,7 +11,6 @@ Before each replay every storage that the run allocated is poisoned, so that rea
 Not modelled: the reuse of memory inside a pool, streams, and `torch.compile`.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,14 +53,12 @@ class Tape:
         outputs: Aliases of the outputs.
         operations: The recorded operations, in order.
         allocated: Aliases of all results that the run allocated.
-        made: References to the results in that memory, views included.
     """
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []
         self.operations: list[_RecordedOperation] = []
         self.allocated: list[Tensor] = []
-        self.made: list[weakref.ref[Tensor]] = []
 
     def __len__(self) -> int:
         """Return the number of operations of a replay."""
@@ -100,15 +97,6 @@ class TapeCapture:
             tape.outputs = recorder.watch(run)
         return tape
 
-    def kept(self, graphs: Sequence[Tape]) -> list[Tensor]:
-        """Return tensors, views included, in memory that the runs allocated and that others still reference."""
-        kept = []
-        for tape in graphs:
-            outputs = set(map(id, tape.outputs))
-            alive = (tensor for reference in tape.made if (tensor := reference()) is not None)
-            kept += [tensor for tensor in alive if id(tensor) not in outputs]
-        return kept
-
 
 class _Recorder(ConstantsMode):
     """Records dispatched operations on a tape."""
@@ -116,14 +104,12 @@ class _Recorder(ConstantsMode):
     def __init__(self, tape: Tape, name: str, constants: Sequence[HostConstant]) -> None:
         super().__init__(torch.device("cpu"), name, constants)
         self._tape = tape
-        self._own_storages: set[int] = set()  # keys of the storages that the run allocated
 
     def begin(self) -> None:
         """Record from the start."""
         super().begin()
-        self._own_storages.clear()
-        for recorded in (self._tape.operations, self._tape.allocated, self._tape.made):
-            recorded.clear()
+        self._tape.operations.clear()
+        self._tape.allocated.clear()
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]
@@ -136,12 +122,6 @@ class _Recorder(ConstantsMode):
             statics.append(result.detach() if fresh else None)
         fresh_results = [static for static in statics if static is not None]
         self._tape.allocated += fresh_results
-        self._own_storages.update(static.untyped_storage()._cdata for static in fresh_results)
-        self._tape.made += [
-            weakref.ref(result)
-            for result in results
-            if isinstance(result, Tensor) and result.untyped_storage()._cdata in self._own_storages
-        ]
         mutable = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
         if func in _UNWRITTEN or not (fresh_results or mutable):
             return  # an allocation, or a view

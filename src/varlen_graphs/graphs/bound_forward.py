@@ -22,6 +22,7 @@ from varlen_graphs.layout.item_table import ItemTable
 from varlen_graphs.spec.outputs import Parts, SizeError, check_extents, clear_gaps, flatten
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
+from varlen_graphs.watch.shadow import Shadow, address_of
 
 
 class BoundForward:
@@ -47,6 +48,13 @@ class BoundForward:
     def is_compiled(self) -> bool:
         """True if graphs hold the output of torch's compiler."""
         return self._forward.compiled is not None
+
+    def held(self) -> set[int]:
+        """Return the addresses of the tensors that the module, and functions beside it, hold now."""
+        walk = Shadow(self._forward.module, ())
+        for name, value in self._forward.beside.items():
+            walk.of(value, name)
+        return {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
 
     def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], compiled: bool = True) -> Parts:
         """Run rows, items, host buffers and inputs, and take the output apart, checked.

@@ -163,7 +163,7 @@ class Capturer:
                 attributes.drop_changed(shadow)
                 graphs.own |= shadow.own()
                 del forward, shadow  # what it keeps of a capture goes; what graphs read is held
-                self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes, backend)
+                self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes)
                 failed = {} if stand_in else self._disable_failed(graphs, budgets)
                 self._budgets.leave_out(graphs.left_out)
                 graphs.left_out = {}

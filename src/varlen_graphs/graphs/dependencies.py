@@ -1,15 +1,12 @@
 """The memory and Python state that graphs depend on, watched for changes."""
 
-import gc
 from collections.abc import Collection
 
-from varlen_graphs.capture.backend import Backend
 from varlen_graphs.errors import counted, warn
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.module_guard import ModuleGuard
-from varlen_graphs.watch.shadow import address_of, describe
 
 
 class Dependencies:
@@ -35,7 +32,7 @@ class Dependencies:
         """The Python attributes of the module that graphs freeze, as of the first capture."""
         return self._attributes or AttributeSnapshot(self._forward.module)
 
-    def watch(self, sets: Collection[GraphSet], attributes: AttributeSnapshot, backend: Backend) -> None:
+    def watch(self, sets: Collection[GraphSet], attributes: AttributeSnapshot) -> None:
         """Watch all that these graphs depend on, once the module's caches are filled; warn of what cannot be."""
         forward = self._forward
         read = [tensor for graphs in sets for tensor in graphs.read]
@@ -45,7 +42,7 @@ class Dependencies:
         self._attributes = attributes
         self.guard = ModuleGuard(forward.module, forward.beside, read, own, attributes)
         self._warn_of_unowned(self.guard.unowned)
-        self._warn_of_kept(sets, backend)
+        self._warn_of_kept(sets)
 
     def forget(self) -> None:
         """Stop watching."""
@@ -53,19 +50,13 @@ class Dependencies:
         self.kept = []
         self._attributes = None
 
-    def _warn_of_kept(self, sets: Collection[GraphSet], backend: Backend) -> None:
-        graphs = [graph for each in sets for graph in each]
-        kept = backend.kept(graphs)
-        if kept:
-            kept.clear()
-            gc.collect()  # nobody keeps what only a cycle refers to
-            kept = backend.kept(graphs)
-        before, self.kept = self.kept, [*{address_of(one): describe(one) for one in kept}.values()]
+    def _warn_of_kept(self, sets: Collection[GraphSet]) -> None:
+        before, self.kept = self.kept, [kept for graphs in sets for kept in graphs.kept_outside]
         if set(self.kept).difference(before):
             warn(
                 f"something outside of the module keeps {counted(len(self.kept), 'tensor')} made while graphs were "
-                f"captured: {'; '.join(self.kept)}; replays overwrite this memory, and no graph can use it for anything else; "
-                "return what is needed as an output, and drop the rest"
+                f"captured: {'; '.join(self.kept)}; replays overwrite this memory, and no graph can use it for "
+                "anything else; return what is needed as an output, and drop the rest"
             )
 
     def _warn_of_unowned(self, unowned: list[str]) -> None:

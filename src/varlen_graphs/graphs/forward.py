@@ -149,7 +149,7 @@ class Forward:
     def beside(self) -> dict[str, Any]:
         """Callables and objects that run beside the module, by name."""
         others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
-        return {buffer.name: buffer for buffer in self.spec.buffers} | others | {"forward": self.function}
+        return {buffer.name: buffer for buffer in self._buffers} | others | {"forward": self.function}
 
     def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]) -> Any:
         """Run rows at the capacity of `table.budget`, padding included; see `arguments`."""

@@ -1,5 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from textwrap import shorten
@@ -23,6 +24,7 @@ from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.spec.entries import Extent
 from varlen_graphs.watch.read_memory import ReadMemory
+from varlen_graphs.watch.shadow import address_of, describe
 
 
 class GraphSet:
@@ -58,6 +60,7 @@ class GraphSet:
         left_out: Default budgets that take too much memory or time, with the reasons.
         compared: True once the replay of a call was compared with the module itself.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
+        kept_outside: Descriptions of tensors that a run made, and that something outside of the module keeps.
         own: Addresses of the memory of shadows of the module that graphs may read, which nobody else holds.
     """
 
@@ -82,6 +85,7 @@ class GraphSet:
         self.compared = False
         self.own: set[int] = set()
         self.kept: list[str] = []
+        self.kept_outside: list[str] = []
         self.left_out: dict[Budget, str] = {}
         self._defaults = frozenset(defaults)
         self._allowance = allowance
@@ -266,6 +270,7 @@ class GraphSet:
                     form.check(parts)
                     check_constants(parts.constants, self.constants or [])
                     del parts
+                    self.kept_outside = self.kept_outside or _kept_outside(memory, forward)
                     memory.hold_state()
                     graph = backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
                     form.check_captured(graph.outputs)
@@ -334,6 +339,19 @@ class GraphSet:
         graph = self._graphs[budget]
         graph.replay()
         return graph.outputs
+
+
+def _kept_outside(memory: ReadMemory, forward: BoundForward) -> list[str]:
+    """Describe what the watched run made and something keeps: neither the module nor a function beside it."""
+    held = forward.held() if memory.alive() else set()
+
+    def kept() -> list[str]:
+        found = {address_of(tensor): describe(tensor) for tensor in memory.alive()}
+        return [what for address, what in found.items() if address not in held]
+
+    if kept():
+        gc.collect()  # nobody keeps what only a cycle refers to
+    return kept()
 
 
 def reason_of(error: BaseException) -> str:

@@ -27,11 +27,13 @@ class ReadMemory(CaptureRulesMode):
         self.state: list[Tensor] = []  # uint8: memory that a watched run left behind and the next run may read
         self.constants: list[HostConstant] = []  # of the last watched run, in order
         self._made_by_operators: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._results: list[weakref.ref[Tensor]] = []  # in memory that operators made, views included
 
     def begin(self) -> None:
         """Forget what earlier runs made: its addresses may be in use for other memory."""
         super().begin()
         self._made_by_operators.clear()
+        self._results.clear()
         if not self.on_fast_path:
             self.constants = []
 
@@ -54,6 +56,11 @@ class ReadMemory(CaptureRulesMode):
         for result in results:
             if isinstance(result, Tensor) and (address := _address(result)) not in self.held:
                 self._made_by_operators[address] = weakref.ref(result.untyped_storage())
+                self._results.append(weakref.ref(result))
+
+    def alive(self) -> list[Tensor]:
+        """Return tensors, views included, that the last watched run made and that somebody keeps."""
+        return [result for reference in self._results if (result := reference()) is not None]
 
     def hold_state(self) -> None:
         """Hold the memory that the last watched run made and the module keeps: the captured run may read it."""
