@@ -46,7 +46,6 @@ OPERATIONS = {
     "state dict": lambda encoder, calls: encoder.state_dict(),
     "parts": lambda encoder, calls: [*encoder.named_modules(), *encoder.named_buffers()],
     "repr": lambda encoder, calls: repr(encoder),
-    "diagnose": lambda encoder, calls: vg.diagnose(encoder.module, *({"x": one["x"]} for one in calls)),
 }
 
 
@@ -63,6 +62,14 @@ def test_what_an_encoder_does_beside_calls_leaves_a_module_alone(file, name):
         with contextlib.suppress(vg.VarlenGraphsError):
             operate(encoder, calls)
         assert not copy.differences(plain), operation
+
+
+@each_module
+def test_a_diagnosis_is_a_plain_call_of_its_first_example(file, name):
+    copy, plain = Copy(file, name), Copy(file, name)
+    call(lambda x, n: vg.diagnose(copy.module, {"x": x}, {"x": rows_for([7])}), 0, [150])
+    call(plain, 0, [150])
+    assert not copy.differences(plain)
 
 
 @each_module
@@ -111,7 +118,7 @@ def test_calls_without_graphs_are_plain_calls(file, name, backend):
 def test_comparisons_in_service_leave_what_calls_alone_leave(file, name):
     """Or what plain calls leave, if the module itself runs for them."""
     compared, alone, plain = Copy(file, name), Copy(file, name), Copy(file, name)
-    encoders = [compared.encoder(verify=3), alone.encoder()]
+    encoders = [compared.encoder(verify=9), alone.encoder()]
     for number, lengths in enumerate(([5], [150], [3, 4], [5], [7])):
         expected = call(plain, number, lengths)
         for encoder in encoders:

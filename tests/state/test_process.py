@@ -111,7 +111,7 @@ SNAPSHOT = """
     def tell(when):
         for line in differences(BEFORE, state()):
             print(f"{when}: {line}".replace(" ", "_"), flush=True)
-        print(f"{when}:_looked", flush=True)
+        print(f"{when}:_looked".replace(" ", "_"), flush=True)
 
     BEFORE = state()
 """
