@@ -12,7 +12,7 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.layout.values import check_not_freed
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.entries import Extent, filled
-from varlen_graphs.watch.owners import PLAIN_TENSORS
+from varlen_graphs.watch.leaves import PLAIN_TENSORS
 
 UNIT = 8
 """Graphs read memory in units of so many bytes, from addresses that are multiples of that."""

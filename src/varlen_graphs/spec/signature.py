@@ -23,7 +23,7 @@ from varlen_graphs.spec.other_outputs import (
 from varlen_graphs.spec.parameters import HANDED_ON, WITHOUT_EFFECT, parameters_of
 from varlen_graphs.spec.statics import ChangeableError, alike, static_form
 from varlen_graphs.spec.undeclared import declaration_of
-from varlen_graphs.watch.owners import PLAIN_TENSORS
+from varlen_graphs.watch.leaves import PLAIN_TENSORS
 
 ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 PLAIN = frozenset(
     [type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format]
 )  # fmt: skip
 """Types of most other arguments, which hold no tensors."""
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Tensor types with memory of their own; subclasses may consist of other tensors."""
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
