@@ -10,6 +10,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.encoders import UNPROVEN
 from tests.support.pictures import GEMMA4, IMAGE, WORDS, build, patch_positions, position_rows
 from tests.support.towers import adapt, distance
 
@@ -110,7 +111,8 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
     tower = gemma4_tower(dtype=dtype)
     exact, positions = copy.deepcopy(tower).float(), patch_positions(SIZES)
     rows = position_rows(positions)
-    output = vg.recipes.gemma4(tower, ONE, backend="tape")(rows, positions)
+    encoder = vg.recipes.gemma4(tower, ONE, backend="tape", verify=UNPROVEN)  # what is compared here is the rounding
+    output = encoder(rows, positions)
     check_half_precision(
         output.last_hidden_state,
         original(tower)(rows, positions).last_hidden_state,
