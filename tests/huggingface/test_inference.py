@@ -104,3 +104,21 @@ def test_objects_that_raise_at_any_access_do_no_harm_in_the_globals_of_a_tower(m
     vg.wrap(tower, [1, 4], backend="tape")
     assert all(distance(tower(x), expected) < 1e-5 for _ in range(2))
     assert vg.encoders(tower)[""].stats.replays.total() == 2
+
+
+CALLS = {
+    "texts": (vg.recipes.packed_text, lambda: text_model("bert"), {"input_ids": torch.arange(1, 13).view(2, 6)}),
+    "clips": (vg.recipes.speech, lambda: speech_model("wav2vec2 large"), {"input_values": torch.ones(2, 800)}),
+}
+
+
+@pytest.mark.parametrize(("recipe", "make", "call"), CALLS.values(), ids=CALLS)
+def test_the_declared_forward_runs_the_towers_own_where_an_encoder_is_in_its_place(recipe, make, call):
+    model = make()
+    expected = model(**call).last_hidden_state
+    model.forward = recipe(model, backend="tape").forward
+    encoder = model.forward.__self__
+    for _ in range(2):
+        assert distance(model(**call).last_hidden_state, expected) < 1e-5
+    assert distance(encoder.eager(**call).last_hidden_state, expected) < 1e-5
+    assert encoder.stats.calls == encoder.stats.replays.total() == 2
