@@ -33,7 +33,14 @@ MOST_ENTRIES = 10_000
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, set, deque, bytearray)
-_ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, type(iter([])), type(iter(())), type(iter(range(0))))
+_ITERATORS: tuple[type, ...] = (
+    itertools.count,
+    itertools.cycle,
+    itertools.repeat,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+)
 _COPYABLE = (*_ITERATORS, array, random.Random)
 """Types of C whose objects `copy.copy` copies with their state."""
 
