@@ -195,7 +195,7 @@ class Held(nn.Module):
             self.go.release()
 
 
-@pytest.mark.parametrize("free_runs", [0, 1, 2, 4])
+@pytest.mark.parametrize("free_runs", [0, 1, 2, 4, 6, 8])
 def test_a_first_call_does_not_wait_for_another_encoder_that_captures(free_runs):
     """The module of the other encoder stands still, in the first of its runs or in a later one."""
     module, other, rows = Held(free_runs), Held(), rows_for([5])

@@ -1,5 +1,6 @@
 """Memory pool that graphs share, and the lock and stream order that sharing requires."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -139,9 +140,11 @@ class Pool:
     def capturing(self, module: str) -> Iterator[None]:
         """Set `busy` inside, under the lock, and let encoders inside of the captured module know."""
         self.busy, _thread.captures = True, module
+        _CAPTURING.add(threading.get_ident())
         try:
             yield
         finally:
+            _CAPTURING.discard(threading.get_ident())
             self.busy, _thread.captures = False, None
 
     def synchronize(self) -> None:
@@ -188,6 +191,17 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+_CAPTURING: set[int] = set()
+"""Threads that capture."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_CAPTURING.clear)
+
+
+def others_capture() -> bool:
+    """Return True while another thread captures a module."""
+    return bool(_CAPTURING) and {threading.get_ident()} != _CAPTURING
 
 
 def inside_capture() -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from varlen_graphs.capture.ambient import DIFFERENCES
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import DIAGNOSED, DISABLED, HOOKS, NO_GRAPHS, OBSERVED, Mode, is_disabled
-from varlen_graphs.capture.pool import on_device
+from varlen_graphs.capture.pool import on_device, others_capture
 from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, WATCHERS, records
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.capturer import CaptureInputs
@@ -25,6 +25,7 @@ from varlen_graphs.layout.span import Span
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
+from varlen_graphs.serving.lazy import CAPTURING
 from varlen_graphs.serving.mostly_eager import MostlyEager
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Collected
@@ -148,7 +149,8 @@ class Executor:
     def route(self, call: Call) -> tuple[Usable, Route, Reference | None]:
         """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture.
 
-        Before a capture the module itself runs the call: that warms it up, and is the expected output.
+        Before a capture the module itself runs the call: that warms it up, and is the expected output. While another
+        thread captures, for any encoder, calls run eager rather than wait.
         """
         usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable)) is not None:
@@ -162,6 +164,8 @@ class Executor:
         for pack in () if self.store.lazy else route.packs:  # a loop, because a comprehension costs a call of its own
             if pack.budget is not None and (usable.graphs is None or pack.budget not in usable.graphs):
                 missing.append(pack.budget)  # noqa: PERF401
+        if missing and others_capture() and self.store.capturer.agreement.alone:  # ranks capture together
+            return usable, Route(reason=CAPTURING), None
         if missing:
             self.mode.refresh()  # submodules may have come since the last capture
             if reason := self.mode.eager_reason():
