@@ -302,7 +302,12 @@ def check_keeping_case(case, device="cpu"):
         if case.start == "captured":
             encoder.capture()
         for number, lengths in enumerate(case.calls):
+            replays = encoder.stats.replays.total()
             got, right = encoder(rows_of(lengths, number, device), lengths=list(lengths)), expected(lengths, number)
+            if encoder.stats.replays.total() == replays and any(
+                one.place in ("class", "global") for one in case.faults
+            ):
+                break  # what runs on copies of the module wrote there is not undone
             error = relative(got, right)
             assert error < TOLERANCE[device] or not right.isfinite().all(), (number, lengths, error)
     except vg.VarlenGraphsError:

@@ -6,6 +6,7 @@ import functools
 import queue
 import random
 import threading
+import types
 import weakref
 
 import numpy
@@ -32,6 +33,44 @@ class KeepsAHelper(Stateful):
 
     def forward(self, x):
         return self.lin(x) * self.helper.update(x)
+
+
+class KeepsAHelperThatIsEmpty(Stateful):
+    """What it holds before its first call is that of its class."""
+
+    class Longest:
+        rows = 0
+
+    def __init__(self):
+        super().__init__()
+        self.helper = self.Longest()
+
+    def forward(self, x):
+        self.helper.rows = max(self.helper.rows, len(x))
+        return self.lin(x) * (1 + self.helper.rows / 48)
+
+
+class KeepsSlotsThatAreEmpty(Stateful):
+    class Longest:
+        __slots__ = ("rows",)
+
+    def __init__(self):
+        super().__init__()
+        self.helper = self.Longest()
+
+    def forward(self, x):
+        self.helper.rows = max(getattr(self.helper, "rows", 0), len(x))
+        return self.lin(x) * (1 + self.helper.rows / 48)
+
+
+class KeepsAnEmptyNamespace(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.helper = types.SimpleNamespace()
+
+    def forward(self, x):
+        self.helper.rows = max(getattr(self.helper, "rows", 0), len(x))
+        return self.lin(x) * (1 + self.helper.rows / 48)
 
 
 class KeepsAHelperOfTensors(Stateful):
