@@ -57,6 +57,8 @@ class CountsInARegistry(InCode):
 class KnownToAGlobal(InCode):
     """Whatever runs its forward, itself is what changes."""
 
+    opaque = True
+
     def __init__(self):
         super().__init__()
         ITSELF[:], self.longest = [self], 0
