@@ -91,14 +91,31 @@ class Tower(nn.Module):
 """
 
 
+def made_from(source):
+    """Return a tower of a Python module."""
+    exec(TOWER, vars(source))
+    tower = source.Tower().eval()
+    tower.config = types.SimpleNamespace(image_size=2, num_channels=3)
+    return tower
+
+
+def test_weights_that_the_first_run_makes_are_made_by_the_caller():
+    tower, x = made_from(types.ModuleType("tower")), torch.randn(3, 3, 2, 2)
+    tower.layers[0] = nn.LazyLinear(8)
+    with pytest.raises(vg.SpecError, match=r"Tower makes 'layers\.0\.weight' in its first run(.|\n)*run it once"):
+        vg.wrap(tower, [1, 4], backend="tape")
+    assert nn.parameter.is_lazy(tower.layers[0].weight)
+    expected = tower(x)
+    assert distance(vg.wrap(tower, [1, 4], backend="tape")(x), expected) < 1e-5
+    assert vg.encoders(tower)[""].stats.replays.total() == 1
+
+
 @by_object
 def test_objects_that_raise_at_any_access_do_no_harm_in_the_globals_of_a_tower(made, monkeypatch):
     source = types.ModuleType("tower_with_placeholders")
     monkeypatch.setitem(sys.modules, source.__name__, source)
-    exec(TOWER, vars(source))
+    tower = made_from(source)
     vars(source)["absent"] = made()
-    tower = source.Tower().eval()
-    tower.config = types.SimpleNamespace(image_size=2, num_channels=3)
     x = torch.randn(3, 3, 2, 2)
     expected = tower(x)
     vg.wrap(tower, [1, 4], backend="tape")

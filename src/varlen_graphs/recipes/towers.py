@@ -27,10 +27,14 @@ def check_loaded(tower: object) -> None:
     """Check that a tower has its weights, which recipes that run it need.
 
     Raises:
-        SpecError: Some are on the meta device.
+        SpecError: Some are on the meta device, or made by the first run.
     """
-    if isinstance(tower, nn.Module) and (reason := why_not_loaded(tower)) is not None:
+    if not isinstance(tower, nn.Module):
+        return
+    if (reason := why_not_loaded(tower)) is not None:
         raise SpecError(reason)
+    if (name := next((name for name, one in tower.named_parameters() if nn.parameter.is_lazy(one)), None)) is not None:
+        raise SpecError(f"{type(tower).__name__} makes {name!r} in its first run: expected all weights; run it once")
 
 
 def device_of(tower: nn.Module) -> torch.device:
