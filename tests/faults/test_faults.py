@@ -191,7 +191,8 @@ class Test06FreedOrMovedMemoryIsReplayed:
         first = encoder(small, lengths=[5])
         for rows in (80, 144):  # in the capture it would be filled in memory of the pool
             before, *later, captured = FILLED[rows]
-            assert (before, any(later), captured) == (True, False, False)
+            assert (before, captured) == (True, False)
+            assert sum(later) <= 1  # of another shadow
         encoder(large, lengths=[100, 20])
         assert equal_bits(encoder(small, lengths=[5]), first)
 
@@ -243,9 +244,9 @@ class Test09MemoryAndStartUp:
         assert module.runs == 0
         RUNS.clear()
         encoder.capture()
-        # Two runs for what the module keeps, and six because it counts them, two probes; of each budget a warm-up, a
-        # watched run and the capture; the proof, at most ten times by replays and eight times eager.
-        assert 8 < len(RUNS) <= 10 + 3 * 8 + 18
+        # Three runs for what the module keeps, and eight because it counts them, two probes; of each budget a warm-up,
+        # a watched run and the capture; the proof, at most ten times by replays and eight times eager.
+        assert 8 < len(RUNS) <= 13 + 3 * 8 + 18
         encoder.capture()
         assert module.runs == 0
         before = len(RUNS)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.rules import written_arguments
 from varlen_graphs.watch.shadow import Changed, Shadow, address_of, same_bits
 from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
@@ -229,7 +231,8 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
     def runs(forward: Forward) -> Run:
         def run(which: int) -> Parts:
             rows = call.rows if which == 1 else _other(call.rows, which)
-            return flatten(forward.exact(replace(call, rows=rows)), forward.spec.declared)
+            run_exact = partial(forward.exact, replace(call, rows=rows))
+            return flatten(run_made_up(run_exact, rows.device), forward.spec.declared)  # defaults are no caller's
 
         return run
 

@@ -14,7 +14,7 @@ from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
-from varlen_graphs.errors import BudgetError, SpecError, VarlenGraphsError, VerificationError, warn
+from varlen_graphs.errors import BudgetError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
@@ -30,6 +30,7 @@ from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import SizeError
 from varlen_graphs.spec.statics import StaticKey, static_key
+from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.sharded import mesh_of
 
@@ -294,7 +295,8 @@ class Capturer:
         def at_capacity(forward: Forward) -> None:
             arena.load_sample(budget)
             assert self.checks is not None  # noqa: S101 - made ahead
-            BoundForward(forward, statics, self._mode)(*self.checks.view(arena, budget), compiled=False)
+            bound = BoundForward(forward, statics, self._mode)
+            run_made_up(lambda: bound(*self.checks.view(arena, budget), compiled=False), arena.rows.device)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
         check = StateCheck(self._forward, runs if call is None else runs_of(call))
@@ -306,9 +308,9 @@ class Capturer:
                 shadow = Shadow(self._forward.module)
                 raise BoundForward(self._forward.on(shadow), statics, self._mode).explained(arena, error) from error
         if (failure := attempt.take()) is not None:
-            if call is None or isinstance(failure.error, VarlenGraphsError):
+            if call is None:
                 raise failure.error
-            return self._checked_shadows(arena, statics, None, budget)  # where the declared forward takes no such call
+            return self._checked_shadows(arena, statics, None, budget)  # a host buffer may call another encoder
         return check, Shadow(self._forward.module, check.written)
 
     def _time(

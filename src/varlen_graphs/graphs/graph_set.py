@@ -58,7 +58,7 @@ class GraphSet:
         timed: True if costs were measured with these graphs.
         stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
         left_out: Default budgets that take too much memory or time, with the reasons.
-        compared: True once the replay of a call was compared with the module itself.
+        compared: Budgets of which the replay of a call was compared with the module itself.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
         kept_outside: Descriptions of tensors that a run made, and that something outside of the module keeps.
         own: Addresses of the memory of shadows of the module that graphs may read, which nobody else holds.
@@ -82,7 +82,7 @@ class GraphSet:
         self.most_rows = 0
         self.timed = timed
         self.stand_in = stand_in
-        self.compared = False
+        self.compared: set[Budget] = set()
         self.own: set[int] = set()
         self.kept: list[str] = []
         self.kept_outside: list[str] = []

@@ -73,8 +73,9 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         if graphs.kept:
             names = ", ".join(map(repr, graphs.kept))
             lines += [f"kept by runs of the module, which changes no output, and not by replays: {names}"]
-        if len(graphs) and not graphs.compared:
-            lines += ["captured ahead of calls: the first one will be compared with the module itself"]
+        if waiting := [budget for budget in graphs.budgets if budget not in graphs.compared]:
+            rows = ", ".join(str(budget.rows) for budget in sorted(waiting))
+            lines += [f"the first call of each of these will be compared with the module itself; rows: {rows}"]
         lines += [
             f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
         ]

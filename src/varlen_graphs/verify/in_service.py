@@ -49,7 +49,7 @@ class InService:
 
     def is_due(self, route: Route, graphs: GraphSet) -> bool:
         """Return True if a graph of a route, or its whole set, is still to be compared."""
-        if self._options.prove and not graphs.compared:
+        if self._options.prove and any(pack.budget not in graphs.compared for pack in route.packs if pack.budget):
             return True
         calls = self._options.calls
         return calls > 0 and any(self._done.get(graph, 0) < calls for graph in _graphs_of(route, graphs))
@@ -66,7 +66,7 @@ class InService:
         except LayoutError:
             return output  # which is NaN, and the graph tells why
         right = self._verified(executor, call, layout, route, graphs, output, own)
-        graphs.compared = True
+        graphs.compared.update(pack.budget for pack in route.packs if pack.budget is not None)
         return right
 
     def _verified(

@@ -41,7 +41,7 @@ class AttributeSnapshot:
         for path, own, values in self._values:
             for name, value in values.items():
                 now = own.get(name)
-                if isinstance(now, NUMBERS) and not _same(now, value):
+                if issubclass(type(now), NUMBERS) and not _same(now, value):
                     yield f"{f'{path}.{name}'.lstrip('.')!r} changed from {value!r} to {now!r}"
 
 
@@ -50,7 +50,7 @@ CHECKED = ("training", "active_adapter")
 
 
 def _is_compared(name: str, value: Any) -> bool:
-    return isinstance(value, NUMBERS) and name not in CHECKED and not name.startswith("_")
+    return issubclass(type(value), NUMBERS) and name not in CHECKED and not name.startswith("_")
 
 
 def _same(now: Any, value: Any) -> bool:

@@ -3,13 +3,14 @@
 What a module keeps between calls, a run of its shadow writes into the shadow: nothing has to be undone.
 """
 
+import io
 import itertools
 import random
 import sys
 import threading
 import weakref
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import copy, deepcopy
@@ -41,7 +42,7 @@ _ITERATORS: tuple[type, ...] = (
     type(iter(())),
     type(iter(range(0))),
 )
-_COPYABLE = (*_ITERATORS, array, random.Random)
+_COPYABLE = (*_ITERATORS, array, random.Random, io.StringIO, io.BytesIO)
 """Types of C whose objects `copy.copy` copies with their state."""
 
 _LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
@@ -231,6 +232,9 @@ class Shadow:
             return self._note(value, value if same else tuple.__new__(kind, own))
         if issubclass(kind, _CONTAINERS) and (own := self._copy_container(value, path)) is not _ABSENT:
             return own
+        if kind is frozenset:
+            own = frozenset(self._copy(one, path) if issubclass(type(one), nn.Module) else one for one in value)
+            return self._note(value, value if own == value else own)
         if (code := self._copy_code(value, path)) is not _ABSENT:
             return code
         return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value)
@@ -262,7 +266,7 @@ class Shadow:
             return self._note(value, value.clone_state())
         if kind in _COPYABLE or (numpy is not None and kind is numpy.ndarray):
             return self._note(value, copy(value))
-        if numpy is not None and kind in (numpy.random.Generator, numpy.random.RandomState):
+        if kind is itertools.cycle or (numpy is not None and kind in _generators_of(numpy)):
             return self._note(value, deepcopy(value))
         return self._note(value, value)
 
@@ -298,6 +302,8 @@ class Shadow:
         self._note(value, own)
         if hasattr(value, "__dict__"):
             self._waiting.append(partial(self._fill_object, value, own, path))
+        if isinstance(own, defaultdict):
+            own.default_factory = self._copy(own.default_factory, path)
         if len(own) <= MOST_ENTRIES:
             self._waiting.append(partial(self._fill_container, value, own, path))
         return own
@@ -460,12 +466,16 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _is_plain(kind: type) -> bool:
     """Return True for a class of Python objects that are what their attributes are."""
     package = str(kind.__module__).partition(".")[0]
-    if kind is SimpleNamespace or str(kind.__module__).startswith(DECLARATIONS):
+    if kind is SimpleNamespace or package == "collections" or str(kind.__module__).startswith(DECLARATIONS):
         return True
     if package in _LIBRARIES or package in sys.stdlib_module_names or package == "builtins":
         return False
     own = all(getattr(kind, name) is getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__"))
     return own and not hasattr(kind, "__del__")
+
+
+def _generators_of(numpy: Any) -> tuple[type, ...]:
+    return numpy.random.Generator, numpy.random.RandomState
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
