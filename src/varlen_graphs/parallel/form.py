@@ -63,8 +63,7 @@ def learn_form(executor: Executor, few: Call) -> Parts:
         SpecError: The output has Python values that depend on the items.
         CaptureError: The module keeps something of the rows, which differ from rank to rank.
     """
-    if executor.store.lazy or executor.mode.backend(few.rows.device) is None:  # else the capture checks it
-        _check_keeps_nothing(executor, few)
+    _check_keeps_nothing(executor, few)
     # Two copies show Python values of the output that depend on the items, which ranks could not know.
     layout, parts = read_layout(executor.spec, few), encode(executor, few)
     two, span = replace(layout, items=layout.items * 2), Span.of(layout)
