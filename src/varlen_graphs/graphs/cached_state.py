@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,6 +24,16 @@ from varlen_graphs.watch.thread_modes import RunMode, run_under
 ROUNDING = 8
 """Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""
 
+OUT_OF_REACH = (
+    "{} gives another output for the same rows after other calls, whatever it holds itself: it keeps something where "
+    "no copy of it reaches, such as a global, an attribute of a class, or a generator, and runs for the capture have "
+    "changed that. Keep it in the module, compute in each call what depends on the call, or run the module without "
+    "graphs (backend='eager')"
+)
+
+FEW = 4
+"""Number of further runs that are made if the module keeps something."""
+
 MANY = 1000
 """Number of further calls whose effect on numbers is tried."""
 
@@ -35,6 +45,12 @@ REMEDY = (
     "call does. If it does so in every call (running statistics), call module.eval(), or run it without graphs "
     "(backend='eager')"
 )
+
+
+def raise_changed_outside(forward: Forward) -> NoReturn:
+    """Raise that runs for captures have changed what a module keeps outside of itself, here and in later calls."""
+    forward.verdict.changed_outside = OUT_OF_REACH.format(type(forward.module).__name__)
+    raise CaptureError(forward.verdict.changed_outside)
 
 
 class StateCheck:
@@ -96,18 +112,15 @@ class StateCheck:
             if _apart(self._first, again) <= allowed:
                 return None  # it draws random numbers, or rounds in another way once a cache is filled
             if _apart(self._first, one) > allowed:
-                raise CaptureError(
-                    f"{self._name} gives another output for the same rows after other calls, whatever it holds itself: "
-                    "it keeps something where no copy of it reaches, such as a global, an attribute of a class, or a "
-                    "generator, and runs for the capture have changed that. Keep it in the module, compute in each "
-                    "call what depends on the call, or run the module without graphs (backend='eager')"
-                )
+                raise_changed_outside(self._original)
             return self._evidence("after other calls", self._shadow.changes())
         changed = self._shadow.changed()
         before = [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
-        if not (changed or writes.written) or not _equal(self._again()[0], again):
+        if not (changed or writes.written):
             return None
+        if not all(_equal(self._again()[0], again) for _ in range(FEW)):
+            return self._evidence("after a few more calls", [one.path for one in changed])
         moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
         for entry, length in lists:
             if length < len(entry.own) < length + MANY:  # of each list once

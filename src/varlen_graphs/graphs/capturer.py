@@ -295,8 +295,9 @@ class Capturer:
         def at_capacity(forward: Forward) -> None:
             arena.load_sample(budget)
             assert self.checks is not None  # noqa: S101 - made ahead
+            rows, table, given = self.checks.view(arena, budget)
             bound = BoundForward(forward, statics, self._mode)
-            run_made_up(lambda: bound(*self.checks.view(arena, budget), compiled=False), arena.rows.device)
+            run_made_up(partial(bound, rows, table, given, compiled=False), arena.rows.device)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
         check = StateCheck(self._forward, runs if call is None else runs_of(call))

@@ -62,12 +62,15 @@ class Verdict:
         differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
         proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
         agreed: Static keys of calls in which it was found to compute what the module does.
+        changed_outside: Why no call may be answered until a release: captures have changed what the module keeps where
+            no copy reaches, and its outputs depend on that.
     """
 
     wrong: bool = False
     differs_without: bool = False
     proven: dict[StaticKey, bool] | None = None
     agreed: set[StaticKey] = field(default_factory=set)
+    changed_outside: str | None = None
 
 
 class Forward:

@@ -296,6 +296,7 @@ class GraphSet:
     def drop(self, budget: Budget) -> None:
         """Drop the graph of a budget, if there is one; no replay of it may be running."""
         self._graphs.pop(budget, None)
+        self.compared.discard(budget)
         self.arena.forget(budget)
         self._changes += 1
 

@@ -109,9 +109,12 @@ class GraphStore:
 
         Raises:
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part.
+            CaptureError: Captures have changed what the module keeps outside of itself.
         """
         if self.staged:
             self.check_not_staged()
+        if (why := self.forward.verdict.changed_outside) is not None:
+            raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
         guard = self.capturer.dependencies.guard
         if guard is not None and (change := guard.find_change_sampled()):
             self._handle(change)
@@ -274,7 +277,7 @@ class GraphStore:
         """Drop everything, once the last replay has run, and enable all budgets."""
         self.check_not_staged()
         self._forget_all()
-        self.forward.verdict.wrong = False
+        self.forward.verdict.wrong, self.forward.verdict.changed_outside = False, None
         if self.forward.verdict.proven is not None:
             self.forward.verdict.proven.clear()
         self.budgets.enable_all()

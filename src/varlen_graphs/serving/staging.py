@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from varlen_graphs.capture.mode import NO_GRAPHS
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
 from varlen_graphs.capture.torch_modes import INSTEAD, WATCHERS, records
@@ -93,7 +95,8 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
     reason = trained or call.beyond or reason or executor.mode.why_no_graphs(call.rows.device)
     reason = reason or executor.router.why_wait(call)
-    if reason is None:
+    is_first = reason is None and store.find(call.key) is None  # the module itself runs the first call
+    if reason is None and not is_first:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route, _ = executor.route(call)
             reason = route.reason
@@ -109,8 +112,11 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
                 return
     rows = call.rows.new_empty(spec.argument_shape(call.layout, call.rows))
     call.original[spec.packed.name], call.rows = rows, spec.packed.rows_first(rows)
-    run = executor.train if trained else executor.eager
-    with torch.no_grad(), _staged(rows, partial(run, call, reason)) as staged:
+    if is_first:
+        run = partial(executor.answer, replace(call, staged=False), None)
+    else:
+        run = partial(executor.train if trained else executor.eager, call, reason or NO_GRAPHS)
+    with torch.no_grad(), _staged(rows, run) as staged:
         yield staged
 
 

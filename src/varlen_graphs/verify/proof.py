@@ -118,7 +118,9 @@ class Prover:
             if not whole and right and any(task.budget in refused for task in for_all):  # those showed nothing
                 whole = [why for _, why in prove(tasks_of_a_set(self._spec, right))]
             if not whole and right and is_new:
-                whole = self._evidence_eager(graphs, inputs, known) or self._evidence_of_state(graphs, check)
+                whole = self._evidence_eager(graphs, inputs, known)
+            if is_new:
+                whole = [*whole, *self._evidence_of_state(graphs, check)]
             if is_new and not right:
                 whole = whole or [*refused.values()]
             if whole:

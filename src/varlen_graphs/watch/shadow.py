@@ -233,8 +233,8 @@ class Shadow:
         if issubclass(kind, _CONTAINERS) and (own := self._copy_container(value, path)) is not _ABSENT:
             return own
         if kind is frozenset:
-            own = frozenset(self._copy(one, path) if issubclass(type(one), nn.Module) else one for one in value)
-            return self._note(value, value if own == value else own)
+            frozen = frozenset(self._copy(one, path) if issubclass(type(one), nn.Module) else one for one in value)
+            return self._note(value, value if frozen == value else frozen)
         if (code := self._copy_code(value, path)) is not _ABSENT:
             return code
         return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value)
@@ -253,8 +253,8 @@ class Shadow:
 
     def _copy_object(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if not (getattr(value, "__dict__", None) or any(True for _ in _slots(value))):
-            return self._note(value, value)  # it keeps nothing, and others may compare it by identity
+        if not (hasattr(value, "__dict__") or any(vars(base).get("__slots__") for base in kind.__mro__)):
+            return self._note(value, value)  # it can keep nothing, and others may compare it by identity
         own = self._note(value, SimpleNamespace() if kind is SimpleNamespace else object.__new__(kind))
         self._waiting.append(partial(self._fill_object, value, own, path))
         return own

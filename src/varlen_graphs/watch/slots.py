@@ -59,11 +59,12 @@ class SlotGroup:
         self._values = [slot.value for slot in slots]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         # The address of a sharded weight is that of its shard, which can become another tensor at any time.
-        sharded = any(is_distributed_tensor(type(tensor)) for tensor in self._tensors)
-        self._address = _local_address if sharded else Tensor.data_ptr
+        odd = any(is_distributed_tensor(type(one)) or one.layout is not torch.strided for one in self._tensors)
+        self._address = _local_address if odd else Tensor.data_ptr
         self._addresses = [*map(self._address, self._tensors)]
         self._forms = [*map(_FORM, self._tensors)]
-        self._strides = [*map(Tensor.stride, self._tensors)]
+        self._stride = _stride if odd else Tensor.stride
+        self._strides = [*map(self._stride, self._tensors)]
         self._formats = [_format(tensor) for tensor in self._tensors]
 
     def unchanged(self) -> bool:
@@ -73,7 +74,7 @@ class SlotGroup:
             all(map(is_, now, self._values))
             and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_FORM, self._tensors)) == self._forms
-            and list(map(Tensor.stride, self._tensors)) == self._strides
+            and list(map(self._stride, self._tensors)) == self._strides
         )
 
     def changes(self) -> Iterator[Change]:
@@ -90,12 +91,17 @@ class SlotGroup:
 
 
 def _local_address(tensor: Tensor) -> int:
-    return local_tensor(tensor).data_ptr()
+    plain = local_tensor(tensor)
+    return plain.data_ptr() if plain.layout is torch.strided else 0  # a sparse one has no memory of its own
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride() if tensor.layout is torch.strided else ()
 
 
 def _format(tensor: Tensor) -> tuple[Any, ...]:
     tensor = local_tensor(tensor)
-    return tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.dtype, tensor.shape, _stride(tensor)
 
 
 def _describe_format(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]) -> str:
