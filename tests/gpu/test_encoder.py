@@ -348,22 +348,6 @@ def test_other_threads_may_use_the_gpu_during_a_capture(half):
     assert len(rounds) > 2
 
 
-def test_memory_a_graph_reads_is_held():
-    class Scaled(nn.Module):
-        def forward(self, x):
-            return x * self.factor
-
-    module = Scaled()
-    module.factor = torch.full((256, 8), 3.0, device="cuda")[:1]
-    encoder = vg.GraphedEncoder(module, [128], vg.BufferSpec("x", vg.Lengths()))
-    rows = torch.ones(5, 8, device="cuda")
-    assert (encoder(rows, lengths=[5]) == 3).all()
-    del module.factor
-    junk = [torch.full((256, 8), 7.0, device="cuda") for _ in range(8)]
-    assert (encoder(rows, lengths=[5]) == 3).all()
-    assert len(junk) == 8
-
-
 def test_the_example_keeps_the_contract_on_the_gpu():
     example = load_example("text_encoder")
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,7 @@ from varlen_graphs.spec.signature import Signature
 from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
+from varlen_graphs.watch.made_up_run import run_made_up
 
 
 class Verification(Protocol):
@@ -180,11 +182,13 @@ class Executor:
     def _reference(self, call: Call) -> Reference | None:
         """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.
 
+        Its indices are checked, because it may not take all calls that the declared forward takes.
+
         Raises:
             Exception: That of the module.
         """
         try:
-            return self.forward.reference(replace(call))
+            return run_made_up(partial(self.forward.reference, replace(call)), call.rows.device)
         except (SpecError, LayoutError):
             return None
         except Exception as error:

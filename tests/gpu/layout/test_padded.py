@@ -38,6 +38,7 @@ def test_a_mask_on_the_gpu_costs_one_copy_to_the_host_to_pack_its_batch():
         x, mask = (part.cuda() for part in padded_batch(lengths, seed=seed, dim=DIM))
         encoder.poison()
         expected = encoder.eager(x, mask=mask)
+        encoder(x, mask=mask)  # the first call of each graph is compared with the module
         for marks in (mask, mask.cpu()):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 out = encoder(x, mask=marks)
