@@ -56,6 +56,12 @@ class BoundForward:
             walk.of(value, name)
         return {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
 
+    @property
+    def compile_seconds(self) -> float | None:
+        """Time that torch's compiler took; `None` if there is none, or it has not run."""
+        compiled = self._forward.compiled
+        return None if compiled is None else compiled.seconds
+
     def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], compiled: bool = True) -> Parts:
         """Run rows, items, host buffers and inputs, and take the output apart, checked.
 

@@ -97,6 +97,8 @@ class Capturer:
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
         self._allowance: Allowance | None = None
+        self._written: dict[Key, set[int]] = {}  # addresses of what runs of the module write to
+        self._compiled: dict[Key, BoundForward] = {}
         self._warned_of_sets = False
         self._forward = forward
         self._mode = mode
@@ -124,7 +126,7 @@ class Capturer:
         assert backend is not None  # noqa: S101 - calls run eager without one
         self._check_agreement()
         self._mode.warn_of_training()
-        attributes, spec, compiled = self.dependencies.attributes, self._forward.spec, self._forward.compiled
+        attributes, spec = self.dependencies.attributes, self._forward.spec
         with (
             self._pool.capturing(type(self._forward.module).__name__),
             torch.inference_mode(False),
@@ -142,11 +144,14 @@ class Capturer:
                 arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in,
                 defaults=self._budgets.defaults, allowance=None if stand_in else self._allowance,
             )  # fmt: skip
-            if is_new and compiled is not None:
-                compiled.begin()
             try:
-                check, shadow = self._checked_shadows(arena, statics, call, max(budgets))
-                forward = BoundForward(self._forward.on(shadow), statics, self._mode)
+                if is_new or stand_in is not None:
+                    check, shadow = self._checked_shadows(arena, statics, call, max(budgets))
+                    self._written[key] = check.written
+                else:  # what the first graphs of the set have shown
+                    check = StateCheck(self._forward, self._runs(arena, statics, call))
+                    shadow = Shadow(self._forward.module, self._written[key])
+                forward = self._bound(key, shadow, statics)
                 budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
@@ -163,6 +168,7 @@ class Capturer:
             with _dropped_on_error(graphs, budgets):
                 attributes.drop_changed(shadow)
                 graphs.own |= shadow.own()
+                seconds = forward.compile_seconds
                 del forward, shadow  # what it keeps of a capture goes; what graphs read is held
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes)
                 failed = {} if stand_in else self._disable_failed(graphs, budgets)
@@ -172,8 +178,8 @@ class Capturer:
                     self.seconds = {} if is_first else self.seconds
                     compiles = device.type == "cuda"  # the tape has no kernels
                     self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
-                    if is_first and compiled is not None and compiled.seconds is not None:
-                        self.seconds["torch.compile took of that"] = compiled.seconds
+                    if is_first and seconds is not None:
+                        self.seconds["torch.compile took of that"] = seconds
                 if self.prove is not None:
                     start = time.perf_counter()
                     self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs], check)
@@ -277,9 +283,27 @@ class Capturer:
         self.exact.clear()
         self.inputs.clear()
         self.arenas = {}
+        self._written.clear()
+        self._compiled.clear()
         self._allowance = None
         self.dependencies.forget()
         self._mode.forget_settings()
+
+    def _bound(self, key: Key, shadow: Shadow, statics: dict[str, Any]) -> BoundForward:
+        """Return the forward to capture; what torch's compiler made of it, it made of one shadow for all budgets."""
+        if self._forward.compiled is None:
+            return BoundForward(self._forward.on(shadow), statics, self._mode)
+        if key not in self._compiled:
+            self._compiled[key] = BoundForward(self._forward.on(shadow), statics, self._mode)
+        return self._compiled[key]
+
+    def _runs(self, arena: Arena, statics: dict[str, Any], call: Call | None) -> Callable[[Forward], Run]:
+        """Return the runs of a call, or of a made-up item if there is none."""
+
+        def runs(forward: Forward) -> Run:
+            return partial(BoundForward(forward, statics, self._mode).run_probe, arena.probes()[0])
+
+        return runs if call is None else runs_of(call)
 
     def _checked_shadows(
         self, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
@@ -289,9 +313,6 @@ class Capturer:
         It shares what no run writes, so that graphs follow the module where that is changed in place.
         """
 
-        def runs(forward: Forward) -> Run:
-            return partial(BoundForward(forward, statics, self._mode).run_probe, arena.probes()[0])
-
         def at_capacity(forward: Forward) -> None:
             arena.load_sample(budget)
             assert self.checks is not None  # noqa: S101 - made ahead
@@ -300,7 +321,7 @@ class Capturer:
             run_made_up(partial(bound, rows, table, given, compiled=False), arena.rows.device)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
-        check = StateCheck(self._forward, runs if call is None else runs_of(call))
+        check = StateCheck(self._forward, self._runs(arena, statics, call))
         autocast = self._mode.autocast(arena.rows.device.type)
         with self.agreement.attempt() as attempt, self.agreement.rehearsal(), autocast:
             try:

@@ -43,9 +43,18 @@ class Difference(NamedTuple):
 
 
 class Expected:
-    """Expected output of a call; `padded` is as in `Call`: the size of the items of a batch that the call packs."""
+    """Expected output of a call.
 
-    def __init__(self, output: Any, layout: Layout, padded: Sequence[int] = ()) -> None:
+    Args:
+        output: The output.
+        layout: The items of the call.
+        padded: As in `Call`: the size of the items of a batch that the call packs.
+        any_integers: If True, integers and flags may have another such dtype: a mask that a module hands on has that
+            of the call's own.
+    """
+
+    def __init__(self, output: Any, layout: Layout, padded: Sequence[int] = (), any_integers: bool = False) -> None:
+        self._any_integers = any_integers
         self.output = output
         self._layout = layout
         self._padded = padded
@@ -102,7 +111,7 @@ class Expected:
             if isinstance(expected, Tensor):
                 sizes = extent.size(Span.of(self._layout))
                 other_form = not self._padded and expected.shape[extent.rows_dim :][: len(sizes)] != sizes
-                if other_form or tensor.dtype != expected.dtype:
+                if other_form or not self._may_be(tensor.dtype, expected.dtype):
                     yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
                     continue
                 expected = _packed(expected, extent, self._layout, self._padded)
@@ -113,6 +122,11 @@ class Expected:
                 yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
             if self._goes_on_after(path) and _next(path) not in paths:
                 yield path, tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
+
+    def _may_be(self, dtype: torch.dtype, expected: torch.dtype) -> bool:
+        """Return True if a tensor may have this dtype."""
+        floating = any(one.is_floating_point or one.is_complex for one in (dtype, expected))
+        return dtype == expected or (self._any_integers and not floating)
 
     def _goes_on_after(self, path: Path) -> bool:
         """Return True if a tensor follows in the same tuple of a field of the expected output."""

@@ -86,7 +86,7 @@ class InService:
         forward = executor.forward
         try:
             own = run_made_up(partial(forward.reference, call), call.rows.device) if own is None else own
-            expected = Expected(own.output, layout, call.padded)
+            expected = Expected(own.output, layout, call.padded, any_integers=True)
             limit = limit_of(self._options.tolerance, forward, call.rows.device)
             found = _differences(forward, expected, call, layout, output, limit)
             if max(found).error > limit:  # rounding may do that, as in modules that round activations
