@@ -132,6 +132,7 @@ def test_the_graph_of_every_budget_takes_all_of_its_rows():
 
 def test_rows_in_the_memory_of_the_graph_are_refused_where_they_overlap():
     encoder = encoder_of(Two())
+    encoder(rows_for(LENGTHS), lengths=LENGTHS)
     with encoder.stage(LENGTHS) as stage:
         stage.rows.copy_(rows_for(LENGTHS))
         kept = stage.rows

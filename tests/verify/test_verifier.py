@@ -443,6 +443,7 @@ def test_calls_that_cannot_be_verified_are_refused(calls, options, message):
 
 def test_rows_that_are_being_written_are_not_poisoned():
     encoder = encoder_of(nn.Linear(8, 8), forward=lambda m, x: m(x))
+    encoder(**CALLS[0])
     with encoder.stage([5, 9]) as stage:
         stage.rows.copy_(CALLS[1]["x"])
         with pytest.raises(vg.InputError, match="this thread is writing rows"):

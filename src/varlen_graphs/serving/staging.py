@@ -95,7 +95,9 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
     reason = trained or call.beyond or reason or executor.mode.why_no_graphs(call.rows.device)
     reason = reason or executor.router.why_wait(call)
-    is_first = reason is None and store.find(call.key) is None  # the module itself runs the first call
+    is_first = (
+        reason is None and not store.lazy and store.find(call.key) is None
+    )  # the module itself runs the first call
     if reason is None and not is_first:
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route, _ = executor.route(call)

@@ -69,7 +69,7 @@ class Signature:
         self._module = module
         self._off = off
         self._who = type(module).__name__
-        compiled = module._modules.get("_orig_mod")  # by torch.compile
+        compiled = dict(module.named_children()).get("_orig_mod")  # by torch.compile
         own = parameters_of(getattr(module if compiled is None else compiled, method), f"{self._who}.{method}")
         self._replaced = forward is not None
         self._module_needs = {n for n, p in own.items() if p.default is p.empty and p.kind in ORDINARY}
