@@ -1,17 +1,15 @@
 """The modules that a forward may run, with their training mode and hooks."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 import torch.nn.modules.module as torch_module
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from varlen_graphs.watch.shadow import held_by
 
 INERT = {
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GELU, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleDict,
@@ -32,15 +30,7 @@ Without grad, graphs repeat all that they do. What any other hook does, such as 
 EVALUATION: tuple[bool, ...] = ()
 """Training mode of parts that are all in evaluation."""
 
-DEPTH = 4
-"""Attributes of parts are searched through this many levels of containers, objects and functions."""
-
-MOST_ENTRIES = 1000
-"""Entries of a container that are searched."""
-
-_OF_ANY_MODULE = frozenset(vars(nn.Module()))
 _TRAINING = itemgetter("training")
-_PLAIN: Any = object.__getattribute__
 
 
 class ModuleParts:
@@ -67,7 +57,7 @@ class ModuleParts:
     def __init__(self, module: nn.Module, others: Mapping[str, Any], expected: dict[str, bool]) -> None:
         first = not expected
         registered = [*module.named_modules()]
-        held = [*_held(module, registered, others)]
+        held = [*_held(module, others)]
         for path, part in (*registered, *held) if first else held:
             expected.setdefault(path, part.training)
         self.named = [*registered, *held]
@@ -125,55 +115,8 @@ def _expected(path: str, expected: Mapping[str, bool]) -> bool:
     return expected[path]
 
 
-def _held(
-    module: nn.Module, registered: Sequence[tuple[str, nn.Module]], others: Mapping[str, Any]
-) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that are held but not registered, with their paths, without those that contain the module."""
-    seen = {id(part) for _, part in registered}
-    reached = deque([(f"{path}{at}", value, DEPTH) for path, part in registered for at, value in _attributes(part)])
-    reached += [(name, value, DEPTH) for name, value in others.items()]
-    while reached:
-        path, value, depth = reached.popleft()
-        if id(value) in seen or type(value).__module__.startswith("varlen_graphs."):
-            continue
-        seen.add(id(value))
-        if not issubclass(type(value), nn.Module):
-            inside = _contents(value)
-        elif any(part is module for part in value.modules()):
-            continue
-        else:
-            parts = [*value.named_modules(prefix=path)]
-            yield from parts
-            seen.update(id(part) for _, part in parts)
-            inside = (
-                (f"{inner.removeprefix(path)}{at}", own) for inner, part in parts for at, own in _attributes(part)
-            )
-        if depth:
-            reached += [(f"{path}{at}", own, depth - 1) for at, own in inside]
-
-
-def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a part beside those that every module has."""
-    if not isinstance(part, torch.jit.ScriptModule):
-        yield from [(f".{name}", value) for name, value in vars(part).items() if name not in _OF_ANY_MODULE]
-
-
-def _contents(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a container, an object or a function holds. Only its type is asked: its own code may raise."""
-    kind = type(value)
-    if issubclass(kind, dict):
-        yield from [(f"[{at}]", part) for at, part in enumerate([*dict.values(value)][:MOST_ENTRIES])]
-    elif issubclass(kind, list | tuple | set | frozenset | deque):
-        yield from [(f"[{at}]", part) for at, part in enumerate([*kind.__iter__(value)][:MOST_ENTRIES])]
-    elif kind is FunctionType:
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        yield from [(f".{name}", cell) for name, cell in cells]
-    elif kind is CellType:
-        with suppress(ValueError):  # an empty one
-            yield "", value.cell_contents
-    elif kind is MethodType:
-        yield from (("", value.__func__), (".__self__", value.__self__))
-    elif kind is partial:
-        yield from (("", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif kind.__getattribute__ is _PLAIN and not issubclass(kind, Tensor):
-        yield from [(f".{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
+def _held(module: nn.Module, others: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that are held but not registered, with their paths, without those around the module."""
+    registered, held = {*module.modules()}, [one for one in held_by(module, others) if isinstance(one.value, nn.Module)]
+    around = {part for one in held if module in (inside := {*one.value.modules()}) for part in inside}
+    yield from ((one.path, one.value) for one in held if one.value not in registered | around)

@@ -79,7 +79,7 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         on_host: dict[int, Tensor] = {}
         own = _observe(module, frozenset(), first.device, on_host, examples[0])
         shadow = Shadow(module)
-        on_host |= {storage_key(t): t for _, original, t in shadow.clones() if storage_key(original) in on_host}
+        on_host |= {storage_key(t): t for _, original, t in shadow.cloned if storage_key(original) in on_host}
         shared = frozenset(storage_key(tensor) for tensor in shadow.shared if has_storage(tensor))
         run = partial(_observe, shadow.module, shared, first.device, on_host)
         runs = [[own, run(examples[0])], *([run(example), run(example)] for example in examples[1:])]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.watch.attributes import AttributeSnapshot
-from varlen_graphs.watch.shadow import REGISTRIES, Held, Shadow, address_of, describe
+from varlen_graphs.watch.shadow import REGISTRIES, address_of, describe, held_by
 from varlen_graphs.watch.sharded import local_tensor
 from varlen_graphs.watch.slots import Change, Place, Slot, SlotGroup
 
@@ -51,7 +51,7 @@ class ModuleGuard:
         read = [*read]
         addresses = {*map(address_of, read)} - {0, *own}
         self._module, self._beside = module, beside
-        held, named = self._walk(), dict(module.named_modules())
+        held, named = held_by(module, beside), dict(module.named_modules())
         found = {id(part): (path, part) for path, part in named.items()} | {
             id(one.value): (one.path, one.value)
             for one in held
@@ -114,13 +114,6 @@ class ModuleGuard:
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
         self._contents = [(own, own["_modules"], len(own["_modules"])) for own in self._containers]
 
-    def _walk(self) -> list[Held]:
-        """Return what the module and the functions beside it hold now."""
-        walk = Shadow(self._module, ())
-        for name, value in self._beside.items():
-            walk.of(value, name)
-        return walk.held
-
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
         found = next(self._all.changes(), None)
@@ -138,7 +131,7 @@ class ModuleGuard:
             elif [*owner[registry]] != names:
                 yield f"{path or 'the module'!r} has its parameters, buffers or submodules in another order"
         if self._others:
-            now = {one.path: one.value for one in self._walk()}
+            now = {one.path: one.value for one in held_by(self._module, self._beside)}
             yield from (
                 f"the module at {path!r} was replaced"
                 for path, part in self._others.items()

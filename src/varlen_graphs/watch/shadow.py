@@ -1,6 +1,6 @@
 """A shadow of a module: the same weights, and everything else its own, for runs beside those of calls.
 
-What a module keeps between calls, a run of its shadow writes into the shadow: nothing has to be undone.
+A run of the shadow writes into the shadow what a module keeps between calls: nothing has to be undone.
 """
 
 import io
@@ -11,7 +11,7 @@ import threading
 import weakref
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from copy import copy, deepcopy
 from functools import _lru_cache_wrapper, lru_cache, partial
@@ -36,7 +36,6 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _ITERATORS: tuple[type, ...] = (
     itertools.count,
-    itertools.cycle,
     itertools.repeat,
     type(iter([])),
     type(iter(())),
@@ -46,6 +45,7 @@ _COPYABLE = (*_ITERATORS, array, random.Random, io.StringIO, io.BytesIO)
 """Types of C whose objects `copy.copy` copies with their state."""
 
 _LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
+_OF_PLAIN = ("__new__", "__reduce__", "__reduce_ex__", "__getattribute__")
 _ABSENT = object()
 
 DECLARATIONS = tuple(
@@ -76,7 +76,7 @@ class Changed(NamedTuple):
         path: Path from the module.
         own: The tensor that was written, or the container, or closure cell, with another entry.
         key: Key of the entry.
-        before: What was there.
+        before: The entry, or the tensor, of the original.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Changed(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """What is there now."""
+        """The present entry, or the tensor."""
         return self.own if isinstance(self.own, Tensor) else _entries(self.own).get(self.key)
 
     def set(self, value: Any) -> None:
@@ -107,7 +107,7 @@ class _Copied(NamedTuple):
     before: Any
 
 
-class _Cloned(NamedTuple):
+class Cloned(NamedTuple):
     """A tensor of the original, and its clone."""
 
     path: str
@@ -134,6 +134,7 @@ class Shadow:
         module: The copy.
         held: The tensors and modules that the original holds.
         shared: The tensors that the copy shares.
+        cloned: Those that have a clone.
         values: Numbers, texts and tensors that it holds, by path.
     """
 
@@ -148,7 +149,7 @@ class Shadow:
         self._kept: list[Any] = []  # so that no id comes again
         self._bound: list[Any] = []
         self._copied: list[_Copied] = []
-        self._cloned: list[_Cloned] = []
+        self.cloned: list[Cloned] = []
         self._registered = set[int]()
         self._storages: dict[int, torch.UntypedStorage | None] = {}  # clones by address; `None` for shared ones
         self._waiting: deque[Callable[[], None]] = deque()
@@ -176,7 +177,7 @@ class Shadow:
         """Return everything in the shadow that differs from the original as it was. Syncs."""
         found = [
             Changed(path, tensor, None, original)
-            for path, original, tensor in self._cloned
+            for path, original, tensor in self.cloned
             if not same_bits(original, tensor)
         ]
         for path, own, before in self._copied:
@@ -186,10 +187,6 @@ class Shadow:
                     name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
                     found.append(Changed(name, own, key, before.get(key)))
         return found
-
-    def clones(self) -> list[tuple[str, Tensor, Tensor]]:
-        """Return the path of each tensor that was cloned, the tensor and its clone."""
-        return [(path, original, clone) for path, original, clone in self._cloned]
 
     def own(self) -> set[int]:
         """Return the addresses of the tensors that the shadow, and what is bound to it, holds now, and no original."""
@@ -264,11 +261,13 @@ class Shadow:
         kind, numpy = type(value), sys.modules.get("numpy")
         if kind is torch.Generator:
             return self._note(value, value.clone_state())
-        if kind in _COPYABLE or (numpy is not None and kind is numpy.ndarray):
-            return self._note(value, copy(value))
-        if kind is itertools.cycle or (numpy is not None and kind in _generators_of(numpy)):
-            return self._note(value, deepcopy(value))
-        return self._note(value, value)
+        own = value
+        with suppress(TypeError):  # newer Pythons copy no iterators
+            if kind in _COPYABLE or (numpy is not None and kind is numpy.ndarray):
+                own = copy(value)
+            elif kind is itertools.cycle or (numpy is not None and kind in _generators_of(numpy)):
+                own = deepcopy(value)  # a shallow copy turns the original
+        return self._note(value, own)
 
     def _fill_object(self, value: Any, own: Any, path: str) -> None:
         start = f"{path}." if path else ""
@@ -403,7 +402,7 @@ class Shadow:
             return tensor
         if not tensor.numel():  # it may be resized
             clone = tensor.detach().clone()
-            self._cloned.append(_Cloned(path, tensor, clone))
+            self.cloned.append(Cloned(path, tensor, clone))
             return clone
         address = address_of(tensor)
         if address not in self._storages:
@@ -421,7 +420,7 @@ class Shadow:
             clone.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         clone.requires_grad_(tensor.requires_grad)
         vars(clone).update(vars(tensor))
-        self._cloned.append(_Cloned(path, tensor, clone))
+        self.cloned.append(Cloned(path, tensor, clone))
         return clone
 
     def _may_clone(self, tensor: Tensor) -> bool:
@@ -434,6 +433,14 @@ class Shadow:
             or (self._on_gpu and not tensor.is_cuda)
             or (tensor.numel() and not address_of(tensor))
         )
+
+
+def held_by(module: nn.Module, beside: Mapping[str, Any]) -> list[Held]:
+    """Return the tensors and modules that a module, and functions and objects that run beside it, by name, hold."""
+    walk = Shadow(module, ())
+    for name, value in beside.items():
+        walk.of(value, name)
+    return walk.held
 
 
 def address_of(tensor: Tensor) -> int:
@@ -470,7 +477,7 @@ def _is_plain(kind: type) -> bool:
         return True
     if package in _LIBRARIES or package in sys.stdlib_module_names or package == "builtins":
         return False
-    own = all(getattr(kind, name) is getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__"))
+    own = all(getattr(kind, name) is getattr(object, name) for name in _OF_PLAIN)
     return own and not hasattr(kind, "__del__")
 
 
