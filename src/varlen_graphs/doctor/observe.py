@@ -30,7 +30,6 @@ from varlen_graphs.watch.rules import (
     written_arguments,
 )
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
-from varlen_graphs.watch.sharded import is_distributed_tensor
 
 aten = torch.ops.aten
 
@@ -166,15 +165,13 @@ class _Observer(CaptureRulesMode):
             self.run.turns[line] = self.run.turns.get(line, 0) + len(tensors[0])
         return result
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._shared and not any(map(is_distributed_tensor, types)) and isinstance(func, torch._ops.OpOverload):
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        if self._shared and isinstance(func, torch._ops.OpOverload):
             copies = {id(one): self._copy(one) for one in written_arguments(func, args, kwargs) if self._is_shared(one)}
             if copies:
                 args, kwargs = tree_map_only(Tensor, lambda one: copies.get(id(one), one), (args, kwargs))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().run_operator(func, args, kwargs)
 
     def on_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Any]

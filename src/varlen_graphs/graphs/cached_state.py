@@ -18,7 +18,7 @@ from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.rules import written_arguments
 from varlen_graphs.watch.shadow import Changed, Shadow, address_of, same_bits
-from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.watch.sharded import local_tensor
 from varlen_graphs.watch.thread_modes import RunMode, run_under
 
 ROUNDING = 8
@@ -93,7 +93,7 @@ class StateCheck:
                 run_under(lambda: at_capacity(self.forward), writes)
         self.written = {
             address_of(original)
-            for _, original, clone in self._shadow.clones()
+            for _, original, clone in self._shadow.cloned
             if address_of(clone) in writes.written or not same_bits(original, clone)
         }
 
@@ -126,7 +126,7 @@ class StateCheck:
             if length < len(entry.own) < length + MANY:  # of each list once
                 entry.own.extend([entry.own[-1]] * MANY)
                 moved.append(entry.path)
-        for path, _, clone in self._shadow.clones():
+        for path, _, clone in self._shadow.cloned:
             if address_of(clone) in writes.written and path not in moved:
                 clone.copy_(~clone if clone.dtype == torch.bool else 2 * clone + 1)
                 moved.append(path)
@@ -187,18 +187,14 @@ class _Writes(RunMode):
     """
 
     def __init__(self, name: str, shadow: Shadow) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.written: set[int] = set()
         self._name = name
         self._shadow = shadow
         self._shared = {*map(address_of, shadow.shared)} - {0}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(map(is_distributed_tensor, types)):
-            return NotImplemented  # its operations on this rank's plain tensors come here in turn
-        kwargs = kwargs or {}
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
         for tensor in written_arguments(func, args, kwargs) if isinstance(func, torch._ops.OpOverload) else ():
             if (address := address_of(tensor)) in self._shared:
                 held = (one for one in self._shadow.held if isinstance(one.value, Tensor))
@@ -221,13 +217,9 @@ def _extrapolate(change: Changed, before: Any) -> bool:
     By what the last run changed, or else by what all runs did: a maximum changes in some runs only.
     """
     now = change.now
-    if (
-        isinstance(now, Tensor)
-        and isinstance(before, Tensor)
-        and now.shape == before.shape
-        and now.dtype == before.dtype
-    ):
-        if now.dtype == torch.bool or same_bits(now, before):
+    if isinstance(now, Tensor):
+        alike = isinstance(before, Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype)
+        if not alike or now.dtype == torch.bool or same_bits(now, before):
             return False
         change.set(now + MANY * (now - before))
         return True

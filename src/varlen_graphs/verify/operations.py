@@ -91,16 +91,15 @@ class _DrawFinder(RunMode):
     """Finds the first operation that draws random numbers."""
 
     def __init__(self, paths: dict[int, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: DifferingOperation | None = None
         self._paths = paths
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if self.found is None and draws_random_numbers(func, args, kwargs or {}):
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        if self.found is None and draws_random_numbers(func, args, kwargs):
             self._find(str(func))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _find(self, name: str) -> None:
         self.found = DifferingOperation(name, *where(self._paths))
@@ -110,7 +109,7 @@ class OperationMode(RunMode):
     """Calls `seen` for each operation of a run that writes tensors; for those that return views if it is asked to."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._count = -1
 
     def watch(self, run: Run, views: bool = False) -> Any:
@@ -121,10 +120,9 @@ class OperationMode(RunMode):
     def seen(self, at: int, name: str, results: list[Tensor]) -> None:
         """Handle one operation."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        result = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         written = getattr(func, "overloadpacket", None) not in _UNWRITTEN
         if results and written and (self._views or not _returns_view(func)):

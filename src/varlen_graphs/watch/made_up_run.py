@@ -51,15 +51,14 @@ class MadeUpRun(RunMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.has_indices = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
         packet = getattr(func, "overloadpacket", None)
         if packet is aten._scaled_dot_product_cudnn_attention:
-            return _attention(func, *args, **(kwargs or {}))
+            return _attention(func, *args, **kwargs)
         indices = _INDICES.get(packet)
         self.has_indices |= indices is not None
         for index, size, lowest in indices(args) if indices is not None else ():
@@ -67,7 +66,7 @@ class MadeUpRun(RunMode):
                 low, high = (int(bound) for bound in torch.stack(index.aminmax()).tolist())
                 if low < lowest or high >= size:
                     raise OutOfRangeError(func, low, high, lowest, size - 1)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _attention(

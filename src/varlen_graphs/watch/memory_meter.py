@@ -9,7 +9,6 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.watch.leaves import tensors_in
 from varlen_graphs.watch.rules import has_storage
-from varlen_graphs.watch.sharded import is_distributed_tensor
 from varlen_graphs.watch.thread_modes import RunMode
 
 
@@ -24,19 +23,15 @@ class MemoryMeter(RunMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
         self.most = 0
         self._device = device
         self._now = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(map(is_distributed_tensor, types)):
-            return NotImplemented  # its operations on this rank's plain tensors come here in turn
-        kwargs = kwargs or {}
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
         result = func(*args, **kwargs)
         own = [one for one in tree_leaves(result) if isinstance(one, Tensor) and has_storage(one)]
         if own:

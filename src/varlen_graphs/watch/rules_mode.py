@@ -28,7 +28,7 @@ from varlen_graphs.watch.rules import (
     reads_host,
     transfer_violation,
 )
-from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.watch.sharded import local_tensor
 from varlen_graphs.watch.thread_modes import RunMode, run_under, unwatched
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class CaptureRulesMode(RunMode):
     takes_constants = True
 
     def __init__(self, device: torch.device, name: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.dispatch_depth = 0  # of operators that are being executed
         self.thread_id = threading.get_ident()
         self.device = device
@@ -203,12 +203,8 @@ class CaptureRulesMode(RunMode):
         """Remember whose device this is."""
         self._devices[id(device)] = device, self.is_host(tensor)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(map(is_distributed_tensor, types)):
-            return NotImplemented  # its operations on this rank's plain tensors come here in turn
-        kwargs = kwargs or {}
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
         args = self._with_constants(func, args, kwargs)
         inputs = tensors_in(args, kwargs)
         on_host = [tensor for tensor in inputs if self.is_host(tensor)]

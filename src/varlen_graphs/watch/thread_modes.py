@@ -10,6 +10,8 @@ from torch import _C, _guards
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from varlen_graphs.watch.sharded import is_distributed_tensor
+
 Result = TypeVar("Result")
 
 
@@ -31,7 +33,22 @@ class ThreadDispatchMode(TorchDispatchMode):
 
 
 class RunMode(ThreadDispatchMode):
-    """Dispatch mode for `run_under`."""
+    """Dispatch mode for `run_under`. Subclasses handle operators on plain tensors in `run_operator`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Handle an operator, but not on the tensors of several ranks: on this rank's own it comes here in turn."""
+        if any(map(is_distributed_tensor, types)):
+            return NotImplemented
+        return self.run_operator(func, args, kwargs or {})
+
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        raise NotImplementedError
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
