@@ -17,7 +17,7 @@ _precision = torch._C._get_fp32_precision_getter
 
 
 class AmbientKey(NamedTuple):
-    """What graphs freeze of the module, the thread and the process, beside the arguments of a call.
+    """State of the module, the thread and the process that graphs freeze, beside the arguments of a call.
 
     Attributes:
         training: The training mode of parts, see `ModuleParts.training`.

@@ -31,15 +31,11 @@ class CompiledForward:
         self._compiled_at: dict[bool, Budget] = {}  # by whether it holds one item
         self.seconds: float | None = None
 
-    def begin(self) -> None:
-        """Let the next call compile at its own budget, if it needs new code."""
-        self._compiled_at = {}
-
     def __call__(self, budget: Budget, /, **arguments: Any) -> Any:
         """Run the function.
 
         Args:
-            budget: Budget of the arguments. The first call, or the first after `begin`, sets the budget to compile at.
+            budget: Budget of the arguments. The first call sets the budget to compile at.
             **arguments: Arguments of the function.
 
         Raises:

@@ -98,7 +98,7 @@ class Capturer:
         self.failure: str | None = None
         self._allowance: Allowance | None = None
         self._written: dict[Key, set[int]] = {}  # addresses of what runs of the module write to
-        self._compiled: dict[Key, BoundForward] = {}
+        self._compiled: dict[Key, tuple[BoundForward, Shadow]] = {}
         self._warned_of_sets = False
         self._forward = forward
         self._mode = mode
@@ -145,13 +145,11 @@ class Capturer:
                 defaults=self._budgets.defaults, allowance=None if stand_in else self._allowance,
             )  # fmt: skip
             try:
-                if is_new or stand_in is not None:
-                    check, shadow = self._checked_shadows(arena, statics, call, max(budgets))
-                    self._written[key] = check.written
-                else:  # what the first graphs of the set have shown
-                    check = StateCheck(self._forward, self._runs(arena, statics, call))
-                    shadow = Shadow(self._forward.module, self._written[key])
-                forward = self._bound(key, shadow, statics)
+                check = StateCheck(self._forward, self._runs(arena, statics, call))
+                if not len(graphs):  # later graphs of a set go by what its first ones have shown
+                    check = self._begun(check, arena, statics, call, max(budgets))
+                    self._written[key] = self._written.get(key, set()) | check.written
+                forward, shadow = self._to_capture(key, statics)
                 budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
@@ -289,13 +287,18 @@ class Capturer:
         self.dependencies.forget()
         self._mode.forget_settings()
 
-    def _bound(self, key: Key, shadow: Shadow, statics: dict[str, Any]) -> BoundForward:
-        """Return the forward to capture; what torch's compiler made of it, it made of one shadow for all budgets."""
-        if self._forward.compiled is None:
-            return BoundForward(self._forward.on(shadow), statics, self._mode)
-        if key not in self._compiled:
-            self._compiled[key] = BoundForward(self._forward.on(shadow), statics, self._mode)
-        return self._compiled[key]
+    def _to_capture(self, key: Key, statics: dict[str, Any]) -> tuple[BoundForward, Shadow]:
+        """Return the forward to capture, and its shadow: one for all budgets if torch's compiler has to see it.
+
+        The shadow shares what no run writes, so that graphs follow the module where that is changed in place.
+        """
+        if (found := self._compiled.get(key)) is not None:
+            return found
+        shadow = Shadow(self._forward.module, self._written[key])
+        made = BoundForward(self._forward.on(shadow), statics, self._mode), shadow
+        if self._forward.compiled is not None:
+            self._compiled[key] = made
+        return made
 
     def _runs(self, arena: Arena, statics: dict[str, Any], call: Call | None) -> Callable[[Forward], Run]:
         """Return the runs of a call, or of a made-up item if there is none."""
@@ -305,12 +308,12 @@ class Capturer:
 
         return runs if call is None else runs_of(call)
 
-    def _checked_shadows(
-        self, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
-    ) -> tuple[StateCheck, Shadow]:
-        """Return the check of what the module keeps, begun, and the shadow to capture.
+    def _begun(
+        self, check: StateCheck, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
+    ) -> StateCheck:
+        """Begin a check of what the module keeps; one of a made-up item where the declared forward takes no such call.
 
-        It shares what no run writes, so that graphs follow the module where that is changed in place.
+        A host buffer may call another encoder, which no run of a capture may.
         """
 
         def at_capacity(forward: Forward) -> None:
@@ -321,7 +324,6 @@ class Capturer:
             run_made_up(partial(bound, rows, table, given, compiled=False), arena.rows.device)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
-        check = StateCheck(self._forward, self._runs(arena, statics, call))
         autocast = self._mode.autocast(arena.rows.device.type)
         with self.agreement.attempt() as attempt, self.agreement.rehearsal(), autocast:
             try:
@@ -332,8 +334,9 @@ class Capturer:
         if (failure := attempt.take()) is not None:
             if call is None:
                 raise failure.error
-            return self._checked_shadows(arena, statics, None, budget)  # a host buffer may call another encoder
-        return check, Shadow(self._forward.module, check.written)
+            made_up = StateCheck(self._forward, self._runs(arena, statics, None))
+            return self._begun(made_up, arena, statics, None, budget)
+        return check
 
     def _time(
         self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, statics: dict[str, Any], is_first: bool

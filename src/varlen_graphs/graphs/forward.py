@@ -55,7 +55,7 @@ class Reference(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What checks have found about a forward, shared with its shadows.
+    """Findings of checks about a forward, shared with its shadows.
 
     Attributes:
         wrong: True if it was found to differ from the module itself in service; until a release.
@@ -90,7 +90,7 @@ class Forward:
         function, method: As given.
         spec: As given.
         compiled: The compiled forward, if there is one.
-        verdict: What checks have found.
+        verdict: Findings of checks.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """

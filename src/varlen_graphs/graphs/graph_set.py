@@ -52,7 +52,6 @@ class GraphSet:
         unproven: What the proof left out because it takes too long, in words for the report.
         extents: Extent of each tensor of the output.
         per_square: Milliseconds of our own attention for each squared row of a segment.
-        state: Memory that runs before the captures left behind, and that graphs may read.
         rebuild: Builds a new output object from tensors.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         timed: True if costs were measured with these graphs.
@@ -89,7 +88,7 @@ class GraphSet:
         self.left_out: dict[Budget, str] = {}
         self._defaults = frozenset(defaults)
         self._allowance = allowance
-        self.state: list[Tensor] = []
+        self._state: list[Tensor] = []  # memory that runs before the captures left behind, and that graphs may read
         self._usable: dict[bool, tuple[Costs, Costs, int]] = {}
         self._changes = 0
         self._graphs: dict[Budget, Graph] = {}
@@ -136,7 +135,7 @@ class GraphSet:
         if is_new:
             self._compile(budgets, forward)
         memory = ReadMemory(self.arena.rows.device, "the module", takes_constants=not forward.is_compiled)
-        memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self.state]
+        memory.held, memory.read, memory.state = dict(self._held), dict(self._read), [*self._state]
         before = set(self._graphs)
         try:
             tried = self._capture_all(budgets, forward, backend, memory, spare)
@@ -144,7 +143,7 @@ class GraphSet:
             for budget in self._graphs.keys() - before:
                 self.drop(budget)  # whoever keeps the traceback does not keep the memory
             raise
-        self._held, self._read, self.state = memory.held, memory.read, memory.state
+        self._held, self._read, self._state = memory.held, memory.read, memory.state
         return tried
 
     def _within_allowance(

@@ -19,7 +19,7 @@ from varlen_graphs.stats import Reason
 EAGER_IS_FASTER = "faster without padding"
 
 OnMiss = Literal["eager", "error"]
-"""What becomes of an item that no budget holds."""
+"""Answer to an item that no budget holds: run it eager, or raise."""
 
 
 _BUDGET = itemgetter(0)  # of a pack: `Pack.budget`

@@ -32,7 +32,7 @@ MORE = "call encoder.release(), then encoder.verify([call]) for details"
 
 
 class InService:
-    """Compares the first replays of each graph, and the first of each set, with the module itself, if it takes calls.
+    """Compares the first replays of each graph with the module itself, if it takes calls.
 
     A budget whose output differs by more than the tolerance is disabled. If the forward that graphs are captured from
     is wrong eager too, all budgets are disabled. Items tell nothing for which the module itself gives NaN, and graphs
@@ -42,7 +42,7 @@ class InService:
         options: `calls`, `strict`, `tolerance` and `prove`.
 
     Attributes:
-        calls: Number of calls to compare for each budget, beside the first of each set.
+        calls: Number of calls to compare for each budget; the first one is compared anyway, with `prove`.
     """
 
     def __init__(self, options: Verify) -> None:
@@ -51,7 +51,7 @@ class InService:
         self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 
     def is_due(self, route: Route, graphs: GraphSet) -> bool:
-        """Return True if a graph of a route, or its whole set, is still to be compared."""
+        """Return True if a graph of a route is still to be compared."""
         if self._options.prove and any(pack.budget not in graphs.compared for pack in route.packs if pack.budget):
             return True
         calls = self._options.calls
